@@ -1,0 +1,157 @@
+"""Exception types, and to_errno(): the only place that knows errno."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+log = logging.getLogger("zarrfs")
+
+
+class ZarrfsError(Exception):
+    """Base of everything zarrfs raises on purpose; str() is one line fit for a terminal."""
+
+
+class UsageError(ZarrfsError):
+    """An option or argument that cannot be used."""
+
+
+class SourceError(ZarrfsError):
+    """A source that cannot be opened: names the file, the entry (if any) and the rule."""
+
+    def __init__(self, source: str, rule: str, entry: str | None = None) -> None:
+        self.source, self.rule, self.entry = source, rule, entry
+        where = source if entry is None else f"{source}: {entry}"
+        super().__init__(f"{where}: {rule}")
+
+
+class MountError(ZarrfsError):
+    """A mount point that cannot be used, or a mount that did not come up."""
+
+
+class StoreError(ZarrfsError):
+    """Base of the errors of a store call; carries the key."""
+
+    errno = errno.EIO
+    quiet = True  # an answer, not a failure: not logged
+
+    def __init__(self, key: str, reason: str = "") -> None:
+        self.key, self.reason = key, reason
+        super().__init__(f"{key or '/'}: {reason or self.__class__.__doc__}")
+
+
+class NotFound(StoreError):
+    """no such key"""
+
+    errno = errno.ENOENT
+
+
+class InvalidKey(StoreError):
+    """not a key"""
+
+    errno = errno.EINVAL
+
+
+class NameTooLong(InvalidKey):
+    """a name over 255 bytes"""
+
+    errno = errno.ENAMETOOLONG
+
+
+class IsDirectory(StoreError):
+    """is a directory"""
+
+    errno = errno.EISDIR
+
+
+class NotDirectory(StoreError):
+    """is not a directory"""
+
+    errno = errno.ENOTDIR
+
+
+class ReadOnly(StoreError):
+    """the store is read-only"""
+
+    errno = errno.EROFS
+
+
+class ReadError(ZarrfsError):
+    """Bytes that the store lists but cannot produce: EIO, never ENOENT.
+
+    A Zarr reader takes "not found" for the fill value, so nothing below a listed key may say it.
+    `kind` is the row of the table that `zarrfs check` prints.
+    """
+
+    errno = errno.EIO
+    kind = "unreadable"
+
+    def __init__(self, where: str, reason: str) -> None:
+        self.where, self.reason = where, reason
+        super().__init__(f"{where}: {reason}")
+
+
+class TargetMissing(ReadError):
+    """The target of a reference, or a blob, does not exist."""
+
+    kind = "missing"
+
+
+class OutOfRange(ReadError):
+    """The target ends before the referenced range does."""
+
+    kind = "out of range"
+
+
+class WrongHash(ReadError):
+    """The bytes of a blob do not have the hash that names it."""
+
+    kind = "wrong hash"
+
+
+class TargetChanged(ReadError):
+    """The target is not the one that was read first."""
+
+    kind = "changed"
+
+
+class AccessDenied(ReadError):
+    """The target refuses us (permissions, 401, 403)."""
+
+    errno = errno.EACCES
+
+
+class Loop(ReadError):
+    """The target lies in the very mount that refers to it."""
+
+    errno = errno.ELOOP
+
+
+# What a handler may answer for a bare OSError. ENOENT, ENOTDIR and EISDIR are not among them: they are
+# answers of a store (NotFound, NotDirectory, IsDirectory), and as accidents they would read as missing chunks.
+_OS_ERRNOS = frozenset(
+    (
+        errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
+        errno.ENOMEM, errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL,
+        errno.EFBIG, errno.EXDEV, errno.EBUSY, errno.ESTALE,
+    )
+)  # fmt: skip
+
+
+def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
+    """The errno that a FUSE reply carries for `exc`; logs a failure once.
+
+    Answers of a store (not found, read-only, ...) are not logged. Everything unknown is EIO with a log line.
+    """
+    if isinstance(exc, StoreError):
+        return exc.errno
+    what = f"{operation} {key or '/'}"
+    if isinstance(exc, ReadError):
+        log.error("%s: %s [%s]", what, exc, errno.errorcode[exc.errno])
+        return exc.errno
+    if isinstance(exc, OSError):
+        code = exc.errno if exc.errno in _OS_ERRNOS else errno.EIO
+        log.error("%s: %s [%s]", what, exc, errno.errorcode[code])
+        return code
+    log.error("%s: %s: %s [EIO]", what, type(exc).__name__, exc, exc_info=exc)
+    return errno.EIO

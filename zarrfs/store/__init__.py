@@ -1,0 +1,1 @@
+"""The store API, and the stores that hold bytes themselves."""

@@ -1,0 +1,135 @@
+"""The vocabulary of the whole program: keys, Info, and the Store protocol.
+
+Source: Zarr v3 core protocol, abstract store interface, and the file system store 1.0 (key translation).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from zarrfs.errors import InvalidKey, NameTooLong
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
+
+
+class Kind(enum.IntEnum):
+    """What a directory entry is; the values are stored in indexes."""
+
+    FILE = 0
+    DIRECTORY = 1
+    SYMLINK = 2
+
+
+class Info(NamedTuple):
+    """What a directory listing knows of one entry."""
+
+    name: str
+    kind: Kind
+    size: int | None = 0  # bytes; None: not known yet, info() finds out
+    mode: int | None = None  # permission bits including setuid, setgid, sticky; None: the mount decides
+    mtime_ns: int | None = None  # None: the mount decides
+    target: str | None = None  # of a symlink
+    allocated: int | None = None  # bytes held, where less than size (holes); None: all
+    links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 where nobody counted
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A read-only tree of keys and values.
+
+    Keys are "/"-joined names; the root is "". Values are bytes. All methods run on trio. They raise
+    NotFound, NotDirectory, IsDirectory or InvalidKey as answers, ReadError where bytes that are listed
+    cannot be had. A failed get never returns short or wrong bytes.
+    """
+
+    immutable: bool  # the kernel may cache names, attributes and pages for good
+
+    async def info(self, key: str) -> Info:
+        """The entry of `key`, its size known. NotFound; ReadError where its size cannot be had."""
+        ...
+
+    def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        """The children of `prefix` whose name is greater than `after`, sorted by name (code points)."""
+        ...
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        """The bytes [start, start + length) of a value, cut at its end; length None: all the rest."""
+        ...
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Every key of a file (or symlink) below the directory `prefix`; list() is list_prefix("")."""
+        ...
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        """Where the value's bytes are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ..."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back descriptors, connections and threads."""
+        ...
+
+
+@runtime_checkable
+class WritableStore(Store, Protocol):
+    """A Store that can change."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Store `value`; atomic: a reader sees the old value or the new one, never half of it."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove a file, or a directory with all below it."""
+        ...
+
+
+def name_rule(name: str) -> str | None:
+    """The rule that `name` breaks as one part of a key, or None."""
+    if name in ("", ".", ".."):
+        return f"a part {name!r}" if name else "an empty part"
+    if "\0" in name:
+        return "a NUL character"
+    if len(name) > NAME_MAX // 4:
+        try:
+            size = len(name.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            return "a lone surrogate"
+        if size > NAME_MAX:
+            return f"a name over {NAME_MAX} bytes (ENAMETOOLONG)"
+    return None
+
+
+def key_rule(key: str) -> str | None:
+    """The rule that `key` breaks as the key of a file, or None."""
+    if not key:
+        return "an empty key"
+    if key[0] == "/":
+        return "an absolute key"
+    for name in key.split("/"):
+        rule = name_rule(name)
+        if rule:
+            return rule
+    return None
+
+
+def check_key(key: str, root: bool = False) -> str:
+    """Return `key`; raise InvalidKey (or NameTooLong) naming the rule. `root` admits ""."""
+    if root and not key:
+        return key
+    rule = key_rule(key)
+    if rule:
+        raise (NameTooLong if "ENAMETOOLONG" in rule else InvalidKey)(key, f"not a key: {rule}")
+    return key
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """(parent prefix, name): "a/b/c" -> ("a/b", "c")."""
+    parent, _, name = key.rpartition("/")
+    return parent, name
+
+
+def join_key(prefix: str, name: str) -> str:
+    """The key of `name` in the directory `prefix`."""
+    return f"{prefix}/{name}" if prefix else name

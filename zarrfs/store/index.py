@@ -1,0 +1,255 @@
+"""IndexStore: a read-only tree in an SQLite index; the bytes come from a TargetReader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
+from zarrfs.store.api import Buffer, Info, Kind, join_key, split_key
+from zarrfs.store.indexfile import APPLICATION_ID, INDEX_VERSION, ROOT, Place
+from zarrfs.transfer.api import TargetReader
+
+_COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
+_PAGE = 1000  # rows of one range scan: a listing can stop and go on anywhere
+_REMEMBERED = 16_384  # directories and rows kept in memory
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Row(NamedTuple):
+    name: str
+    kind: int
+    size: int | None
+    mode: int | None
+    mtime_ns: int | None
+    place: int | None
+    ref: int
+    start: int
+    held: int | None
+
+
+def open_database(path: str) -> sqlite3.Connection:
+    """A read-only, mapped connection to an index; raises SourceError for anything that is not one."""
+    try:
+        db = sqlite3.connect(
+            f"file:{quote(os.path.abspath(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+        )
+        found = (
+            db.execute("PRAGMA application_id").fetchone()[0],
+            db.execute("PRAGMA user_version").fetchone()[0],
+        )
+        if found != (APPLICATION_ID, INDEX_VERSION):
+            db.close()
+            raise SourceError(path, f"not an index of version {INDEX_VERSION}")
+        db.execute("PRAGMA mmap_size=1099511627776")
+        db.execute("SELECT 1 FROM entry LIMIT 1").fetchone()
+    except sqlite3.Error as exc:
+        raise SourceError(path, f"not a usable index: {exc}") from exc
+    return db
+
+
+class IndexStore:
+    """The tree of an index file written by IndexWriter.
+
+    Queries run on the calling thread: the file is local, mapped and mostly in the page cache, and a lookup
+    takes microseconds. `mtime_ns` is what entries without a time of their own show.
+    """
+
+    immutable = True
+
+    def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
+        self._db = open_database(path)
+        self._targets = targets
+        self._mtime_ns = mtime_ns
+        self._directories: OrderedDict[str, int] = OrderedDict()
+        self._rows: OrderedDict[str, _Row] = OrderedDict()
+        self._urls: OrderedDict[int, str] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """What the compiler noted about the document."""
+        return dict(self._db.execute("SELECT name, value FROM meta"))
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(entry, rule) of everything that the compiler left out."""
+        return list(self._db.execute("SELECT entry, rule FROM problem"))
+
+    def totals(self) -> tuple[int, int]:
+        """(entries, bytes held) of the whole tree, for statfs; one scan."""
+        row = self._db.execute(
+            "SELECT count(*), sum(coalesce(held, size)) FROM entry WHERE kind=0"
+        ).fetchone()
+        return row[0], row[1] or 0
+
+    # -- the Store protocol
+
+    async def info(self, key: str) -> Info:
+        row = self._row(key)
+        if row.size is None:
+            return self._info(row)._replace(size=await self._whole_size(row.ref))
+        return self._info(row)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        parent = self._directory(prefix)
+        while True:
+            page = self._db.execute(
+                f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name>? ORDER BY name LIMIT {_PAGE}",
+                (parent, after),
+            ).fetchall()
+            for row in page:
+                yield self._info(row)
+            if len(page) < _PAGE:
+                return
+            after = page[-1][0]
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        async for info in self.list_dir(prefix):
+            key = join_key(prefix, info.name)
+            if info.kind is Kind.DIRECTORY:
+                async for below in self.list_prefix(key):
+                    yield below
+            else:
+                yield key
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        row = self._row(key)
+        if row.kind == Kind.DIRECTORY:
+            raise IsDirectory(key)
+        size = await self._whole_size(row.ref) if row.size is None else row.size
+        stop = size if length is None else min(size, start + length)
+        if start >= stop:
+            return b""
+        if row.place == Place.RANGE:
+            at = row.start
+            return await self._targets.read(
+                self._url(row.ref), at + start, stop - start, at, at + size
+            )
+        if row.place == Place.WHOLE:
+            return await self._targets.read(self._url(row.ref), start, stop - start, 0, size)
+        if row.place == Place.REGIONS:
+            return await self._gather(row.ref, start, stop)
+        if row.place == Place.HOLE:
+            return bytes(stop - start)
+        return self._inline(row.ref, start, stop - start)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        row = self._row(key)
+        if row.place == Place.RANGE:
+            return {"url": self._shown(row.ref), "offset": row.start, "length": row.size}
+        if row.place == Place.WHOLE:
+            return {"url": self._shown(row.ref)}
+        if row.place == Place.REGIONS:
+            regions = self._db.execute(
+                "SELECT start, length, target, offset FROM region WHERE owner=? ORDER BY start", (row.ref,)
+            )
+            return {
+                "regions": [
+                    {"start": start, "length": length, "url": self._shown(target), "offset": offset}
+                    for start, length, target, offset in regions
+                ]
+            }
+        if row.place == Place.HOLE:
+            return {"hole": row.size}
+        return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
+
+    async def aclose(self) -> None:
+        self._db.close()
+        await self._targets.aclose()
+
+    # -- rows
+
+    def _info(self, row: _Row | tuple[Any, ...]) -> Info:
+        name, kind, size, mode, mtime_ns, _place, ref, _start, held = row
+        if mtime_ns is None:
+            mtime_ns = self._mtime_ns
+        if kind == 0:
+            return Info(name, Kind.FILE, size, mode, mtime_ns, None, held)
+        if kind == 1:
+            return Info(name, Kind.DIRECTORY, 0, mode, mtime_ns, None, None, size + 2)
+        target = self._inline(ref, 0, size).decode()
+        return Info(name, Kind.SYMLINK, size, mode, mtime_ns, target)
+
+    def _row(self, key: str) -> _Row:
+        row = self._rows.get(key)
+        if row is None:
+            prefix, name = split_key(key)
+            parent = self._directory(prefix) if key else 0
+            found = self._db.execute(
+                f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name=?", (parent, name)
+            ).fetchone()
+            if found is None:
+                raise NotFound(key)
+            row = _remember(self._rows, key, _Row._make(found))
+        return row
+
+    def _directory(self, key: str) -> int:
+        """The id of the directory `key`."""
+        if not key:
+            return ROOT
+        ident = self._directories.get(key)
+        if ident is None:
+            row = self._row(key)
+            if row.kind != Kind.DIRECTORY:
+                raise NotDirectory(key)
+            ident = _remember(self._directories, key, row.ref)
+        return ident
+
+    # -- bytes
+
+    def _inline(self, ref: int, start: int, length: int) -> bytes:
+        with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
+            blob.seek(start)
+            return blob.read(length)
+
+    async def _gather(self, owner: int, start: int, stop: int) -> Buffer:
+        """[start, stop) of a file made of regions, zeros between them."""
+        rows = self._db.execute(
+            "SELECT start, length, target, offset FROM region WHERE owner=? AND start<? AND start+length>? "
+            "AND start >= coalesce((SELECT max(start) FROM region WHERE owner=? AND start<=?), 0) "
+            "ORDER BY start",
+            (owner, stop, start, owner, start),
+        ).fetchall()
+        if len(rows) == 1 and rows[0][0] <= start and rows[0][0] + rows[0][1] >= stop:
+            at, length, target, offset = rows[0]
+            data = await self._targets.read(
+                self._url(target), offset + start - at, stop - start, offset, offset + length
+            )
+            return data
+        out = bytearray(stop - start)
+        for at, length, target, offset in rows:
+            low, high = max(at, start), min(at + length, stop)
+            out[low - start : high - start] = await self._targets.read(
+                self._url(target), offset + low - at, high - low, offset, offset + length
+            )
+        return out
+
+    async def _whole_size(self, ref: int) -> int:
+        size = self._sizes.get(ref)
+        if size is None:
+            size = self._sizes[ref] = await self._targets.size(self._url(ref))
+        return size
+
+    def _url(self, ref: int) -> str:
+        url = self._urls.get(ref)
+        if url is None:
+            found: str = self._db.execute("SELECT url FROM target WHERE id=?", (ref,)).fetchone()[0]
+            url = _remember(self._urls, ref, found)
+        return url
+
+    def _shown(self, ref: int) -> str:
+        return self._targets.resolve(self._url(ref))
+
+
+def _remember(cache: OrderedDict[K, V], key: K, value: V) -> V:
+    cache[key] = value
+    if len(cache) > _REMEMBERED:
+        cache.popitem(last=False)
+    return value

@@ -1,0 +1,275 @@
+"""The file of an index: its SQLite schema, and IndexWriter, which documents are compiled with.
+
+One row per entry, keyed by (parent directory, name), so that a listing is one range scan in the order of
+names. A file's row says where its bytes are (Place); inline values, target URLs and regions have tables of
+their own, so that listing never touches them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from zarrfs.store.api import Buffer, Kind, split_key
+
+APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
+INDEX_VERSION = 1  # part of every cache key: a new layout never meets an old file
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE entry (
+    parent INTEGER NOT NULL,   -- id of the directory; the root is 1
+    name TEXT NOT NULL,
+    kind INTEGER NOT NULL,     -- store.api.Kind
+    size INTEGER,              -- bytes; NULL: ask the target; of a directory: how many subdirectories
+    mode INTEGER,              -- permission bits, or NULL
+    mtime_ns INTEGER,          -- or NULL
+    place INTEGER,             -- Place of a file; NULL for a directory
+    ref INTEGER,               -- directory: its id; INLINE, symlink: value; RANGE, WHOLE: target; REGIONS: set
+    start INTEGER,             -- RANGE: offset in the target
+    held INTEGER,              -- bytes allocated where that is less than size
+    PRIMARY KEY (parent, name)
+) WITHOUT ROWID;
+CREATE TABLE value (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE target (id INTEGER PRIMARY KEY, url TEXT NOT NULL);
+CREATE TABLE region (
+    owner INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL,
+    target INTEGER NOT NULL, offset INTEGER NOT NULL,
+    PRIMARY KEY (owner, start)
+) WITHOUT ROWID;
+CREATE TABLE problem (entry TEXT NOT NULL, rule TEXT NOT NULL);
+"""
+
+ROOT = 1
+_INSERT = "INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?,?)"
+_FLUSH = 50_000
+_INT64 = range(-(2**63), 2**63)
+
+
+class Place(enum.IntEnum):
+    """Where the bytes of a file are; the values are stored."""
+
+    INLINE = 0
+    RANGE = 1
+    WHOLE = 2
+    REGIONS = 3
+    HOLE = 4
+
+
+class Region(NamedTuple):
+    """`length` bytes of a file from `start` on are those of `url` from `offset` on; the rest is zeros."""
+
+    start: int
+    length: int
+    url: str
+    offset: int = 0
+
+
+_Row = tuple[
+    int, str, int, int | None, int | None, int | None, int | None, int | None, int | None, int | None
+]
+
+
+class IndexWriter:
+    """Compiles a document's entries into an index file; the file appears whole at commit() or never.
+
+    Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it.
+    A context manager: leaving it without commit() removes the temporary file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        descriptor, self._temporary = tempfile.mkstemp(
+            prefix=".zarrfs-", suffix=".tmp", dir=os.path.dirname(path) or "."
+        )
+        os.close(descriptor)
+        self._db = sqlite3.connect(self._temporary, isolation_level=None)
+        self._db.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;"
+            f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={INDEX_VERSION};"
+        )
+        self._db.executescript(SCHEMA)
+        self._db.execute("BEGIN")
+        self._directories: dict[str, int] = {"": ROOT}
+        self._explicit: dict[str, tuple[int | None, int | None]] = {}
+        self._targets: dict[str, int] = {}
+        self._rows: list[_Row] = []
+        self._values: list[tuple[int, Buffer]] = []
+        self._next_value = 1
+        self._next_owner = 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+
+    # -- entries
+
+    def inline(self, key: str, data: Buffer, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """A file that holds `data`."""
+        ref = self._value(data)
+        self._add(key, Kind.FILE, len(data), mode, mtime_ns, Place.INLINE, ref)
+
+    def symlink(self, key: str, target: str, mtime_ns: int | None = None) -> None:
+        """A symbolic link to `target`."""
+        raw = target.encode("utf-8")
+        self._add(key, Kind.SYMLINK, len(raw), 0o777, mtime_ns, None, self._value(raw))
+
+    def range(self, key: str, url: str, offset: int, length: int) -> None:
+        """A file whose bytes are [offset, offset + length) of `url`."""
+        parent, name = self._split(key)
+        ref = self._targets.get(url) or self._target(url)
+        self._rows.append((parent, name, 0, length, None, None, 1, ref, offset, None))
+        if len(self._rows) >= _FLUSH:
+            self._flush()
+
+    def whole(self, key: str, url: str) -> None:
+        """A file whose bytes are all of `url`; its size is found out when first needed."""
+        self._add(key, Kind.FILE, None, None, None, Place.WHOLE, self._target(url))
+
+    def regions(
+        self,
+        key: str,
+        size: int,
+        regions: Sequence[Region],
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        """A file of `size` bytes with data in `regions` (sorted, apart from each other), zeros elsewhere."""
+        held = sum(region.length for region in regions)
+        if not held:
+            self._add(key, Kind.FILE, size, mode, mtime_ns, Place.HOLE, None, held=0)
+            return
+        owner, self._next_owner = self._next_owner, self._next_owner + 1
+        self._db.executemany(
+            "INSERT INTO region VALUES (?,?,?,?,?)",
+            [(owner, r.start, r.length, self._target(r.url), r.offset) for r in regions if r.length],
+        )
+        self._add(
+            key, Kind.FILE, size, mode, mtime_ns, Place.REGIONS, owner, held=held if held < size else None
+        )
+
+    def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
+        """A directory that the document names; parents of keys need not be named."""
+        self._directory(key)
+        self._explicit[key] = (mode, mtime_ns)
+
+    def problem(self, entry: str, rule: str) -> None:
+        """Record an entry that was left out, for `zarrfs check`."""
+        self._db.execute(
+            "INSERT INTO problem VALUES (?,?)",
+            (entry.encode("utf-8", "backslashreplace").decode(), rule.encode("utf-8", "replace").decode()),
+        )
+
+    # -- the end
+
+    def conflicts(self) -> list[str]:
+        """Keys added as files that are directories too; the directory will win. Call before commit()."""
+        self._flush()
+        found = []
+        for key in self._directories:
+            if key:
+                parent, name = split_key(key)
+                row = self._db.execute(
+                    "SELECT 1 FROM entry WHERE parent=? AND name=?", (self._directories[parent], name)
+                ).fetchone()
+                if row:
+                    found.append(key)
+        return found
+
+    def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
+        """Write everything and rename the index into place (atomic: other processes see all or nothing)."""
+        self._flush()
+        subdirectories = dict.fromkeys(self._directories, 0)
+        for key in self._directories:
+            if key:
+                subdirectories[split_key(key)[0]] += 1
+        rows: list[_Row] = []
+        for key, ident in self._directories.items():
+            mode, mtime_ns = self._explicit.get(key, (None, None))
+            parent, name = split_key(key)
+            # the root is its own parent under the empty name, which no key can have
+            parent_id = self._directories[parent] if key else 0
+            rows.append(
+                (parent_id, name, 1, subdirectories[key], mode, mtime_ns, None, ident, None, None)
+            )
+        rows.sort(key=lambda row: row[:2])
+        self._db.executemany(_INSERT, rows)
+        self._db.executemany(
+            "INSERT INTO target VALUES (?,?)", [(ident, url) for url, ident in self._targets.items()]
+        )
+        self._db.executemany("INSERT INTO meta VALUES (?,?)", list(meta))
+        self._db.execute("COMMIT")
+        self._db.close()
+        with open(self._temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(self._temporary, 0o644)
+        os.rename(self._temporary, self.path)
+
+    # -- parts
+
+    def _add(
+        self,
+        key: str,
+        kind: Kind,
+        size: int | None,
+        mode: int | None,
+        mtime_ns: int | None,
+        place: Place | None,
+        ref: int | None,
+        held: int | None = None,
+    ) -> None:
+        parent, name = self._split(key)
+        self._rows.append((parent, name, kind, size, mode, mtime_ns, place, ref, None, held))
+        if len(self._rows) >= _FLUSH:
+            self._flush()
+
+    def _split(self, key: str) -> tuple[int, str]:
+        prefix, _, name = key.rpartition("/")
+        ident = self._directories.get(prefix)
+        return (self._directory(prefix) if ident is None else ident), name
+
+    def _directory(self, key: str) -> int:
+        """The id of the directory `key`, made with its parents where it is new."""
+        known = self._directories.get(key)
+        if known is not None:
+            return known
+        at = 0
+        while True:
+            at = key.find("/", at)
+            prefix = key if at < 0 else key[:at]
+            ident = self._directories.setdefault(prefix, len(self._directories) + ROOT)
+            if at < 0:
+                return ident
+            at += 1
+
+    def _target(self, url: str) -> int:
+        return self._targets.setdefault(url, len(self._targets) + 1)
+
+    def _value(self, data: Buffer) -> int:
+        ident, self._next_value = self._next_value, self._next_value + 1
+        self._values.append((ident, data))
+        return ident
+
+    def _flush(self) -> None:
+        self._rows.sort(key=lambda row: (row[0], row[1]))  # stable: of equal keys the last one added wins
+        self._db.executemany(_INSERT, self._rows)
+        self._db.executemany("INSERT INTO value VALUES (?,?)", self._values)
+        self._rows, self._values = [], []
+
+
+def int64(value: int) -> bool:
+    """Whether SQLite can hold `value`."""
+    return value in _INT64
+

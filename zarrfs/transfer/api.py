@@ -1,0 +1,34 @@
+"""What a store asks of whoever fetches its bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+
+class TargetReader(Protocol):
+    """Reads ranges of targets: files, URLs, or blobs."""
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int | None) -> bytes | memoryview:
+        """Exactly the bytes [offset, offset + length) of `url`, or a ReadError.
+
+        [low, high) is the extent of the value that they are part of: what it is worth to fetch with them.
+        high None: to the end of the target.
+        """
+        ...
+
+    async def size(self, url: str) -> int:
+        """The size of `url` in bytes, or a ReadError."""
+        ...
+
+    def resolve(self, url: str) -> str:
+        """`url` as it is looked for: absolute, without credentials."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back descriptors, connections and threads."""
+        ...
