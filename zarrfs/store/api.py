@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from zarrfs.errors import InvalidKey, NameTooLong
+from zarrfs.transfer.api import Buffer as Buffer
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
 
 

@@ -166,7 +166,7 @@ class IndexStore:
 
     # -- rows
 
-    def _info(self, row: _Row | tuple[Any, ...]) -> Info:
+    def _info(self, row: tuple[Any, ...]) -> Info:
         name, kind, size, mode, mtime_ns, _place, ref, _start, held = row
         if mtime_ns is None:
             mtime_ns = self._mtime_ns

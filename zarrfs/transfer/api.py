@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 
 class TargetReader(Protocol):
     """Reads ranges of targets: files, URLs, or blobs."""
 
-    async def read(self, url: str, offset: int, length: int, low: int, high: int | None) -> bytes | memoryview:
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """Exactly the bytes [offset, offset + length) of `url`, or a ReadError.
 
         [low, high) is the extent of the value that they are part of: what it is worth to fetch with them.
-        high None: to the end of the target.
         """
         ...
 

@@ -1,0 +1,251 @@
+"""The one table of options: the command line, -o, the mount helper and docs/options.md all read it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from zarrfs.errors import UsageError
+
+T = TypeVar("T")
+
+
+def size(text: str) -> int:
+    """Bytes: a number with a unit (B, KiB, MiB, GiB, TiB; kB, MB, GB, TB are decimal)."""
+    match = re.fullmatch(r"(\d+)(B|([kKMGT])(i?)B?)", text)
+    if not match:
+        raise ValueError("a size with a unit, such as 64MiB")
+    number, unit, letter, binary = int(match[1]), match[2], match[3], match[4]
+    if unit == "B":
+        return number
+    power = "kmgt".index(letter.lower()) + 1
+    return number * int((1024 if binary or not unit.endswith("B") else 1000) ** power)
+
+
+def seconds(text: str) -> float:
+    """Seconds as a number, or with a unit: 500ms, 30s, 5m, 1h, 1d."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text)
+    if not match:
+        raise ValueError("a time, such as 30s or 500ms")
+    return float(match[1]) * {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def octal(text: str) -> int:
+    """Permission bits in octal."""
+    if not re.fullmatch(r"[0-7]{1,4}", text):
+        raise ValueError("permission bits in octal, such as 0444")
+    return int(text, 8)
+
+
+def natural(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError("a whole number")
+    return int(text)
+
+
+def flag(text: str) -> bool:
+    """A flag: named alone it is on; NAME=false turns it off."""
+    try:
+        return {"": True, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError("nothing, true or false") from None
+
+
+def words(*choices: str) -> Callable[[str], str]:
+    """One of `choices`."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def text(value: str) -> str:
+    """Any text but the empty one."""
+    if not value:
+        raise ValueError("a value")
+    return value
+
+
+def _option(default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False) -> T:
+    return dataclasses.field(
+        default=default,
+        metadata={"parse": parse, "metavar": metavar, "help": help, "many": many},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Every option of zarrfs, parsed; field metadata holds parser, metavar and help."""
+
+    # the source
+    type: str | None = _option(
+        None,
+        words("references", "archive", "zarr"),
+        "KIND",
+        "What SOURCE is: references, archive or zarr. Detected by content and name otherwise.",
+    )
+    strict: bool = _option(
+        False, flag, "", "Refuse a document with a bad entry, instead of leaving that entry out."
+    )
+    compat: bool = _option(
+        False, flag, "", "Archives: zero-pad a file whose size is larger than its data, as Flux does."
+    )
+    base: str | None = _option(
+        None, text, "URL", "Resolve relative target URLs against URL, not against the document's place."
+    )
+    blobs: tuple[str, ...] = _option(
+        (), text, "DIR", "Where blobs lie: a directory with one file per blobref. Repeatable.", many=True
+    )
+    gen_limit: int = _option(
+        50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."
+    )
+    index_dir: str | None = _option(
+        None, text, "DIR", "Where indexes are kept (default: zarrfs/index in the user's cache directory)."
+    )
+    # fetching
+    memory_limit: int = _option(256 << 20, size, "SIZE", "Bound on bytes kept and in flight.")
+    request_timeout: float = _option(60.0, seconds, "TIME", "How long one request may take.")
+    retries: int = _option(4, natural, "N", "How often a failed request is repeated.")
+    # the mount
+    ro: bool = _option(True, flag, "", "Mount read-only: the default and, so far, the only way.")
+    uid: int | None = _option(None, natural, "UID", "Owner of everything (default: who mounts).")
+    gid: int | None = _option(None, natural, "GID", "Group of everything (default: that of who mounts).")
+    umask: int = _option(0, octal, "MODE", "Permission bits taken from every file and directory.")
+    file_mode: int | None = _option(
+        None, octal, "MODE", "Permission bits of files (default: as stored, else 0444)."
+    )
+    dir_mode: int | None = _option(
+        None, octal, "MODE", "Permission bits of directories (default: as stored, else 0555)."
+    )
+    attr_timeout: float | None = _option(
+        None, seconds, "TIME", "How long the kernel keeps attributes (default: 1s, immutable sources 1d)."
+    )
+    entry_timeout: float | None = _option(
+        None, seconds, "TIME", "How long the kernel keeps names (default: as attr_timeout)."
+    )
+    negative_timeout: float | None = _option(
+        None, seconds, "TIME", "How long the kernel remembers that a name is absent (default: likewise)."
+    )
+    read_ahead: int = _option(
+        1 << 20, size, "SIZE", "The kernel's read-ahead on this mount; set by root, or as root permits."
+    )
+    on_exit: str = _option(
+        "refuse",
+        words("refuse", "abort"),
+        "WHAT",
+        "On SIGTERM while files are open: refuse to unmount, or abort and leave a dead endpoint.",
+    )
+    allow_other: bool = _option(False, flag, "", "Let other users use the mount.")
+    allow_root: bool = _option(False, flag, "", "Let root use the mount.")
+    auto_unmount: bool = _option(
+        False,
+        flag,
+        "",
+        "Unmount when the daemon dies. Dangerous: a reader sees an empty directory, not an error.",
+    )
+    fsname: str | None = _option(None, text, "NAME", "The source that mount(8) shows (default: SOURCE).")
+    mount_timeout: float = _option(300.0, seconds, "TIME", "How long to wait until the mount is ready.")
+    notify_pipe: int | None = _option(
+        None, natural, "FD", "Write a newline to this descriptor when the mount is ready."
+    )
+    pid_file: str | None = _option(None, text, "FILE", "Write the daemon's process number to FILE.")
+    # the process
+    foreground: bool = _option(False, flag, "", "Stay in the foreground; Ctrl-C unmounts.")
+    log_file: str | None = _option(None, text, "FILE", "Append the log to FILE (default: syslog).")
+    log_level: str = _option(
+        "info", words("debug", "info", "warning", "error"), "LEVEL", "debug, info, warning or error."
+    )
+    # per protocol: -o s3.anon=true,s3.endpoint_url=...
+    storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
+
+
+TABLE: dict[str, dataclasses.Field[Any]] = {
+    field.name: field for field in dataclasses.fields(Options) if "parse" in field.metadata
+}
+
+# Facts of mount(8): what the kernel takes, and what is for mount's own eyes.
+KERNEL_FLAGS = frozenset(
+    "suid nosuid dev nodev exec noexec sync async dirsync atime noatime nodiratime relatime strictatime "
+    "lazytime".split()
+)
+IGNORED = frozenset("defaults auto noauto user users nouser owner group _netdev nofail comment".split())
+REMOUNT_ONLY = frozenset("user_id group_id rootmode fd subtype default_permissions".split())
+
+
+@dataclasses.dataclass
+class Parsed:
+    """The outcome of parse(): our options, flags for the kernel, and whether `remount` was asked."""
+
+    options: Options
+    kernel: list[str]
+    remount: bool = False
+    writable: bool = False  # "rw" was said
+
+
+def split_commas(text: str) -> list[str]:
+    r"""Split "a,b=c\,d" into ["a", "b=c,d"]: a backslash escapes a comma (or a backslash)."""
+    parts = re.findall(r"(?:[^,\\]|\\.|\\$)+", text, re.DOTALL)
+    return [re.sub(r"\\([,\\])", r"\1", part) for part in parts]
+
+
+def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
+    """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
+
+    "-" and "_" are the same in names; an unknown name is a UsageError that suggests the closest, unless
+    `sloppy`. `defaults` are values of fields that are parsed already.
+    """
+    values: dict[str, Any] = dict(defaults or {})
+    storage: dict[str, dict[str, object]] = {}
+    kernel: list[str] = []
+    remount = writable = False
+    for item in items:
+        name, equals, value = item.partition("=")
+        name = name.strip().replace("-", "_") if "." not in name else name.strip()
+        if name in TABLE:
+            _set(values, TABLE[name], value, bool(equals))
+        elif name == "rw":  # mount(8) always says ro or rw, so this is no wish
+            writable = True
+        elif re.fullmatch(r"[a-z][a-z0-9+]*\.\w+", name):
+            protocol, key = name.split(".", 1)
+            storage.setdefault(protocol, {})[key] = _json(value) if equals else True
+        elif name in KERNEL_FLAGS:
+            kernel.append(name)
+        elif name == "remount":
+            remount = True
+        elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
+            raise UsageError(f"unknown option {name!r}{_hint(name)}")
+    return Parsed(Options(**values, storage=storage), kernel, remount, writable)
+
+
+def _set(values: dict[str, Any], field: dataclasses.Field[Any], value: str, given: bool) -> None:
+    parser = field.metadata["parse"]
+    if not given and parser is not flag:
+        raise UsageError(f"option {field.name} needs a value: {field.name}={field.metadata['metavar']}")
+    try:
+        parsed = parser(value)
+    except ValueError as exc:
+        raise UsageError(f"option {field.name}={value}: expected {exc}") from None
+    values[field.name] = (*values.get(field.name, ()), parsed) if field.metadata["many"] else parsed
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(name, [*TABLE, *KERNEL_FLAGS], 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _json(value: str) -> object:
+    """A storage option's value: JSON where it is (true, 5, {...}), else the text itself."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value

@@ -1,0 +1,118 @@
+"""What can be mounted: plan_source() finds out and compiles, open_plan() makes the Store.
+
+The two are apart because of who does them. A plan is made by a short-lived child (sources.prepare): fetching
+and parsing a document takes memory, threads and event loops, none of which the daemon should inherit. The
+plan is a few strings; opening it costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.options import Options
+from zarrfs.store.api import Store
+from zarrfs.store.filesystem import path_of_uri
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How to open a source; plain values, ready for JSON."""
+
+    source: str  # as it is shown: without credentials
+    kind: str  # references, archive or zarr
+    path: str | None = None  # a local directory
+    url: str | None = None  # an fsspec URL
+    index: str | None = None  # an index file
+    temporary: bool = False  # the index is ours alone: open, then unlink
+    base: str = ""  # what relative target URLs are relative to, with a trailing "/"
+    mtime_ns: int | None = None  # of the document
+    lists: bool = True  # whether the server behind `url` can list
+    warnings: tuple[str, ...] = ()
+
+
+def plan_source(source: str, options: Options, child: bool = True) -> Plan:
+    """Find out what `source` is, check it and compile it. Raises SourceError or UsageError.
+
+    `child=False` does it in this process, which `memory:` URLs need, as they exist only here.
+    """
+    path = path_of_uri(source)
+    if path is not None and options.type in (None, "zarr") and os.path.isdir(path):
+        from zarrfs.sources.zarrstore import plan_directory
+
+        return plan_directory(source, path, options)
+    if path is not None:
+        source = os.path.abspath(path)
+    if child and not source.startswith("memory:"):
+        return _plan_in_child(source, options)
+    from zarrfs.sources.prepare import prepare
+
+    return prepare(source, options)
+
+
+def open_plan(plan: Plan, options: Options) -> Store:
+    """The Store of a plan; touches no network."""
+    if plan.index is not None:
+        from zarrfs.store.index import IndexStore
+        from zarrfs.transfer.targets import Targets
+
+        targets = Targets(options, plan.base)
+        if plan.kind == "archive":
+            from zarrfs.sources.blobs import BlobReader
+
+            store = IndexStore(plan.index, BlobReader(options.blobs), plan.mtime_ns)
+        else:
+            store = IndexStore(plan.index, targets, plan.mtime_ns)
+        if plan.temporary:
+            os.unlink(plan.index)
+        return store
+    if plan.path is not None:
+        from zarrfs.store.filesystem import FileSystemStore
+
+        return FileSystemStore(plan.path)
+    from zarrfs.sources.zarrstore import open_remote
+
+    return open_remote(plan, options)
+
+
+def open_source(source: str, options: Options, child: bool = True) -> Store:
+    """plan_source() and open_plan() in one."""
+    return open_plan(plan_source(source, options, child), options)
+
+
+def _plan_in_child(source: str, options: Options) -> Plan:
+    request = {"source": source, "options": dataclasses.asdict(options)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "zarrfs.sources.prepare"],
+            input=json.dumps(request).encode(),
+            stdout=subprocess.PIPE,
+            check=False,
+        )
+    except OSError as exc:
+        raise SourceError(source, f"cannot start {sys.executable}: {exc.strerror}") from exc
+    if done.returncode:
+        raise SourceError(source, _death(done.returncode))
+    return _plan_from(json.loads(done.stdout))
+
+
+def _plan_from(reply: dict[str, Any]) -> Plan:
+    if "plan" in reply:
+        return Plan(**{**reply["plan"], "warnings": tuple(reply["plan"]["warnings"])})
+    if "usage" in reply:
+        raise UsageError(reply["usage"])
+    raise SourceError(reply["source"], reply["rule"], reply["entry"])
+
+
+def _death(status: int) -> str:
+    """Why the child ended without a word."""
+    if status == -24:  # SIGXCPU: the bound that templates run under
+        return "its templates take too much time to render"
+    if status < 0:
+        return f"reading it was ended by signal {-status} (out of memory?)"
+    return f"reading it failed with status {status}; see the messages above"

@@ -1,0 +1,178 @@
+"""The short-lived child that fetches, detects and compiles a document: python -m zarrfs.sources.prepare.
+
+Standard input: {"source", "options"} as JSON. Standard output: {"plan"}, {"usage"} or an error's parts.
+Its memory, threads and event loops end with it; only the index file and the plan remain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.options import Options
+from zarrfs.sources import Plan
+from zarrfs.sources.compilation import Compilation
+from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
+
+# Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
+DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A fetched document."""
+
+    source: str
+    data: bytes
+    base: str
+    mtime_ns: int | None
+
+
+def prepare(source: str, options: Options) -> Plan:
+    """As sources.plan_source, in this process."""
+    found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source)
+    if isinstance(found, Plan):
+        return found
+    if options.type == "zarr":
+        raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
+    return compile_document(found, options)
+
+
+def fetch_local(path: str) -> Document | Plan:
+    """Read a local document, or plan a local zip file. `path` is absolute."""
+    try:
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise SourceError(path, "is neither a directory nor a regular file")
+            data = file.read()
+    except IsADirectoryError:
+        raise SourceError(path, "is a directory; a document is a file") from None
+    except OSError as exc:
+        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+    if data.startswith(b"PK\x03\x04"):
+        return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
+    return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
+
+
+def fetch_remote(url: str, options: Options) -> Document | Plan:
+    """Fetch a document behind an fsspec URL, or plan the Zarr store that it turns out to be."""
+    from zarrfs.sources.zarrstore import plan_remote, read_document
+
+    data = None if options.type == "zarr" else read_document(url, options)
+    if data is None:
+        return plan_remote(url, options)
+    return Document(url, data, url.rpartition("/")[0] + "/", None)
+
+
+def compile_document(document: Document, options: Options) -> Plan:
+    """The plan of a document: its index from the cache directory, or compiled now."""
+    digest = hashlib.sha256(document.data)
+    digest.update(repr((INDEX_VERSION, options.type, options.strict, options.compat, options.gen_limit)).encode())
+    directory, temporary = index_directory(options)
+    path = os.path.join(directory, digest.hexdigest() + ".index")
+    plan = Plan(
+        document.source, "", index=path, temporary=temporary, base=options.base or document.base,
+        mtime_ns=document.mtime_ns,
+    )  # fmt: skip
+    known = None if temporary else _known(path)
+    if known is not None:
+        return dataclasses.replace(plan, kind=known["kind"], warnings=tuple(json.loads(known["warnings"])))
+    parsed = parse_json(document)
+    kind, compile_ = _detect(document, parsed, options)
+    try:
+        with IndexWriter(path) as writer:
+            compilation = Compilation(document.source, writer, options)
+            compile_(parsed, compilation)
+            warnings = compilation.told()
+            writer.commit({"kind": kind, "source": document.source, "warnings": json.dumps(warnings)}.items())
+    except OSError as exc:
+        raise SourceError(document.source, f"cannot write its index {path}: {exc.strerror or exc}") from exc
+    return dataclasses.replace(plan, kind=kind, warnings=warnings)
+
+
+def parse_json(document: Document) -> Any:
+    """The document's JSON; orjson refuses NaN and lone surrogates, which the standard parser takes."""
+    import orjson
+
+    try:
+        return orjson.loads(document.data)
+    except orjson.JSONDecodeError as first:
+        try:
+            return json.loads(document.data)
+        except (ValueError, RecursionError) as exc:
+            reason = "nested too deeply" if isinstance(exc, RecursionError) else str(first)
+            raise SourceError(document.source, f"not JSON: {reason}") from None
+
+
+def index_directory(options: Options) -> tuple[str, bool]:
+    """(directory, whether indexes in it are temporary): index_dir=, else the cache directory, else /tmp."""
+    if options.index_dir is not None:
+        wanted = options.index_dir
+    elif os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ:
+        wanted = "/var/cache/zarrfs/index"
+    else:
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        wanted = os.path.join(cache, "zarrfs", "index")
+    try:
+        os.makedirs(wanted, mode=0o700, exist_ok=True)
+        if os.access(wanted, os.W_OK):
+            return wanted, False
+        problem = "not writable"
+    except OSError as exc:
+        problem = exc.strerror or str(exc)
+    if options.index_dir is not None:
+        raise UsageError(f"option index_dir={wanted}: {problem}")
+    return tempfile.mkdtemp(prefix="zarrfs-"), True
+
+
+def _known(path: str) -> dict[str, str] | None:
+    """The notes of an index compiled before; None where there is none, or a damaged one."""
+    from zarrfs.store.index import open_database
+
+    if not os.path.exists(path):
+        return None
+    try:
+        db = open_database(path)
+    except SourceError:
+        return None
+    meta = dict(db.execute("SELECT name, value FROM meta"))
+    db.close()
+    return meta if {"kind", "warnings"} <= meta.keys() else None
+
+
+def _detect(document: Document, parsed: Any, options: Options) -> tuple[str, Callable[[Any, Compilation], None]]:
+    for kind, module_name in DOCUMENT_KINDS.items():
+        if options.type in (None, kind):
+            module = importlib.import_module(module_name)
+            if options.type == kind or module.detect(parsed):
+                return kind, module.compile_document
+    raise SourceError(document.source, "neither a reference set nor a file archive; see -o type=")
+
+
+def main() -> None:
+    """Answer one request."""
+    request = json.load(sys.stdin)
+    given = request["options"]
+    given["blobs"] = tuple(given["blobs"])
+    reply: dict[str, Any]
+    try:
+        reply = {"plan": dataclasses.asdict(prepare(request["source"], Options(**given)))}
+    except UsageError as exc:
+        reply = {"usage": str(exc)}
+    except SourceError as exc:
+        reply = {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
+    json.dump(reply, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
