@@ -76,94 +76,107 @@ def text(value: str) -> str:
     return value
 
 
-def _option(default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False) -> T:
+def _option(
+    scope: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False
+) -> T:
     return dataclasses.field(
         default=default,
-        metadata={"parse": parse, "metavar": metavar, "help": help, "many": many},
+        metadata={"scope": scope, "parse": parse, "metavar": metavar, "help": help, "many": many},
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Every option of zarrfs, parsed; field metadata holds parser, metavar and help."""
+    """Every option of zarrfs, parsed; field metadata holds scope, parser, metavar and help.
+
+    The scopes (source, fetch, mount, process) say which commands list an option; -o takes all everywhere.
+    """
 
     # the source
     type: str | None = _option(
-        None,
-        words("references", "archive", "zarr"),
-        "KIND",
+        "source", None, words("references", "archive", "zarr"), "KIND",
         "What SOURCE is: references, archive or zarr. Detected by content and name otherwise.",
     )
     strict: bool = _option(
-        False, flag, "", "Refuse a document with a bad entry, instead of leaving that entry out."
+        "source", False, flag, "", "Refuse a document with a bad entry, instead of leaving that entry out."
     )
     compat: bool = _option(
-        False, flag, "", "Archives: zero-pad a file whose size is larger than its data, as Flux does."
+        "source", False, flag, "",
+        "Archives: zero-pad a file whose size is larger than its data, as Flux does.",
     )
     base: str | None = _option(
-        None, text, "URL", "Resolve relative target URLs against URL, not against the document's place."
+        "source", None, text, "URL",
+        "Resolve relative target URLs against URL, not against the document's place.",
     )
     blobs: tuple[str, ...] = _option(
-        (), text, "DIR", "Where blobs lie: a directory with one file per blobref. Repeatable.", many=True
+        "source", (), text, "DIR",
+        "Where blobs lie: a directory with one file per blobref. Repeatable.", many=True,
     )
     gen_limit: int = _option(
-        50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."
+        "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."
     )
     index_dir: str | None = _option(
-        None, text, "DIR", "Where indexes are kept (default: zarrfs/index in the user's cache directory)."
+        "source", None, text, "DIR",
+        "Where indexes are kept (default: zarrfs/index in the user's cache directory).",
     )
     # fetching
-    memory_limit: int = _option(256 << 20, size, "SIZE", "Bound on bytes kept and in flight.")
-    request_timeout: float = _option(60.0, seconds, "TIME", "How long one request may take.")
-    retries: int = _option(4, natural, "N", "How often a failed request is repeated.")
+    memory_limit: int = _option("fetch", 256 << 20, size, "SIZE", "Bound on bytes kept and in flight.")
+    request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.")
+    retries: int = _option("fetch", 4, natural, "N", "How often a failed request is repeated.")
     # the mount
-    ro: bool = _option(True, flag, "", "Mount read-only: the default and, so far, the only way.")
-    uid: int | None = _option(None, natural, "UID", "Owner of everything (default: who mounts).")
-    gid: int | None = _option(None, natural, "GID", "Group of everything (default: that of who mounts).")
-    umask: int = _option(0, octal, "MODE", "Permission bits taken from every file and directory.")
+    ro: bool = _option("mount", True, flag, "", "Mount read-only: the default and, so far, the only way.")
+    uid: int | None = _option("mount", None, natural, "UID", "Owner of everything (default: who mounts).")
+    gid: int | None = _option(
+        "mount", None, natural, "GID", "Group of everything (default: that of who mounts)."
+    )
+    umask: int = _option("mount", 0, octal, "MODE", "Permission bits taken from every file and directory.")
     file_mode: int | None = _option(
-        None, octal, "MODE", "Permission bits of files (default: as stored, else 0444)."
+        "mount", None, octal, "MODE", "Permission bits of files (default: as stored, else 0444)."
     )
     dir_mode: int | None = _option(
-        None, octal, "MODE", "Permission bits of directories (default: as stored, else 0555)."
+        "mount", None, octal, "MODE", "Permission bits of directories (default: as stored, else 0555)."
     )
     attr_timeout: float | None = _option(
-        None, seconds, "TIME", "How long the kernel keeps attributes (default: 1s, immutable sources 1d)."
+        "mount", None, seconds, "TIME",
+        "How long the kernel keeps attributes (default: 1s, immutable sources 1d).",
     )
     entry_timeout: float | None = _option(
-        None, seconds, "TIME", "How long the kernel keeps names (default: as attr_timeout)."
+        "mount", None, seconds, "TIME", "How long the kernel keeps names (default: as attr_timeout)."
     )
     negative_timeout: float | None = _option(
-        None, seconds, "TIME", "How long the kernel remembers that a name is absent (default: likewise)."
+        "mount", None, seconds, "TIME",
+        "How long the kernel remembers that a name is absent (default: likewise).",
     )
     read_ahead: int = _option(
-        1 << 20, size, "SIZE", "The kernel's read-ahead on this mount; set by root, or as root permits."
+        "mount", 1 << 20, size, "SIZE",
+        "The kernel's read-ahead on this mount; set by root, or as root permits.",
     )
     on_exit: str = _option(
-        "refuse",
-        words("refuse", "abort"),
-        "WHAT",
+        "mount", "refuse", words("refuse", "abort"), "WHAT",
         "On SIGTERM while files are open: refuse to unmount, or abort and leave a dead endpoint.",
     )
-    allow_other: bool = _option(False, flag, "", "Let other users use the mount.")
-    allow_root: bool = _option(False, flag, "", "Let root use the mount.")
+    allow_other: bool = _option("mount", False, flag, "", "Let other users use the mount.")
+    allow_root: bool = _option("mount", False, flag, "", "Let root use the mount.")
     auto_unmount: bool = _option(
-        False,
-        flag,
-        "",
+        "mount", False, flag, "",
         "Unmount when the daemon dies. Dangerous: a reader sees an empty directory, not an error.",
     )
-    fsname: str | None = _option(None, text, "NAME", "The source that mount(8) shows (default: SOURCE).")
-    mount_timeout: float = _option(300.0, seconds, "TIME", "How long to wait until the mount is ready.")
-    notify_pipe: int | None = _option(
-        None, natural, "FD", "Write a newline to this descriptor when the mount is ready."
+    fsname: str | None = _option(
+        "mount", None, text, "NAME", "The source that mount(8) shows (default: SOURCE)."
     )
-    pid_file: str | None = _option(None, text, "FILE", "Write the daemon's process number to FILE.")
+    mount_timeout: float = _option(
+        "mount", 300.0, seconds, "TIME", "How long to wait until the mount is ready."
+    )
+    notify_pipe: int | None = _option(
+        "mount", None, natural, "FD", "Write a newline to this descriptor when the mount is ready."
+    )
+    pid_file: str | None = _option("mount", None, text, "FILE", "Write the daemon's process number to FILE.")
     # the process
-    foreground: bool = _option(False, flag, "", "Stay in the foreground; Ctrl-C unmounts.")
-    log_file: str | None = _option(None, text, "FILE", "Append the log to FILE (default: syslog).")
+    foreground: bool = _option("process", False, flag, "", "Stay in the foreground; Ctrl-C unmounts.")
+    log_file: str | None = _option("process", None, text, "FILE", "Append the log to FILE (default: syslog).")
     log_level: str = _option(
-        "info", words("debug", "info", "warning", "error"), "LEVEL", "debug, info, warning or error."
+        "process", "info", words("debug", "info", "warning", "error"), "LEVEL",
+        "debug, info, warning or error.",
     )
     # per protocol: -o s3.anon=true,s3.endpoint_url=...
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
@@ -175,11 +188,18 @@ TABLE: dict[str, dataclasses.Field[Any]] = {
 
 # Facts of mount(8): what the kernel takes, and what is for mount's own eyes.
 KERNEL_FLAGS = frozenset(
-    "suid nosuid dev nodev exec noexec sync async dirsync atime noatime nodiratime relatime strictatime "
-    "lazytime".split()
-)
-IGNORED = frozenset("defaults auto noauto user users nouser owner group _netdev nofail comment".split())
-REMOUNT_ONLY = frozenset("user_id group_id rootmode fd subtype default_permissions".split())
+    (
+        "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "dirsync", "atime",
+        "noatime", "nodiratime", "relatime", "strictatime", "lazytime",
+    )
+)  # fmt: skip
+IGNORED = frozenset(
+    (
+        "defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "_netdev", "nofail",
+        "comment",
+    )
+)  # fmt: skip
+REMOUNT_ONLY = frozenset(("user_id", "group_id", "rootmode", "fd", "subtype", "default_permissions"))
 
 
 @dataclasses.dataclass
