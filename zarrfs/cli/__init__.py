@@ -1,1 +1,70 @@
+"""The command line: one module per command, imported when the command runs.
 
+`zarrfs --help` and `zarrfs mount` import nothing that they do not need, so a mount is ready soon.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from zarrfs.cli.common import SETTINGS, process_options
+
+# name: (module, what it does in a line); the function has the command's name
+COMMANDS = {
+    "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
+    "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
+    "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
+    "tree": ("zarrfs.cli.tree", "Draw SOURCE as a tree."),
+    "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
+    "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
+    "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
+}
+
+EPILOG = """\b
+Examples:
+  zarrfs ls -l s3://bucket/refs.json
+  zarrfs mount s3://bucket/refs.json /mnt/data
+  zarrfs umount /mnt/data
+\b
+SOURCE is a reference set, a JSON file archive or a Zarr store: a path or an fsspec URL.
+`zarrfs COMMAND --help` tells more."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; None where there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_module, line) in COMMANDS.items()])
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"zarrfs {version('zarrfs')}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings=SETTINGS, epilog=EPILOG)
+@process_options
+@click.option(
+    "-V", "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
+    help="Show the version and exit.",
+)  # fmt: skip
+def main() -> None:
+    """Reference sets, JSON file archives and Zarr stores as directories."""

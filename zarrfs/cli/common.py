@@ -1,0 +1,177 @@
+"""What the commands share: click options made from the options table, and errors told in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zarrfs import options
+from zarrfs.errors import UsageError, ZarrfsError
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+
+T = TypeVar("T")
+Function = Callable[..., Any]
+
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+SHORT = {"foreground": "-f"}
+_VERBOSITY = "zarrfs.log_level"  # in click's context: what -v, -q or -d said, to the group or to the command
+_PREFIX = "option_"  # of click's parameter names, so that a command's own never collide with the table's
+
+
+def process_options(function: Function) -> Function:
+    """Add -v, -q and -d, which are short for log_level=; -d shows tracebacks as well."""
+
+    def remember(level: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+        def callback(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+            if value:
+                ctx.meta[_VERBOSITY] = level
+
+        return callback
+
+    for flags, level, text in (
+        (("-d", "--debug"), "debug", "Log everything, and show tracebacks."),
+        (("-q", "--quiet"), "error", "Say nothing but errors."),
+        (("-v", "--verbose"), "info", "Say more."),
+    ):
+        function = click.option(
+            *flags, is_flag=True, expose_value=False, callback=remember(level), help=text
+        )(function)
+    return function
+
+
+def source_options(*scopes: str, **defaults: Any) -> Callable[[Function], Function]:
+    """Give a command -o, the long options of `scopes` (default: all), and -v, -q, -d.
+
+    The command is called with `parsed`, an options.Parsed, and its errors are told as errors_told() does.
+    `-o` takes every option whatever the scopes, so that one line of options fits every command. Long
+    options win over -o. `defaults` replace those of the table.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def run(items: tuple[str, ...], **given: Any) -> Any:
+            level = click.get_current_context().meta.get(_VERBOSITY)
+            with errors_told(debug=level == "debug"):
+                said = [part for item in items for part in options.split_commas(item)]
+                for name in options.TABLE:
+                    said += _as_items(name, given.pop(_PREFIX + name, None))
+                if level:
+                    said.append(f"log_level={level}")
+                return function(parsed=options.parse(said, defaults=defaults), **given)
+
+        decorated: Function = process_options(run)
+        for name in reversed(options.TABLE):
+            if not scopes or options.TABLE[name].metadata["scope"] in scopes:
+                decorated = _click_option(name)(decorated)
+        return click.option(
+            "-o", "items", multiple=True, metavar="NAME[=VALUE],...",
+            help="Options in the manner of mount(8): every option of zarrfs, by its name.",
+        )(decorated)  # fmt: skip
+
+    return decorate
+
+
+def _click_option(name: str) -> Callable[[Function], Function]:
+    """The long option of one row of the table; its value is parsed by the table, not by click."""
+    about = options.TABLE[name].metadata
+    names = [f"--{name.replace('_', '-')}", _PREFIX + name]
+    if name in SHORT:
+        names.insert(0, SHORT[name])
+    if about["parse"] is options.flag:
+        return click.option(*names, is_flag=True, help=about["help"])
+    return click.option(*names, metavar=about["metavar"], multiple=about["many"], help=about["help"])
+
+
+def _as_items(name: str, value: Any) -> list[str]:
+    """What click found for a long option, as items for options.parse()."""
+    if isinstance(value, bool):
+        return [name] if value else []
+    if isinstance(value, str):
+        return [f"{name}={value}"]
+    return [f"{name}={one}" for one in value or ()]
+
+
+@contextlib.contextmanager
+def errors_told(debug: bool = False) -> Iterator[None]:
+    """Turn errors into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else 1."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, SystemExit):
+        raise
+    except BaseException as exc:
+        cause = _first(exc)
+        if debug and not isinstance(cause, KeyboardInterrupt):
+            traceback.print_exception(exc)
+        status = _tell(cause)
+        if status is None:
+            raise
+        raise SystemExit(status) from None
+
+
+def _tell(exc: BaseException) -> int | None:
+    """Print what happened and return the exit status; None for an error that nobody foresaw."""
+    if isinstance(exc, KeyboardInterrupt):
+        return 130
+    if isinstance(exc, BrokenPipeError):  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    if isinstance(exc, UsageError):
+        say(str(exc))
+        return 2
+    if isinstance(exc, ZarrfsError | OSError):
+        say(str(exc))
+        return 1
+    return None
+
+
+def _first(exc: BaseException) -> BaseException:
+    """The error inside the groups that trio's nurseries make; Ctrl-C goes first."""
+    while isinstance(exc, BaseExceptionGroup):
+        interrupted = exc.subgroup(KeyboardInterrupt)
+        exc = (interrupted or exc).exceptions[0]
+    return exc
+
+
+def say(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"zarrfs: {text}", err=True)
+
+
+def run_on_store(source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
+    """Open `source`, tell its warnings, and run `body(store, plan)` on trio."""
+    import trio
+
+    from zarrfs.sources import open_plan, plan_source
+
+    chosen = parsed.options
+    _log_to_stderr(chosen.log_level)
+    plan = plan_source(source, chosen)
+    if chosen.log_level != "error":
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
+
+    async def opened() -> T:
+        store = open_plan(plan, chosen)
+        try:
+            return await body(store, plan)
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+
+    return trio.run(opened)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(format="zarrfs: %(message)s", stream=sys.stderr, force=True)
+    logging.getLogger("zarrfs").setLevel(level.upper())
