@@ -1,1 +1,1 @@
-
+"""The FUSE daemon: kernel requests become calls on a Store."""

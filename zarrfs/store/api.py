@@ -36,6 +36,15 @@ class Info(NamedTuple):
     links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 where nobody counted
 
 
+class Usage(NamedTuple):
+    """What statfs tells of a store; zeros where nobody knows."""
+
+    bytes: int = 0
+    files: int = 0
+    bytes_free: int = 0
+    files_free: int = 0
+
+
 @runtime_checkable
 class Store(Protocol):
     """A read-only tree of keys and values.
@@ -65,6 +74,10 @@ class Store(Protocol):
 
     async def locate(self, key: str) -> dict[str, Any]:
         """Where the value's bytes are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ..."""
+        ...
+
+    async def usage(self) -> Usage:
+        """How much the store holds; never touches the network."""
         ...
 
     async def aclose(self) -> None:

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
+import trio
+
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
-from zarrfs.store.api import Buffer, Info, Kind, join_key, split_key
+from zarrfs.store.api import Buffer, Info, Kind, Usage, join_key, split_key
 from zarrfs.store.indexfile import APPLICATION_ID, INDEX_VERSION, ROOT, Place
 from zarrfs.transfer.api import TargetReader
 
@@ -72,6 +74,7 @@ class IndexStore:
         self._rows: OrderedDict[str, _Row] = OrderedDict()
         self._urls: OrderedDict[int, str] = OrderedDict()
         self._sizes: dict[int, int] = {}
+        self._usage: Usage | None = None
 
     @property
     def meta(self) -> dict[str, str]:
@@ -81,13 +84,6 @@ class IndexStore:
     def problems(self) -> list[tuple[str, str]]:
         """(entry, rule) of everything that the compiler left out."""
         return list(self._db.execute("SELECT entry, rule FROM problem"))
-
-    def totals(self) -> tuple[int, int]:
-        """(entries, bytes held) of the whole tree, for statfs; one scan."""
-        row = self._db.execute(
-            "SELECT count(*), sum(coalesce(held, size)) FROM entry WHERE kind=0"
-        ).fetchone()
-        return row[0], row[1] or 0
 
     # -- the Store protocol
 
@@ -160,11 +156,21 @@ class IndexStore:
             return {"hole": row.size}
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
+    async def usage(self) -> Usage:
+        if self._usage is None:
+            # a scan of all rows: once, at the first statfs, and not on the loop
+            self._usage = await trio.to_thread.run_sync(self._count)
+        return self._usage
+
     async def aclose(self) -> None:
         self._db.close()
         await self._targets.aclose()
 
     # -- rows
+
+    def _count(self) -> Usage:
+        row = self._db.execute("SELECT sum(coalesce(held, size)), count(*) FROM entry WHERE kind=0").fetchone()
+        return Usage(row[0] or 0, row[1])
 
     def _info(self, row: tuple[Any, ...]) -> Info:
         name, kind, size, mode, mtime_ns, _place, ref, _start, held = row

@@ -1,0 +1,68 @@
+"""Inode numbers and the keys they stand for, with the kernel's lookup counts."""
+
+from __future__ import annotations
+
+import pyfuse3
+
+from zarrfs.errors import NotFound
+from zarrfs.store.api import Kind
+
+
+class InodeTable:
+    """Every inode that the kernel knows; an entry leaves with the kernel's last forget.
+
+    A key keeps its inode as long as it keeps its kind: the kernel gives up on an inode that changes type.
+    """
+
+    def __init__(self) -> None:
+        root = int(pyfuse3.ROOT_INODE)
+        self._keys: dict[int, str] = {root: ""}
+        self._inodes: dict[str, int] = {"": root}
+        self._more: dict[int, int] = {}  # lookups beyond the first
+        self._kinds: dict[int, Kind] = {}  # of what is not a file
+        self._kinds[root] = Kind.DIRECTORY
+        self._next = root + 1
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def key(self, inode: int) -> str:
+        """The key of an inode; NotFound for one that was never handed out or was forgotten."""
+        try:
+            return self._keys[inode]
+        except KeyError:
+            raise NotFound(f"inode {inode}") from None
+
+    def lookup(self, key: str, kind: Kind) -> int:
+        """The inode of `key`, counted as looked up once more."""
+        inode = self._inodes.get(key)
+        if inode is not None and self._kinds.get(inode, Kind.FILE) is kind:
+            self._more[inode] = self._more.get(inode, 0) + 1
+            return inode
+        # where the kind has changed, the old inode lives on without a name until the kernel forgets it
+        inode = self._next
+        self._next += 1
+        self._keys[inode] = key
+        self._inodes[key] = inode
+        if kind is not Kind.FILE:
+            self._kinds[inode] = kind
+        return inode
+
+    def peek(self, key: str) -> int | None:
+        """The inode of `key` where the kernel knows one; counts nothing."""
+        return self._inodes.get(key)
+
+    def forget(self, inode: int, lookups: int) -> None:
+        """Take `lookups` off the count of `inode`; at none left it is dropped."""
+        more = self._more.get(inode, 0) - lookups
+        if more >= 0:
+            if more:
+                self._more[inode] = more
+            else:
+                self._more.pop(inode, None)
+        elif inode != pyfuse3.ROOT_INODE:
+            self._more.pop(inode, None)
+            self._kinds.pop(inode, None)
+            key = self._keys.pop(inode, None)
+            if key is not None and self._inodes.get(key) == inode:
+                del self._inodes[key]

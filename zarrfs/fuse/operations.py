@@ -1,0 +1,355 @@
+"""pyfuse3.Operations: lookup, getattr, readdir, read ... as calls on a Store, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import json
+import os
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import pyfuse3
+import trio
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FileNameT,
+    FlagT,
+    InodeT,
+    ReaddirToken,
+    RequestContext,
+    StatvfsData,
+    XAttrNameT,
+)
+
+from zarrfs.errors import NotFound, ReadError, to_errno
+from zarrfs.fuse.inodes import InodeTable
+from zarrfs.options import Options
+from zarrfs.store.api import Info, Kind, Store, check_key, join_key, split_key
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SOURCE_XATTR = b"user.zarrfs.source"
+MOUNT_XATTR = b"user.zarrfs.mount"
+_XATTR_SIZE = 2048  # fits every file system that `cp -a` or `rsync -X` may carry it to
+_DAY = 86_400.0
+_CHECKPOINT = 512  # names of a directory handle kept for seekdir, one in so many
+_TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+_BLOCK = 512  # the unit of st_blocks
+
+
+def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Let nothing but FUSEError out of a request handler: anything else would end the whole mount."""
+    operation = cast(Any, method).__name__
+
+    @functools.wraps(method)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as exc:
+            key = ""
+            with contextlib.suppress(Exception):
+                key = cast(Operations, args[0]).describe(operation, cast(int, args[1]))
+            raise pyfuse3.FUSEError(to_errno(exc, operation, key)) from None
+
+    return wrapped
+
+
+class DirectoryHandle:
+    """An open directory: where its listing stands, and names by which it can go back.
+
+    Offsets count entries: 1 is behind ".", 2 behind "..", 2 + n behind the n-th name.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.key = key
+        self._store = store
+        self._checkpoints = [""]  # [i]: the name before entry number i * _CHECKPOINT
+        self._position = 0  # number of the entry that next() gives
+        self._listing: AsyncGenerator[Info, None] | None = None
+        self._pending: Info | None = None
+
+    async def seek(self, position: int) -> None:
+        """Make next() give entry number `position`; 0 lists anew."""
+        if position == self._position and self._listing is not None:
+            return
+        await self.close()
+        if position == 0:
+            del self._checkpoints[1:]
+        mark = min(position // _CHECKPOINT, len(self._checkpoints) - 1)
+        self._position, self._pending = mark * _CHECKPOINT, None
+        self._listing = self._open(self._checkpoints[mark])
+        while self._position < position and await self.next() is not None:
+            self.accept()
+
+    async def next(self) -> Info | None:
+        """The entry at the current position, or None at the end; the same until accept()."""
+        if self._pending is None and self._listing is not None:
+            self._pending = await anext(self._listing, None)
+        return self._pending
+
+    def accept(self) -> int:
+        """Go one entry on; returns the offset behind it."""
+        assert self._pending is not None
+        self._position += 1
+        if self._position == len(self._checkpoints) * _CHECKPOINT:
+            self._checkpoints.append(self._pending.name)
+        self._pending = None
+        return self._position + 2
+
+    async def close(self) -> None:
+        """End the listing."""
+        if self._listing is not None:
+            await self._listing.aclose()
+            self._listing = None
+
+    def _open(self, after: str) -> AsyncGenerator[Info, None]:
+        return cast(AsyncGenerator[Info, None], self._store.list_dir(self.key, after))
+
+
+class Operations(pyfuse3.Operations):
+    """The handlers of one mount.
+
+    Attributes come from Store.info and Store.list_dir, bytes from Store.get. Owner is who mounts, or
+    uid= and gid=; permission bits are those of the store, or file_mode= and dir_mode=, less umask=.
+    """
+
+    supports_dot_lookup = True
+
+    def __init__(
+        self, store: Store, options: Options, about: dict[str, Any], on_ready: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self.store = store
+        self.inodes = InodeTable()
+        self.started = trio.Event()
+        self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
+        self._options = options
+        self._about = about
+        self._on_ready = on_ready
+        self._uid = os.getuid() if options.uid is None else options.uid
+        self._gid = os.getgid() if options.gid is None else options.gid
+        self._started_ns = time.time_ns()
+        self._permissions = {
+            Kind.FILE: options.file_mode, Kind.DIRECTORY: options.dir_mode, Kind.SYMLINK: 0o777,
+        }  # fmt: skip
+        timeout = _DAY if store.immutable else 1.0
+        self._attr_timeout = timeout if options.attr_timeout is None else options.attr_timeout
+        self._entry_timeout = self._attr_timeout if options.entry_timeout is None else options.entry_timeout
+        self._negative_timeout = (
+            self._entry_timeout if options.negative_timeout is None else options.negative_timeout
+        )
+        self._files: dict[int, str] = {}
+        self._directories: dict[int, DirectoryHandle] = {}
+        self._next_handle = 1
+        self._entry = EntryAttributes()  # for readdir, whose replies are copied at once
+
+    def init(self) -> None:
+        """The kernel is about to send requests: the mount answers."""
+        self.started.set()
+        self._on_ready()
+
+    def describe(self, operation: str, number: int) -> str:
+        """The key that a request is about, for the log; `number` is its inode or handle."""
+        if operation in ("read", "release"):
+            return self._files[number]
+        if operation in ("readdir", "releasedir"):
+            return self._directories[number].key
+        return self.inodes.key(number)
+
+    @property
+    def open_handles(self) -> int:
+        """How many files and directories are open."""
+        return len(self._files) + len(self._directories)
+
+    # -- names and attributes
+
+    @handler
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
+        """The entry `name` of a directory; an absent one is answered so that the kernel remembers it."""
+        self.counters["lookup"] += 1
+        prefix = self.inodes.key(parent_inode)
+        if name == b".":
+            key = prefix
+        elif name == b"..":
+            key = split_key(prefix)[0]
+        else:
+            key = check_key(join_key(prefix, os.fsdecode(name)))
+        try:
+            info = await self.store.info(key)
+        except NotFound:
+            entry = EntryAttributes()
+            entry.st_ino = InodeT(0)
+            entry.entry_timeout = self._negative_timeout
+            return entry
+        return self._fill(EntryAttributes(), info, self.inodes.lookup(key, info.kind))
+
+    @handler
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        """The attributes of an inode."""
+        return self._fill(EntryAttributes(), await self.store.info(self.inodes.key(inode)), inode)
+
+    @handler
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        """The target of a symbolic link."""
+        info = await self.store.info(self.inodes.key(inode))
+        if info.target is None:
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        return os.fsencode(info.target)
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """The kernel drops inodes."""
+        try:
+            for inode, lookups in inode_list:
+                self.inodes.forget(inode, lookups)
+        except Exception as exc:  # no request waits, so there is nobody to tell but the log
+            to_errno(exc, "forget")
+
+    # -- directories
+
+    @handler
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        """Open a directory."""
+        handle = DirectoryHandle(self.store, self.inodes.key(inode))
+        return self._handle(self._directories, handle)
+
+    @handler
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        """Send entries with attributes from offset `start_id` on until the kernel's buffer is full."""
+        self.counters["readdir"] += 1
+        directory = self._directories[fh]
+        while start_id < 2:
+            name = b"." if start_id == 0 else b".."
+            key = directory.key if start_id == 0 else split_key(directory.key)[0]
+            # the kernel counts no lookup for these two
+            inode = self.inodes.peek(key) or pyfuse3.ROOT_INODE
+            entry = self._fill(EntryAttributes(), Info("", Kind.DIRECTORY), inode)
+            if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
+                return
+            start_id += 1
+        await directory.seek(start_id - 2)
+        prefix = directory.key + "/" if directory.key else ""
+        while (info := await directory.next()) is not None:
+            key = prefix + info.name
+            inode = self.inodes.lookup(key, info.kind)
+            entry = self._fill(self._entry, info, inode)
+            if info.size is None:
+                entry.attr_timeout = 0  # stat asks again, and then the target is asked for its size
+            offset = start_id + 1
+            if not pyfuse3.readdir_reply(token, os.fsencode(info.name), entry, offset):
+                self.inodes.forget(inode, 1)
+                return
+            start_id = directory.accept()
+
+    @handler
+    async def releasedir(self, fh: FileHandleT) -> None:
+        """Close a directory."""
+        await self._directories.pop(fh).close()
+
+    # -- files
+
+    @handler
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        """Open a file for reading; pages of it that the kernel has stay valid."""
+        self.counters["open"] += 1
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        handle = self._handle(self._files, self.inodes.key(inode))
+        return FileInfo(fh=handle, keep_cache=True)
+
+    @handler
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        """[off, off + size) of a file, cut at its end."""
+        key = self._files[fh]
+        try:
+            data = await self.store.get(key, off, size)
+        except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
+            raise ReadError(key, "removed while open") from None
+        self.counters["read"] += 1
+        self.counters["bytes"] += len(data)
+        return cast(bytes, data)  # pyfuse3 takes any buffer
+
+    @handler
+    async def release(self, fh: FileHandleT) -> None:
+        """Close a file."""
+        del self._files[fh]
+
+    # -- the rest
+
+    @handler
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """Bytes and entries of the source; nothing is free in what cannot be written."""
+        usage = await self.store.usage()
+        data = StatvfsData()
+        data.f_bsize = data.f_frsize = 4096
+        data.f_blocks = -(-usage.bytes // 4096)
+        data.f_bfree = data.f_bavail = usage.bytes_free // 4096
+        data.f_files = usage.files
+        data.f_ffree = data.f_favail = usage.files_free
+        data.f_namemax = 255
+        return data
+
+    @handler
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        """user.zarrfs.source of a file; user.zarrfs.mount of the root."""
+        key = self.inodes.key(inode)
+        if name == MOUNT_XATTR and inode == pyfuse3.ROOT_INODE:
+            return json.dumps(self._about).encode()
+        if name == SOURCE_XATTR:
+            info = await self.store.info(key)
+            if info.kind is Kind.FILE:
+                return _bounded(await self.store.locate(key))
+        raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+
+    @handler
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
+        """The names that getxattr answers."""
+        if inode == pyfuse3.ROOT_INODE:
+            return [MOUNT_XATTR]
+        info = await self.store.info(self.inodes.key(inode))
+        return [SOURCE_XATTR] if info.kind is Kind.FILE else []
+
+    # -- parts
+
+    def _handle(self, table: dict[int, T], value: T) -> FileHandleT:
+        number, self._next_handle = self._next_handle, self._next_handle + 1
+        table[number] = value
+        return FileHandleT(number)
+
+    def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
+        """Write an entry's attributes into `entry`, all of them: it may have been used before."""
+        _name, kind, size, mode, mtime_ns, _target, allocated, links = info
+        permissions = self._permissions[kind]
+        if permissions is None:
+            permissions = (0o555 if kind is Kind.DIRECTORY else 0o444) if mode is None else mode
+        if mtime_ns is None:
+            mtime_ns = self._started_ns
+        entry.st_ino = InodeT(inode)
+        entry.st_mode = pyfuse3.ModeT(_TYPES[kind] | (permissions & ~self._options.umask))
+        entry.st_nlink = links
+        entry.st_uid = self._uid
+        entry.st_gid = self._gid
+        entry.st_size = size or 0
+        entry.st_blocks = -(-((size or 0) if allocated is None else allocated) // _BLOCK)
+        entry.st_blksize = 4096
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = mtime_ns
+        entry.attr_timeout = self._attr_timeout
+        entry.entry_timeout = self._entry_timeout
+        return entry
+
+
+def _bounded(value: dict[str, Any]) -> bytes:
+    """JSON of at most _XATTR_SIZE bytes: a long list of regions gives way to their number."""
+    text = json.dumps(value, separators=(",", ":")).encode()
+    if len(text) > _XATTR_SIZE and "regions" in value:
+        value = {"regions": value["regions"][:4], "count": len(value["regions"])}
+        text = json.dumps(value, separators=(",", ":")).encode()
+    return text[:_XATTR_SIZE]

@@ -1,0 +1,140 @@
+"""The life of one mount: libfuse's options, readiness, signals, unmount."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+
+import pyfuse3
+import trio
+
+from zarrfs.errors import MountError
+from zarrfs.fuse import logs, mounts, pagecache
+from zarrfs.fuse.operations import Operations
+from zarrfs.options import Options
+from zarrfs.sources import Plan, open_plan
+from zarrfs.store.api import Store
+
+log = logging.getLogger("zarrfs")
+
+
+def serve(
+    plan: Plan,
+    mountpoint: str,
+    options: Options,
+    kernel: Sequence[str],
+    ready: Callable[[], None],
+    detach: bool = False,
+) -> None:
+    """Mount and serve until the mount is gone. Threads, sockets and loops are made from here on."""
+    store = open_plan(plan, options)
+    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind}
+    operations = Operations(store, options, about, lambda: _announce(options, ready))
+    try:
+        pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel))
+    except RuntimeError as exc:
+        raise MountError(_why_not_mounted(exc)) from exc
+    if detach:
+        os.setsid()  # not before the mount: an automount waits for its own process group
+    try:
+        trio.run(_main, operations, store, mountpoint, options)
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+def _announce(options: Options, ready: Callable[[], None]) -> None:
+    """Tell everybody who waits that the mount answers; must not raise."""
+    try:
+        if options.pid_file is not None:
+            with open(options.pid_file, "w") as file:
+                file.write(f"{os.getpid()}\n")
+        if options.notify_pipe is not None:
+            os.write(options.notify_pipe, b"\n")
+            os.close(options.notify_pipe)
+        address = os.environ.pop("NOTIFY_SOCKET", None)
+        if address is not None:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+    except OSError as exc:
+        log.warning("cannot tell that the mount is ready: %s", exc)
+    ready()
+
+
+async def _main(operations: Operations, store: Store, mountpoint: str, options: Options) -> None:
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_signals, operations, mountpoint, options)
+            nursery.start_soon(pagecache.raise_read_ahead, mountpoint, options.read_ahead, operations.started)
+            await pyfuse3.main()
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
+            await store.aclose()
+        if options.pid_file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(options.pid_file)
+
+
+async def _signals(
+    operations: Operations,
+    mountpoint: str,
+    options: Options,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """TERM and INT unmount, HUP reopens the log, USR1 logs statistics."""
+    caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    with trio.open_signal_receiver(*caught) as received:
+        task_status.started()
+        async for number in received:
+            if number == signal.SIGHUP:
+                logs.reopen()
+            elif number == signal.SIGUSR1:
+                log.info("inodes %d, open %d, %s", len(operations.inodes), operations.open_handles,
+                         json.dumps(operations.counters))  # fmt: skip
+            else:
+                await _stop(mountpoint, options)
+
+
+async def _stop(mountpoint: str, options: Options) -> None:
+    """Unmount. While somebody uses the mount: refuse, or with on_exit=abort leave a dead endpoint.
+
+    A lazy unmount would leave an empty directory under running readers, and a Zarr reader takes the absence
+    of a chunk for the fill value: silently wrong data. A dead endpoint is an error that everybody sees.
+    """
+    try:
+        await trio.to_thread.run_sync(mounts.unmount, mountpoint)
+    except MountError as exc:
+        if options.on_exit != "abort":
+            log.error("%s (on_exit=abort would leave a dead endpoint)", exc)
+            return
+        log.error("%s; on_exit=abort: leaving a dead endpoint", exc)
+        os._exit(1)
+
+
+def _libfuse_options(plan: Plan, options: Options, kernel: Sequence[str]) -> set[str]:
+    """What goes to libfuse and, through it, to the kernel."""
+    name = (options.fsname or plan.source).replace("\\", "\\\\").replace(",", "\\,")
+    chosen = {f"fsname={name}", "subtype=zarrfs", "default_permissions", "ro", *kernel}
+    chosen |= {"nosuid"} if "suid" not in kernel else set()
+    chosen |= {"nodev"} if "dev" not in kernel else set()
+    if options.allow_other:
+        chosen.add("allow_other")
+    elif options.allow_root:
+        chosen.add("allow_root")
+    if options.auto_unmount:
+        chosen.add("auto_unmount")
+    return chosen
+
+
+def _why_not_mounted(exc: Exception) -> str:
+    """A reason for what libfuse has only printed."""
+    if not os.path.exists("/dev/fuse"):
+        return "there is no /dev/fuse here: load the fuse module, or give the container the device"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "no permission to use /dev/fuse"
+    return f"libfuse refused the mount ({exc}); its reason is the line above"

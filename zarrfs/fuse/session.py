@@ -1,0 +1,143 @@
+"""From a plan to a running daemon: fork, wait for its word, errors back to the terminal.
+
+The order matters, and each step is where it is because another order hangs (docs/design.md, "Starting").
+This module is imported before the fork and must stay light: what needs pyfuse3 and trio is in serve.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from zarrfs.errors import MountError, ZarrfsError
+from zarrfs.fuse import logs, mounts
+from zarrfs.options import Options, Parsed
+from zarrfs.sources import Plan, plan_source
+
+log = logging.getLogger("zarrfs")
+
+READY = b"\n"
+
+
+def mount(
+    source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None] = lambda text: None
+) -> None:
+    """Mount `source`; returns when the mount answers, or with foreground=, when it has ended.
+
+    Whatever is wrong with the options, the mount point or the source is raised before anything is mounted
+    (UsageError, MountError, SourceError). `tell` is given warnings, one line each.
+    """
+    options = parsed.options
+    mountpoint = mounts.canonical(mountpoint)
+    note = mounts.check_mountpoint(mountpoint)
+    if note:
+        tell(note)
+    plan = plan_source(source, options)
+    for warning in plan.warnings:
+        tell(f"{plan.source}: {warning}")
+    if parsed.writable:
+        tell(f"{mountpoint}: mounted read-only: there is no upper directory to write to")
+    options = dataclasses.replace(
+        options,
+        fsname=options.fsname or source,
+        log_file=options.log_file and os.path.abspath(options.log_file),
+        pid_file=options.pid_file and os.path.abspath(options.pid_file),
+        blobs=tuple(place if "://" in place else os.path.abspath(place) for place in options.blobs),
+    )
+    run = mount_foreground if options.foreground else mount_background
+    run(plan, mountpoint, options, parsed.kernel)
+
+
+def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
+    """Mount in a daemon; returns once the mount answers, else raises MountError."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _daemon(plan, mountpoint, options, kernel, write_end)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb", buffering=0) as pipe:
+        said = _await_word(pipe.fileno(), options.mount_timeout)
+    if said == READY:
+        return
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(MountError):
+            mounts.unmount(mountpoint, lazy=True)
+        said = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    reason = said.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
+    raise MountError(f"{mountpoint}: {reason}")
+
+
+def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
+    """Mount in this process and serve until unmounted, SIGTERM or SIGINT."""
+    from zarrfs.fuse.serve import serve
+
+    logs.configure(options, foreground=True)
+    serve(plan, mountpoint, options, kernel, lambda: log.info("mounted on %s; Ctrl-C unmounts", mountpoint))
+
+
+def _await_word(descriptor: int, timeout: float) -> bytes | None:
+    """What the daemon writes until it closes the pipe or is ready; None at the end of `timeout` seconds."""
+    said, deadline = b"", time.monotonic() + timeout
+    while said != READY:
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return None
+        part = os.read(descriptor, 4096)
+        if not part:
+            break
+        said += part
+    return said
+
+
+def _daemon(
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int
+) -> NoReturn:
+    """The child: serves the mount and never returns."""
+    from zarrfs.fuse.serve import serve
+
+    told = False
+
+    def ready() -> None:
+        nonlocal told
+        told = True
+        os.dup2(1, 2)  # whoever waits for the end of our stderr, $(mount ...) say, goes on now
+        os.write(pipe, READY)
+        os.close(pipe)
+
+    status = 1
+    try:
+        os.chdir("/")
+        _close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
+        logs.configure(options, foreground=False)
+        serve(plan, mountpoint, options, kernel, ready, detach=True)
+        status = 0
+    except BaseException as exc:
+        text = str(exc) if isinstance(exc, ZarrfsError) else "".join(traceback.format_exception(exc))
+        if told:
+            log.critical("%s: the daemon ends: %s", mountpoint, text)
+        else:
+            with contextlib.suppress(OSError):
+                os.write(pipe, text.encode(errors="replace"))
+    finally:
+        os._exit(status)
+
+
+def _close_descriptors(keep: set[int]) -> None:
+    """stdin and stdout become /dev/null; everything not kept is closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    low = 3
+    for descriptor in [*sorted(keep - {0, 1, 2}), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(low, descriptor)
+        low = descriptor + 1
