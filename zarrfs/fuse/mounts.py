@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import MountError
 
 FSTYPE = "fuse.zarrfs"
+_LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the kernel has let go of the mount
 
 
 class Mount(NamedTuple):
@@ -106,6 +107,19 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
     if busy:
         reason = f"in use by {', '.join(holders(mountpoint)) or 'a process that cannot be seen from here'}"
     raise MountError(f"{mountpoint}: cannot unmount: {reason}")
+
+
+def end(mountpoint: str, lazy: bool = False) -> None:
+    """Unmount what zarrfs has mounted at `mountpoint` and wait for its daemon to end; MountError."""
+    mountpoint = canonical(mountpoint)
+    mount = mount_at(mountpoint)
+    if mount is None or mount.fstype != FSTYPE:
+        what = "not mounted" if mount is None else f"not a mount of zarrfs but of type {mount.fstype}"
+        raise MountError(f"{mountpoint}: {what}")
+    daemon = daemon_of(mountpoint)
+    unmount(mountpoint, lazy)
+    if daemon is not None and not lazy and not wait_for_end(daemon["pid"], _LAST_REQUESTS):
+        raise MountError(f"{mountpoint}: unmounted, but its daemon (pid {daemon['pid']}) has not ended")
 
 
 def fusermount() -> str:
