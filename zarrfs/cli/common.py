@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import os
 import sys
@@ -68,7 +69,10 @@ def source_options(*scopes: str, **defaults: Any) -> Callable[[Function], Functi
                     said += _as_items(name, given.pop(_PREFIX + name, None))
                 if level:
                     said.append(f"log_level={level}")
-                return function(parsed=options.parse(said, defaults=defaults), **given)
+                try:
+                    return function(parsed=options.parse(said, defaults=defaults), **given)
+                finally:
+                    sys.stdout.flush()  # here, where a closed pipe is told as such
 
         decorated: Function = process_options(run)
         for name in reversed(options.TABLE):
@@ -155,7 +159,7 @@ def run_on_store(source: str, parsed: options.Parsed, body: Callable[[Store, Pla
     from zarrfs.sources import open_plan, plan_source
 
     chosen = parsed.options
-    _log_to_stderr(chosen.log_level)
+    _prepare_output(chosen.log_level)
     plan = plan_source(source, chosen)
     if chosen.log_level != "error":
         for warning in plan.warnings:
@@ -172,6 +176,16 @@ def run_on_store(source: str, parsed: options.Parsed, body: Callable[[Store, Pla
     return trio.run(opened)
 
 
-def _log_to_stderr(level: str) -> None:
+def _prepare_output(level: str) -> None:
     logging.basicConfig(format="zarrfs: %(message)s", stream=sys.stderr, force=True)
     logging.getLogger("zarrfs").setLevel(level.upper())
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names may hold bytes that are not UTF-8
+        utf8 = sys.stdout.encoding.lower() in ("utf-8", "utf8")
+        sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
+def clean_key(text: str) -> str:
+    """A key as a user may write it: slashes at its ends do not matter."""
+    from zarrfs.store.api import check_key
+
+    return check_key(text.strip("/"), root=True)

@@ -1,0 +1,56 @@
+"""zarrfs cat: the bytes of files, without a mount."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+
+from zarrfs.cli import common
+from zarrfs.options import Parsed
+
+EPILOG = """\b
+Examples:
+  zarrfs cat refs.json .zgroup
+  zarrfs cat archive.json etc/hosts etc/passwd
+  zarrfs cat --range 0:4096 refs.json air/0.0.0 | xxd
+"""
+
+
+def _range(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int | None]:
+    """(start, length) of START:LENGTH; length None for all the rest."""
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not START:LENGTH, such as 0:4096, or START:", ctx, param)
+    return int(match[1]), None if match[2] is None else int(match[2])
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source")
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@click.option(
+    "--range", "extent", callback=_range, default="0:", metavar="START:LENGTH",
+    help="Only LENGTH bytes of each file, from START on.",
+)  # fmt: skip
+@common.source_options("source", "fetch", log_level="warning")
+def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], parsed: Parsed) -> None:
+    """Write the files KEY... of SOURCE to standard output, one after the other.
+
+    Symbolic links within SOURCE are followed. The first key that cannot be read ends it with status 1.
+    """
+    import trio
+
+    from zarrfs.sources import Plan
+    from zarrfs.stage.walk import pieces
+    from zarrfs.store.api import Store
+
+    async def body(store: Store, plan: Plan) -> None:
+        output = trio.wrap_file(sys.stdout.buffer)
+        for key in wanted:
+            async for piece in pieces(store, key, *extent):
+                await output.write(piece)
+        await output.flush()
+
+    wanted = [common.clean_key(key) for key in keys]
+    common.run_on_store(source, parsed, body)

@@ -1,0 +1,56 @@
+"""zarrfs ls: names, kinds and sizes, without a mount."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from zarrfs.cli import common, show
+from zarrfs.options import Parsed
+
+EPILOG = """\b
+Examples:
+  zarrfs ls refs.json                 names at the top
+  zarrfs ls -l refs.json air/0        with mode, size and time
+  zarrfs ls -R --json store.zarr      everything, one JSON object a line
+"""
+_AT_ONCE = 64  # sizes asked for at the same time
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source")
+@click.argument("key", default="")
+@click.option("-l", "--long", "detailed", is_flag=True, help="Show mode, size, time and link target.")
+@click.option("-R", "--recursive", is_flag=True, help="List everything below, by its whole key.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@common.source_options("source", "fetch", log_level="warning")
+def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, parsed: Parsed) -> None:
+    """List the directory KEY of SOURCE, or what is at its top.
+
+    A size that takes a question to a server is asked for with -l only; without, it is null in JSON.
+    """
+    from zarrfs.sources import Plan
+    from zarrfs.stage.walk import entries, with_sizes
+    from zarrfs.store.api import Info, Store
+
+    def line(at: str, info: Info) -> str:
+        if as_json:
+            return json.dumps(show.entry_json(at, info))
+        name = show.shown(at if recursive or at == start else info.name)
+        return show.long_line(name, info) if detailed else name
+
+    async def body(store: Store, plan: Plan) -> int:
+        failures: list[Exception] = []
+        found = entries(store, start, recursive)
+        if detailed:
+            found = with_sizes(store, found, _AT_ONCE, lambda at, exc: failures.append(exc))
+        async for at, info in found:
+            sys.stdout.write(line(at, info) + "\n")
+        for exc in failures:
+            common.say(str(exc))
+        return 1 if failures else 0
+
+    start = common.clean_key(key)
+    sys.exit(common.run_on_store(source, parsed, body))

@@ -1,0 +1,66 @@
+"""What entries look like on a terminal and in JSON."""
+
+from __future__ import annotations
+
+import datetime
+import stat
+from typing import Any
+
+from zarrfs.store.api import Info, Kind
+
+_FORMS = {
+    Kind.FILE: (stat.S_IFREG, 0o444),
+    Kind.DIRECTORY: (stat.S_IFDIR, 0o555),
+    Kind.SYMLINK: (stat.S_IFLNK, 0o777),
+}
+
+
+def entry_json(key: str, info: Info) -> dict[str, Any]:
+    """An entry, ready for JSON."""
+    return {
+        "key": key,
+        "kind": info.kind.name.lower(),
+        "size": info.size,
+        "mode": None if info.mode is None else f"{info.mode:04o}",
+        "mtime_ns": info.mtime_ns,
+        "target": info.target,
+    }
+
+
+def long_line(name: str, info: Info) -> str:
+    """An entry in the manner of ls -l; a mode that the mount would decide is shown as it would."""
+    form, usual = _FORMS[info.kind]
+    mode = stat.filemode(form | (usual if info.mode is None else info.mode))
+    size = "?" if info.size is None else str(info.size)
+    arrow = f" -> {shown(info.target or '')}" if info.kind is Kind.SYMLINK else ""
+    return f"{mode} {size:>12} {when(info.mtime_ns):19} {name}{arrow}"
+
+
+def when(mtime_ns: int | None) -> str:
+    """A time in the local zone; seconds since 1970 where the calendar ends."""
+    if mtime_ns is None:
+        return "-"
+    try:
+        return datetime.datetime.fromtimestamp(mtime_ns // 10**9).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return f"@{mtime_ns // 10**9}"
+
+
+def human(count: float) -> str:
+    """Bytes in a unit that fits: 7.3 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def shown(text: str) -> str:
+    """`text` in one line that leaves a terminal alone: control characters become escapes."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable() or "\udc80" <= char <= "\udcff":  # the latter: a byte that is not UTF-8
+        return char
+    return char.encode("unicode_escape").decode()

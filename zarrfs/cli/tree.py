@@ -1,0 +1,62 @@
+"""zarrfs tree: a source drawn as a tree."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+
+import click
+
+from zarrfs.cli import common, show
+from zarrfs.options import Parsed
+from zarrfs.store.api import Info, Kind, Store, join_key
+
+EPILOG = """\b
+Examples:
+  zarrfs tree refs.json
+  zarrfs tree -L 2 s3://bucket/store.zarr
+  zarrfs tree archive.json etc
+"""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source")
+@click.argument("key", default="")
+@click.option("-L", "--level", type=click.IntRange(1), metavar="DEPTH", help="Go no deeper than DEPTH.")
+@common.source_options("source", "fetch", log_level="warning")
+def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
+    """Draw SOURCE, or its directory KEY, as a tree."""
+    from zarrfs.sources import Plan
+
+    async def body(store: Store, plan: Plan) -> None:
+        counts = dict.fromkeys(Kind, 0)
+        sys.stdout.write(show.shown(f"{source.rstrip('/')}/{start}" if start else source) + "\n")
+        async for indent, info in _lines(store, start, level):
+            counts[info.kind] += 1
+            arrow = f" -> {show.shown(info.target or '')}" if info.kind is Kind.SYMLINK else ""
+            sys.stdout.write(f"{indent}{show.shown(info.name)}{arrow}\n")
+        directories, files = counts[Kind.DIRECTORY], counts[Kind.FILE] + counts[Kind.SYMLINK]
+        sys.stdout.write(
+            f"\n{directories:,} director{'y' if directories == 1 else 'ies'}, "
+            f"{files:,} file{'' if files == 1 else 's'}\n"
+        )
+
+    start = common.clean_key(key)
+    common.run_on_store(source, parsed, body)
+
+
+async def _lines(store: Store, top: str, level: int | None) -> AsyncIterator[tuple[str, Info]]:
+    """(indent, entry) of each line; looks one ahead, as the last of a directory differs."""
+    listing = store.list_dir(top)
+    open_ = [(top, "", listing, await anext(listing, None))]
+    while open_:
+        directory, indent, listing, info = open_.pop()
+        if info is None:
+            continue
+        following = await anext(listing, None)
+        open_.append((directory, indent, listing, following))
+        yield indent + ("├── " if following else "└── "), info
+        if info.kind is Kind.DIRECTORY and (level is None or len(open_) < level):
+            key = join_key(directory, info.name)
+            below = store.list_dir(key)
+            open_.append((key, indent + ("│   " if following else "    "), below, await anext(below, None)))

@@ -1,0 +1,143 @@
+"""Going through a store: every entry below a directory, their sizes and bytes, and where links lead."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import trio
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, ZarrfsError
+from zarrfs.store.api import Buffer, Info, Kind, Store, join_key
+
+LINKS_MAX = 40  # as the kernel's own limit
+PIECE = 4 << 20
+_BATCH = 1000
+
+
+async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[tuple[str, Info]]:
+    """(key, entry) of each child of a directory, or with `deep` of all below it; of a file, itself."""
+    info = await store.info(key)
+    if info.kind is not Kind.DIRECTORY:
+        yield key, info
+    elif deep:
+        async for found in walk(store, key):
+            yield found
+    else:
+        async for child in store.list_dir(key):
+            yield join_key(key, child.name), child
+
+
+async def walk(
+    store: Store, prefix: str = "", failed: Callable[[str, Exception], None] | None = None
+) -> AsyncIterator[tuple[str, Info]]:
+    """(key, entry) of everything below `prefix`, a directory before its children, names in order.
+
+    Holds one open listing a level and nothing else. A directory that cannot be listed raises, or is handed
+    to `failed` and left at that.
+    """
+    levels = [(prefix, store.list_dir(prefix))]
+    while levels:
+        directory, listing = levels[-1]
+        try:
+            info = await anext(listing, None)
+        except (ZarrfsError, OSError) as exc:
+            if failed is None:
+                raise
+            failed(directory, exc)
+            info = None
+        if info is None:
+            levels.pop()
+            continue
+        key = join_key(directory, info.name)
+        yield key, info
+        if info.kind is Kind.DIRECTORY:
+            levels.append((key, store.list_dir(key)))
+
+
+async def follow(store: Store, key: str) -> str | None:
+    """The key that `key` leads to through symbolic links; None where that leaves the tree or goes in circles.
+
+    Raises NotFound or NotDirectory where it leads nowhere.
+    """
+    done: list[str] = []
+    rest, links = key.split("/"), 0
+    while rest:
+        part, rest = rest[0], rest[1:]
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not done:
+                return None
+            done.pop()
+            continue
+        at = "/".join([*done, part])
+        info = await store.info(at)
+        if info.kind is Kind.SYMLINK:
+            links += 1
+            target = info.target or ""
+            if links > LINKS_MAX or target.startswith("/"):
+                return None
+            rest = [*target.split("/"), *rest]
+        elif rest and info.kind is not Kind.DIRECTORY:
+            raise NotDirectory(at)
+        else:
+            done.append(part)
+    return "/".join(done)
+
+
+async def with_sizes(
+    store: Store,
+    found: AsyncIterator[tuple[str, Info]],
+    at_once: int,
+    failed: Callable[[str, Exception], None],
+) -> AsyncIterator[tuple[str, Info]]:
+    """`found` with the sizes that its listing did not know, asked for `at_once` at a time, in order.
+
+    A size that cannot be had stays None, and the reason is handed to `failed`.
+    """
+    batch: list[tuple[str, Info]] = []
+    unknown = 0
+
+    async def ask(index: int) -> None:
+        key, info = batch[index]
+        try:
+            batch[index] = key, info._replace(size=(await store.info(key)).size)
+        except (ZarrfsError, OSError) as exc:
+            failed(key, exc)
+
+    async def ask_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for index, (_key, info) in enumerate(batch):
+                if info.size is None:
+                    nursery.start_soon(ask, index)
+
+    async for entry in found:
+        batch.append(entry)
+        unknown += entry[1].size is None
+        if unknown == at_once or len(batch) == _BATCH:
+            await ask_all()
+            for item in batch:
+                yield item
+            batch.clear()
+            unknown = 0
+    await ask_all()
+    for item in batch:
+        yield item
+
+
+async def pieces(store: Store, key: str, start: int = 0, length: int | None = None) -> AsyncIterator[Buffer]:
+    """The bytes [start, start + length) of the file that `key` leads to, in pieces of bounded size."""
+    at = await follow(store, key)
+    if at is None:
+        raise NotFound(key, "a symbolic link that leads out of the source, or in circles")
+    info = await store.info(at)
+    if info.kind is Kind.DIRECTORY:
+        raise IsDirectory(key)
+    size = info.size or 0
+    stop = size if length is None else min(size, start + length)
+    while start < stop:
+        piece = await store.get(at, start, min(PIECE, stop - start))
+        if not len(piece):
+            raise ReadError(at, f"ends at {start}, not at {size}")
+        yield piece
+        start += len(piece)
