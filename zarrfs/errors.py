@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+import traceback
 
 log = logging.getLogger("zarrfs")
 
@@ -153,5 +155,8 @@ def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
         code = exc.errno if exc.errno in _OS_ERRNOS else errno.EIO
         log.error("%s: %s [%s]", what, exc, errno.errorcode[code])
         return code
-    log.error("%s: %s: %s [EIO]", what, type(exc).__name__, exc, exc_info=exc)
+    frame = traceback.extract_tb(exc.__traceback__)[-1:]
+    place = "".join(f" at {os.path.basename(step.filename)}:{step.lineno}" for step in frame)
+    log.error("%s: %s: %s%s [EIO]", what, type(exc).__name__, exc, place)
+    log.debug("where it came from:", exc_info=exc)
     return errno.EIO

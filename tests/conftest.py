@@ -1,0 +1,44 @@
+"""What all tests share: the program, sample data, and a cache directory that is not the user's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+PROGRAM = os.path.join(os.path.dirname(sys.executable), "zarrfs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Indexes of the tests go to a directory of their own."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    yield
+    patch.undo()
+
+
+def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+    """Run zarrfs; output captured, status not checked."""
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **more
+    )  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample reference sets, with the place of their data filled in."""
+    source, made = DATA / "references", tmp_path_factory.mktemp("references")
+    for document in source.glob("*.json"):
+        text = document.read_text().replace("@DATA@", str(source / "data"))
+        (made / document.name).write_text(text)
+    return made

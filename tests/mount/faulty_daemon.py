@@ -1,0 +1,58 @@
+"""A mount with one handler that raises: faulty_daemon.py MOUNTPOINT HANDLER EXCEPTION.
+
+The fault sits inside the handler, under the wrapper that is tested, and ends when MOUNTPOINT.heal exists.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import sys
+import tempfile
+from typing import Any
+
+from zarrfs import errors
+from zarrfs.fuse import operations, serve
+from zarrfs.options import Options
+from zarrfs.sources import Plan
+from zarrfs.store.indexfile import IndexWriter
+
+
+def main() -> None:
+    mountpoint, name, exception = sys.argv[1:]
+
+    def broken(*_arguments: object) -> Any:
+        if not os.path.exists(mountpoint + ".heal"):
+            if exception == "ReadError":
+                raise errors.ReadError("file:///data/x", "no luck")
+            raise getattr(builtins, exception)(2, "injected")
+
+    if name == "forget":
+        original = operations.InodeTable.forget
+        operations.InodeTable.forget = lambda *given: broken() or original(*given)  # type: ignore[method-assign]
+    else:
+        wrapper = getattr(operations.Operations, name)
+
+        async def inner(*given: Any) -> Any:
+            broken()
+            return await wrapper.__wrapped__(*given)
+
+        setattr(operations.Operations, name, operations.handler(functools.wraps(wrapper.__wrapped__)(inner)))
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "index")
+        with IndexWriter(path) as writer:
+            writer.inline("file", b"content")
+            writer.inline("other", b"more")
+            writer.symlink("link", "file")
+            writer.commit()
+        # no timeouts: every call reaches its handler
+        options = Options(attr_timeout=0, entry_timeout=0, negative_timeout=0)
+        serve.serve(
+            Plan("faulty", "references", index=path), mountpoint, options, [],
+            lambda: print("ready", flush=True),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
