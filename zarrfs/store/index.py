@@ -107,13 +107,17 @@ class IndexStore:
             after = page[-1][0]
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async for info in self.list_dir(prefix):
-            key = join_key(prefix, info.name)
-            if info.kind is Kind.DIRECTORY:
-                async for below in self.list_prefix(key):
-                    yield below
-            else:
+        levels = [(prefix, self.list_dir(prefix))]  # a stack of our own: trees may be deeper than Python's
+        while levels:
+            above, listing = levels[-1]
+            async for info in listing:
+                key = join_key(above, info.name)
+                if info.kind is Kind.DIRECTORY:
+                    levels.append((key, self.list_dir(key)))
+                    break
                 yield key
+            else:
+                levels.pop()
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         row = self._row(key)
@@ -169,8 +173,10 @@ class IndexStore:
     # -- rows
 
     def _count(self) -> Usage:
-        row = self._db.execute("SELECT sum(coalesce(held, size)), count(*) FROM entry WHERE kind=0").fetchone()
-        return Usage(row[0] or 0, row[1])
+        # total() is a float: the sum of declared sizes may overflow 64 bits
+        query = "SELECT total(coalesce(held, size)), count(*) FROM entry WHERE kind=0"
+        held, files = self._db.execute(query).fetchone()
+        return Usage(min(int(held), 2**63 - 1), files)
 
     def _info(self, row: tuple[Any, ...]) -> Info:
         name, kind, size, mode, mtime_ns, _place, ref, _start, held = row
@@ -202,18 +208,24 @@ class IndexStore:
             return ROOT
         ident = self._directories.get(key)
         if ident is None:
-            row = self._row(key)
-            if row.kind != Kind.DIRECTORY:
-                raise NotDirectory(key)
-            ident = _remember(self._directories, key, row.ref)
+            for at in range(1, len(key)):  # from the top: a row then finds its parent, however deep it is
+                if key[at] == "/" and key[:at] not in self._directories:
+                    self._enter(key[:at])
+            ident = self._enter(key)
         return ident
+
+    def _enter(self, key: str) -> int:
+        row = self._row(key)
+        if row.kind != Kind.DIRECTORY:
+            raise NotDirectory(key)
+        return _remember(self._directories, key, row.ref)
 
     # -- bytes
 
     def _inline(self, ref: int, start: int, length: int) -> bytes:
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
-            blob.seek(start)
-            return blob.read(length)
+            blob.seek(min(start, len(blob)))
+            return blob.read(length).ljust(length, b"\0")  # a value shorter than its file goes on with zeros
 
     async def _gather(self, owner: int, start: int, stop: int) -> Buffer:
         """[start, stop) of a file made of regions, zeros between them."""
@@ -225,10 +237,9 @@ class IndexStore:
         ).fetchall()
         if len(rows) == 1 and rows[0][0] <= start and rows[0][0] + rows[0][1] >= stop:
             at, length, target, offset = rows[0]
-            data = await self._targets.read(
+            return await self._targets.read(
                 self._url(target), offset + start - at, stop - start, offset, offset + length
             )
-            return data
         out = bytearray(stop - start)
         for at, length, target, offset in rows:
             low, high = max(at, start), min(at + length, stop)

@@ -31,7 +31,7 @@ CREATE TABLE entry (
     mode INTEGER,              -- permission bits, or NULL
     mtime_ns INTEGER,          -- or NULL
     place INTEGER,             -- Place of a file; NULL for a directory
-    ref INTEGER,               -- directory: its id; INLINE, symlink: value; RANGE, WHOLE: target; REGIONS: set
+    ref INTEGER,               -- directory: id; INLINE, symlink: value; RANGE, WHOLE: target; REGIONS: owner
     start INTEGER,             -- RANGE: offset in the target
     held INTEGER,              -- bytes allocated where that is less than size
     PRIMARY KEY (parent, name)
@@ -116,10 +116,20 @@ class IndexWriter:
 
     # -- entries
 
-    def inline(self, key: str, data: Buffer, mode: int | None = None, mtime_ns: int | None = None) -> None:
-        """A file that holds `data`."""
-        ref = self._value(data)
-        self._add(key, Kind.FILE, len(data), mode, mtime_ns, Place.INLINE, ref)
+    def inline(
+        self,
+        key: str,
+        data: Buffer,
+        mode: int | None = None,
+        mtime_ns: int | None = None,
+        size: int | None = None,
+    ) -> None:
+        """A file that holds `data`, and zeros from there on to `size` where that is larger."""
+        ref, held = self._value(data), len(data)
+        if size is None or size <= held:
+            self._add(key, Kind.FILE, held, mode, mtime_ns, Place.INLINE, ref)
+        else:
+            self._add(key, Kind.FILE, size, mode, mtime_ns, Place.INLINE, ref, held)
 
     def symlink(self, key: str, target: str, mtime_ns: int | None = None) -> None:
         """A symbolic link to `target`."""

@@ -1,0 +1,356 @@
+"""Blobs: where they lie, and BlobReader, which serves no byte of one before its hash is right.
+
+Source: RFC 10 (blobrefs). A place is a directory with one file per blob, named by its blobref.
+
+A blob is verified when it is first read, and again whenever its file changes. What tells a change are the
+file's size, mtime and ctime, looked at after every read: the kernel sets them before it changes a byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import trio
+
+from zarrfs.errors import (
+    AccessDenied,
+    Loop,
+    OutOfRange,
+    ReadError,
+    TargetChanged,
+    TargetMissing,
+    UsageError,
+    WrongHash,
+)
+from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.local import read_cached
+
+log = logging.getLogger("zarrfs")
+
+MAX_OPEN = 128  # descriptors kept: reading another blob closes the one that was not read for longest
+MAX_VERDICTS = 65_536  # verified files remembered, open or not
+_PIECE = 1 << 20  # bytes hashed at a time
+_HASHING = 4  # blobs hashed at once
+_ATTEMPTS = 3  # how often a blob may change under a reader before that is an error
+_TICK_NS = 20_000_000  # longer than the clock of file times stands still (10 ms at 100 Hz)
+
+_BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
+
+
+def canonical(text: str) -> str | None:
+    """The blobref `text` in lower case, or None: nothing else ever becomes part of a path."""
+    text = text.lower()
+    return text if _BLOBREF.fullmatch(text) else None
+
+
+def sized(blobref: str, length: int) -> str:
+    """The url of a blob that must be `length` bytes long, as indexes hold it and BlobReader takes it."""
+    return f"{blobref}:{length}"
+
+
+def check_places(directories: Iterable[str]) -> None:
+    """Raise UsageError for a place of blobs that is not a directory."""
+    for directory in directories:
+        try:
+            if not stat.S_ISDIR(os.stat(directory).st_mode):
+                raise UsageError(f"option blobs={directory}: not a directory")
+        except OSError as exc:
+            raise UsageError(f"option blobs={directory}: {(exc.strerror or str(exc)).lower()}") from None
+
+
+class _Identity(NamedTuple):
+    """What changes when a file does."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class _Blob:
+    """A verified blob and its descriptor."""
+
+    __slots__ = ("fd", "identity", "path", "retired", "users")
+
+    def __init__(self, path: str, fd: int, identity: _Identity) -> None:
+        self.path, self.fd, self.identity = path, fd, identity
+        self.users = 0
+        self.retired = False  # to be closed by its last user
+
+
+class _Queue:
+    """The readers that wait for one blob to be verified."""
+
+    __slots__ = ("lock", "readers")
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.readers = 0
+
+
+class BlobReader:
+    """A TargetReader for blobrefs: urls are `sized()` ones, or plain blobrefs.
+
+    Errors, none of which is ENOENT: TargetMissing (in no place), WrongHash, OutOfRange (another length),
+    AccessDenied, TargetChanged (it does not stop changing), Loop (it lies in the mount that asks), ReadError
+    (no regular file, or the disk's own).
+    """
+
+    def __init__(self, directories: tuple[str, ...]) -> None:
+        self._places = tuple(os.path.abspath(directory) for directory in directories)
+        self.forbidden_device: int | None = None  # st_dev of the mount that asks
+        self._open: OrderedDict[str, _Blob] = OrderedDict()
+        self._queues: dict[str, _Queue] = {}
+        self._verdicts: OrderedDict[tuple[str, _Identity], bool] = OrderedDict()
+        self._verdicts_lock = threading.Lock()
+        self._limiter = trio.CapacityLimiter(_HASHING)
+        self._warned: set[str] = set()
+        self._closed = False
+        self._reads = self._hashed = self._hashed_bytes = 0
+
+    # -- the TargetReader protocol
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        blobref, declared = _split(url)
+        for _ in range(_ATTEMPTS):
+            blob = await self._acquire(blobref, declared)
+            try:
+                if offset + length > blob.identity.size:
+                    raise OutOfRange(blob.path, f"has {blob.identity.size} bytes, not {offset + length}")
+                data, identity = await _pread(blob.fd, offset, length)
+            except OSError as exc:
+                raise _read_error(blob.path, exc) from exc
+            finally:
+                self._release(blob)
+            if identity == blob.identity:
+                if len(data) != length:
+                    raise OutOfRange(blob.path, f"ends before byte {offset + length}")
+                self._reads += 1
+                return data
+            self._retire(blobref, blob)
+        raise TargetChanged(blob.path, "keeps changing")
+
+    async def size(self, url: str) -> int:
+        blob = await self._acquire(*_split(url))
+        self._release(blob)
+        return blob.identity.size
+
+    def resolve(self, url: str) -> str:
+        """The file that is read for `url`: the first that exists, else where it is looked for first."""
+        blobref, _ = _split(url)
+        paths = [os.path.join(place, blobref) for place in self._places]
+        if len(paths) > 1:
+            paths = [path for path in paths if os.path.exists(path)] or paths
+        return paths[0] if paths else blobref
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "blob_reads": self._reads,
+            "blobs_open": len(self._open),
+            "blobs_verified": self._hashed,
+            "blob_bytes_verified": self._hashed_bytes,
+        }
+
+    async def aclose(self) -> None:
+        self._closed = True
+        while self._open:
+            self._retire(*next(iter(self._open.items())))
+
+    # -- descriptors; all of this runs on the loop
+
+    async def _acquire(self, blobref: str, declared: int | None) -> _Blob:
+        """The verified blob with one more user, verifying it unless somebody just did."""
+        blob = self._take(blobref)
+        if blob is None:
+            queue = self._queues.setdefault(blobref, _Queue())
+            queue.readers += 1
+            try:
+                async with queue.lock:
+                    blob = self._take(blobref)
+                    if blob is None:
+                        blob = await trio.to_thread.run_sync(
+                            self._find, blobref, declared, limiter=self._limiter
+                        )
+                        self._keep(blobref, blob)
+            finally:
+                queue.readers -= 1
+                if not queue.readers:
+                    del self._queues[blobref]
+        if declared is not None and blob.identity.size != declared:
+            self._release(blob)
+            raise _wrong_length(blob.path, blob.identity.size, declared)
+        return blob
+
+    def _take(self, blobref: str) -> _Blob | None:
+        if self._closed:
+            raise ReadError(blobref, "the reader is closed")
+        blob = self._open.get(blobref)
+        if blob is not None:
+            self._open.move_to_end(blobref)
+            blob.users += 1
+        return blob
+
+    def _keep(self, blobref: str, blob: _Blob) -> None:
+        blob.users += 1
+        self._open[blobref] = blob
+        if self._closed:
+            self._retire(blobref, blob)
+        elif len(self._open) > MAX_OPEN:
+            self._retire(*next(iter(self._open.items())))
+
+    def _retire(self, blobref: str, blob: _Blob) -> None:
+        """Take `blob` from the open ones; its last user closes it."""
+        if self._open.get(blobref) is blob:
+            del self._open[blobref]
+        if not blob.retired:
+            blob.retired = True
+            if not blob.users:
+                os.close(blob.fd)
+
+    def _release(self, blob: _Blob) -> None:
+        blob.users -= 1
+        if blob.retired and not blob.users:
+            os.close(blob.fd)
+
+    # -- verifying; all of this runs in a worker thread
+
+    def _find(self, blobref: str, declared: int | None) -> _Blob:
+        """The blob from the first place that has the right one, open; else the gravest of the errors."""
+        failures: list[ReadError] = []
+        for place in self._places:
+            path = os.path.join(place, blobref)
+            try:
+                blob = self._examine(path, blobref, declared)
+            except OSError as exc:
+                failures.append(_read_error(path, exc))
+            except ReadError as exc:
+                failures.append(exc)
+            else:
+                for failure in failures:
+                    if not isinstance(failure, TargetMissing):
+                        self._warn(failure, blob.path)
+                return blob
+        for failure in failures:
+            if not isinstance(failure, TargetMissing):
+                raise failure
+        where = "in none of " + ", ".join(self._places) if self._places else "no blobs= given"
+        raise TargetMissing(blobref, f"no such blob: {where}")
+
+    def _examine(self, path: str, blobref: str, declared: int | None) -> _Blob:
+        """The blob at `path`, open, if it is the one."""
+        # a fifo must not hold us up, and a place may hold symlinks: the hash decides
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            return _Blob(path, fd, self._check(fd, path, blobref, declared))
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _check(self, fd: int, path: str, blobref: str, declared: int | None) -> _Identity:
+        """What identifies the blob, once everything about it is right."""
+        status = os.fstat(fd)
+        if status.st_dev == self.forbidden_device:
+            raise Loop(path, "lies in the mount that refers to it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ReadError(path, "not a regular file")
+        if declared is not None and status.st_size != declared:
+            raise _wrong_length(path, status.st_size, declared)
+        identity = _identity(status)
+        if not self._right(fd, path, blobref, identity):
+            raise WrongHash(path, "its bytes have another hash than its name says")
+        return identity
+
+    def _right(self, fd: int, path: str, blobref: str, identity: _Identity) -> bool:
+        """Whether the file's bytes have the hash that `blobref` names: remembered, or found out now."""
+        known = (blobref, identity)
+        with self._verdicts_lock:
+            if known in self._verdicts:
+                self._verdicts.move_to_end(known)
+                return self._verdicts[known]
+        # a write in the same tick as the last one would not show: let the tick pass before the first byte
+        age = time.time_ns() - identity.ctime_ns
+        if age < _TICK_NS:
+            time.sleep(min(_TICK_NS, _TICK_NS - age) / 1e9)
+        right = _digest(fd, blobref, identity.size) == blobref
+        if _identity(os.fstat(fd)) != identity:
+            raise TargetChanged(path, "changed while it was verified")
+        with self._verdicts_lock:
+            self._hashed += 1
+            self._hashed_bytes += identity.size
+            self._verdicts[known] = right
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        return right
+
+    def _warn(self, failure: ReadError, path: str) -> None:
+        """Say once that a place has a bad blob, where another place has the right one."""
+        if failure.where not in self._warned and len(self._warned) < MAX_VERDICTS:
+            self._warned.add(failure.where)
+            log.warning("%s; read from %s instead", failure, path)
+
+
+def _split(url: str) -> tuple[str, int | None]:
+    """(blobref, declared length) of a url."""
+    blobref, _, length = url.partition(":")
+    if canonical(blobref) != blobref:
+        raise ReadError(url, "not a blobref")
+    return blobref, int(length) if length else None
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _digest(fd: int, blobref: str, size: int) -> str:
+    """The blobref of the first `size` bytes, with the algorithm of `blobref`; in a worker thread of trio."""
+    algorithm = blobref.partition("-")[0]
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    piece = memoryview(bytearray(min(size, _PIECE)))
+    at = 0
+    while at < size:
+        trio.from_thread.check_cancelled()
+        count = os.preadv(fd, [piece[: size - at]], at)
+        if not count:
+            break
+        digest.update(piece[:count])
+        at += count
+    return f"{algorithm}-{digest.hexdigest()}"
+
+
+def _wrong_length(path: str, size: int, declared: int) -> OutOfRange:
+    return OutOfRange(path, f"a blob of {size} bytes, where the archive says {declared}")
+
+
+def _read_error(path: str, exc: OSError) -> ReadError:
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return TargetMissing(path, "no such blob")
+    reason = (exc.strerror or str(exc)).lower()
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        return AccessDenied(path, reason)
+    return ReadError(path, reason)
+
+
+async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, _Identity]:
+    """Up to `length` bytes, and the identity of the file after they were read."""
+    data = read_cached(fd, offset, length)
+    if len(data) == length:
+        return data, _identity(os.fstat(fd))
+    return await trio.to_thread.run_sync(_fill, fd, data, offset, length)
+
+
+def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, _Identity]:
+    """`data` with what the file has after it, up to `length` bytes; blocks."""
+    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+        data += more
+    return data, _identity(os.fstat(fd))
