@@ -41,6 +41,10 @@ def plan_source(source: str, options: Options, child: bool = True) -> Plan:
 
     `child=False` does it in this process, which `memory:` URLs need, as they exist only here.
     """
+    if options.blobs:  # not only when an archive is compiled: its index may be there already
+        from zarrfs.sources.blobs import check_places
+
+        check_places(options.blobs)
     path = path_of_uri(source)
     if path is not None and options.type in (None, "zarr") and os.path.isdir(path):
         from zarrfs.sources.zarrstore import plan_directory

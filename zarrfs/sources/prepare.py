@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import os
+import sqlite3
 import stat
 import sys
 import tempfile
@@ -77,7 +78,9 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
 def compile_document(document: Document, options: Options) -> Plan:
     """The plan of a document: its index from the cache directory, or compiled now."""
     digest = hashlib.sha256(document.data)
-    digest.update(repr((INDEX_VERSION, options.type, options.strict, options.compat, options.gen_limit)).encode())
+    # whatever changes an index or its warnings
+    said = (options.type, options.strict, options.compat, options.gen_limit, bool(options.blobs))
+    digest.update(repr((INDEX_VERSION, *said)).encode())
     directory, temporary = index_directory(options)
     path = os.path.join(directory, digest.hexdigest() + ".index")
     plan = Plan(
@@ -95,8 +98,9 @@ def compile_document(document: Document, options: Options) -> Plan:
             compile_(parsed, compilation)
             warnings = compilation.told()
             writer.commit({"kind": kind, "source": document.source, "warnings": json.dumps(warnings)}.items())
-    except OSError as exc:
-        raise SourceError(document.source, f"cannot write its index {path}: {exc.strerror or exc}") from exc
+    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise SourceError(document.source, f"cannot write its index {path}: {reason}") from exc
     return dataclasses.replace(plan, kind=kind, warnings=warnings)
 
 
