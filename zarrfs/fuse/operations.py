@@ -300,6 +300,9 @@ class Operations(pyfuse3.Operations):
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """user.zarrfs.source of a file; user.zarrfs.mount of the root."""
+        if not name.startswith(b"user."):
+            # "not supported here", not "absent": ls then asks once a mount and not twice a file
+            raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         key = self.inodes.key(inode)
         if name == MOUNT_XATTR and inode == pyfuse3.ROOT_INODE:
             return json.dumps(self._about).encode()
