@@ -1,0 +1,158 @@
+"""BaseDirectory: opens files below a directory such that no symbolic link leads out of it.
+
+One openat2(2) does it in the kernel. Where that is missing (Linux < 5.6, some containers), and for absolute
+links that point back into the base directory, the path is walked part by part with O_NOFOLLOW.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+
+_SYS_OPENAT2 = 437  # the same number on every architecture
+_NO_MAGICLINKS, _BENEATH, _CACHED = 0x02, 0x08, 0x20
+_LINKS_MAX = 40  # as the kernel's own limit
+_BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t]
+_hows: dict[tuple[int, int], tuple[_OpenHow, int]] = {}  # a struct per set of flags, never changed once made
+
+
+def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
+    how = _hows.get((flags, resolve))
+    if how is None:
+        struct = _OpenHow(flags, 0, resolve)
+        how = _hows[flags, resolve] = struct, ctypes.addressof(struct)
+    found: int = _syscall(_SYS_OPENAT2, directory, path, how[1], ctypes.sizeof(_OpenHow))
+    if found < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fsdecode(path))
+    return found
+
+
+class BaseDirectory:
+    """A directory held open; paths are bytes relative to it, without a leading slash.
+
+    Holding it open keeps its file system from being unmounted, and makes the paths immune to renames and
+    mounts above it (a FUSE mount on the very directory included).
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open `path`; an OSError where it is no directory."""
+        self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._roots = tuple({os.fsencode(os.path.abspath(path)), os.fsencode(os.path.realpath(path))})
+        self._kernel_walks = True
+        self._kernel_caches = True
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def open(self, path: bytes, flags: int, cached: bool = False) -> int:
+        """A descriptor of `path` ("" is the directory itself). The last part is followed unless O_NOFOLLOW.
+
+        OSError as open(2); EXDEV where a link leads out of the base directory. With `cached` nothing waits
+        for a disk or a server: BlockingIOError unless the kernel's name cache has every part of the path.
+        """
+        flags |= os.O_CLOEXEC if flags & os.O_PATH else _BASIC
+        if not self._kernel_walks:
+            if cached:
+                raise BlockingIOError(errno.EAGAIN, "not cached")
+            return self._walk(path, flags)
+        if cached and not self._kernel_caches:
+            raise BlockingIOError(errno.EAGAIN, "not cached")
+        resolve = _BENEATH | _NO_MAGICLINKS | (_CACHED if cached else 0)
+        while True:
+            try:
+                return _openat2(self.descriptor, path or b".", flags, resolve)
+            except OSError as exc:
+                code = exc.errno
+                if code == errno.EAGAIN and not cached:
+                    continue  # a rename went on at the same time: the kernel could not rule out an escape
+                if code == errno.EINVAL and cached:  # Linux < 5.12
+                    self._kernel_caches = False
+                elif code in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
+                    self._kernel_walks = False
+                elif code != errno.EXDEV:
+                    raise
+            if cached:
+                raise BlockingIOError(errno.EAGAIN, "not cached")
+            return self._walk(path, flags)
+
+    def _works(self) -> bool:
+        """Whether openat2 works here at all: EPERM may be seccomp's, or the file's."""
+        try:
+            os.close(_openat2(self.descriptor, b".", os.O_PATH | os.O_CLOEXEC, _BENEATH))
+        except OSError:
+            return False
+        return True
+
+    def _walk(self, path: bytes, flags: int) -> int:
+        """As open(), part by part; the descriptors of all directories on the way down make ".." safe."""
+        stack = [os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)]
+        todo = _parts(path)
+        links = 0
+        try:
+            while todo:
+                name = todo.pop(0)
+                if name == b"..":
+                    os.close(stack.pop())
+                    if not stack:
+                        raise _leads_out(path)
+                    continue
+                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stack[-1])
+                stack.append(found)
+                mode = os.fstat(found).st_mode
+                if stat.S_ISLNK(mode) and (todo or not flags & os.O_NOFOLLOW):
+                    links += 1
+                    if links > _LINKS_MAX:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+                    target = os.readlink(b"", dir_fd=found)
+                    os.close(stack.pop())
+                    if target.startswith(b"/"):
+                        target = self._inside(target, path)
+                        while len(stack) > 1:
+                            os.close(stack.pop())
+                    todo = _parts(target) + todo
+                elif todo and not stat.S_ISDIR(mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path))
+                elif not todo and not stat.S_ISDIR(mode) and not flags & os.O_PATH:
+                    os.close(stack.pop())
+                    return os.open(name, flags | os.O_NOFOLLOW, dir_fd=stack[-1])
+            return _reopen(stack, flags)
+        finally:
+            for descriptor in stack:
+                os.close(descriptor)
+
+    def _inside(self, target: bytes, path: bytes) -> bytes:
+        """The part of an absolute link's target below the base directory."""
+        for root in self._roots:
+            if target == root or target.startswith(root.rstrip(b"/") + b"/"):
+                return target[len(root) :]
+        raise _leads_out(path)
+
+
+def _reopen(stack: list[int], flags: int) -> int:
+    """What the top of the stack refers to, opened with `flags`."""
+    if flags & os.O_PATH and not (flags & os.O_DIRECTORY and not stat.S_ISDIR(os.fstat(stack[-1]).st_mode)):
+        return stack.pop()
+    return os.open(b".", flags, dir_fd=stack[-1])
+
+
+def _parts(path: bytes) -> list[bytes]:
+    return [part for part in path.split(b"/") if part not in (b"", b".")]
+
+
+def _leads_out(path: bytes) -> OSError:
+    return OSError(errno.EXDEV, "a link leads out of the store", os.fsdecode(path))

@@ -1,0 +1,158 @@
+"""Staging: where values are written before they appear under their names, and trees go before they vanish.
+
+The directory `.zarrfs-staging` in the base directory holds them; a rename makes each change atomic. A file in
+it is locked (flock) by the process that writes it, so whatever is not locked was left behind by a crash and
+is removed by the next process that writes. Names with this prefix are no keys, at any depth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import threading
+import time
+
+RESERVED = ".zarrfs-staging"
+_NAME = os.fsencode(RESERVED)
+_UNLOCKABLE_AGE = 86_400  # seconds after which a file counts as left behind where locks do not work
+_TRIES = 100
+
+
+class Staging:
+    """The staging directory of one base directory; made when first needed. All methods block."""
+
+    def __init__(self, base: int) -> None:
+        """`base` is a descriptor of the base directory, which stays the caller's."""
+        self._base = base
+        self._cleaned: set[tuple[int, int]] = set()
+        self._lock = threading.Lock()
+
+    def create(self, near: int | None, mode: int) -> StagedFile:
+        """A new, empty, locked file with permission bits `mode` (cut by the umask).
+
+        `near`: a directory to put it into instead, under a reserved name: for a destination that rename
+        cannot reach from the staging directory, as another file system is mounted there.
+        """
+        for _ in range(_TRIES):
+            directory = self._open() if near is None else os.dup(near)
+            try:
+                self._clean_once(directory, b"" if near is None else _NAME)
+                name = (b"" if near is None else _NAME + b".") + secrets.token_hex(8).encode()
+                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+                descriptor = os.open(name, flags, mode, dir_fd=directory)
+            except FileNotFoundError:  # another process removed the empty staging directory
+                os.close(directory)
+                continue
+            except BaseException:
+                os.close(directory)
+                raise
+            staged = StagedFile(directory, name, descriptor)
+            if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+                return staged
+            staged.discard()  # a cleaning process was quicker than our lock
+        raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
+
+    def remove_tree(self, parent: int, name: bytes) -> None:
+        """Remove the directory `name` in the directory `parent` with all below it: at once, for readers."""
+        tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            _lock(tree)
+            staging = self._open()
+            try:
+                self._clean_once(staging, b"")
+                hidden = secrets.token_hex(8).encode()
+                os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=staging)
+            except OSError as exc:
+                if exc.errno not in (errno.EXDEV, errno.EACCES, errno.EPERM):
+                    raise
+                shutil.rmtree(name, dir_fd=parent)  # another file system: part by part
+            else:
+                shutil.rmtree(hidden, dir_fd=staging)
+            finally:
+                os.close(staging)
+        finally:
+            os.close(tree)
+
+    def close(self) -> None:
+        """Remove the staging directory if nobody uses it."""
+        with contextlib.suppress(OSError):
+            os.rmdir(_NAME, dir_fd=self._base)
+
+    def _open(self) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(_NAME, 0o777, dir_fd=self._base)
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(_NAME, flags, dir_fd=self._base)
+
+    def _clean_once(self, directory: int, prefix: bytes) -> None:
+        """Remove from `directory` what crashed processes left there under names with `prefix`."""
+        status = os.fstat(directory)
+        ident = status.st_dev, status.st_ino
+        with self._lock:
+            if ident in self._cleaned:
+                return
+            for entry in os.listdir(directory):
+                name = os.fsencode(entry)
+                if name.startswith(prefix):
+                    _remove_abandoned(directory, name)
+            self._cleaned.add(ident)
+
+
+class StagedFile:
+    """A file that has no name of its own yet; `descriptor` is open for writing."""
+
+    def __init__(self, directory: int, name: bytes, descriptor: int) -> None:
+        self._directory, self._name, self.descriptor = directory, name, descriptor
+
+    def place(self, parent: int, name: bytes) -> None:
+        """Let it appear as `name` in the directory `parent`, instead of what is there."""
+        os.rename(self._name, name, src_dir_fd=self._directory, dst_dir_fd=parent)
+        self._close()
+
+    def discard(self) -> None:
+        """Remove it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name, dir_fd=self._directory)
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self.descriptor)
+        os.close(self._directory)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Whether the lock is ours; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _remove_abandoned(directory: int, name: bytes) -> None:
+    """Remove `name` in `directory` unless a living process holds it."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except OSError:
+        return
+    try:
+        status, locked = os.fstat(descriptor), _lock(descriptor)
+        old = time.time() - max(status.st_mtime, status.st_ctime) > _UNLOCKABLE_AGE
+        if locked or (locked is None and old):
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(status.st_mode):
+                    shutil.rmtree(name, dir_fd=directory)
+                else:
+                    os.unlink(name, dir_fd=directory)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Targets: the TargetReader of reference sets: local files and URLs, whatever a reference names.
+
+Forms of a target: an absolute path; file:///path, taken literally as fsspec does, percent-decoded if there is
+no such file; file://relative/path and relative paths, which start at `base`; and protocol://... of the
+protocols that reference sets use. A set that came over the network (its base is a URL) reaches no local
+file: it could name any file of whoever mounts it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.options import Options
+from zarrfs.transfer import urls
+from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.remote import RemoteFiles
+
+# Enabled without being named by the user; options of a protocol (-o sftp.username=...) enable it too.
+PROTOCOLS = frozenset(
+    ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory", "zip", "tar", "file", "local")
+)
+# Never: they run code from documents, or write to disk behind the user's back.
+FORBIDDEN = frozenset(("reference", "simplecache", "filecache", "blockcache", "cached"))
+_LOCAL = ("file", "local")
+_KNOWN = 65_536  # URLs whose path is remembered
+
+
+class Targets:
+    """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/"."""
+
+    def __init__(self, options: Options, base: str = "") -> None:
+        self.local = LocalFiles()
+        self._options = options
+        found = urls.protocols(base)
+        self._base = base if found and found[0] not in _LOCAL else urls.file_path(base)
+        self._base_is_remote = bool(urls.protocols(self._base)) and found != ["memory"]
+        self._remote: RemoteFiles | None = None
+        self._paths: OrderedDict[str, str] = OrderedDict()
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """st_dev of the mount that asks: a target on it would wait for itself, and is a Loop instead."""
+        return self.local.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self.local.forbidden_device = device
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        """As TargetReader.read."""
+        path = self._paths.get(url)
+        if path is None:
+            path, remote = await self._find(url)
+            if path is None:
+                return await self._remotely().read(remote, offset, length, low, high)
+        return await self.local.read(path, offset, length)
+
+    async def size(self, url: str) -> int:
+        """As TargetReader.size."""
+        path, remote = await self._find(url)
+        if path is None:
+            return await self._remotely().size(remote)
+        return await self.local.size(path)
+
+    def resolve(self, url: str) -> str:
+        """`url` as it is looked for: absolute, without credentials."""
+        try:
+            path, remote = self._absolute(url)
+        except ReadError:
+            return urls.without_secrets(url)
+        return urls.without_secrets(remote) if path is None else path
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        found: dict[str, Any] = {"local": self.local.stats()}
+        if self._remote is not None:
+            found["remote"] = self._remote.stats()
+        return found
+
+    async def aclose(self) -> None:
+        """Give back descriptors and connections."""
+        await self.local.aclose()
+        if self._remote is not None:
+            await self._remote.aclose()
+
+    def _remotely(self) -> RemoteFiles:
+        if self._remote is None:
+            self._remote = RemoteFiles(self._options)
+        return self._remote
+
+    async def _find(self, url: str) -> tuple[str | None, str]:
+        """(path, "") of a local target, found out once, or (None, absolute URL)."""
+        known = self._paths.get(url)
+        if known is not None:
+            return known, ""
+        path, remote = self._absolute(url)
+        if path is None:
+            return None, remote
+        try:
+            await self.local.size(path)
+        except TargetMissing:
+            decoded = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
+            if decoded == path or "\0" in decoded or not url.startswith("file:"):
+                raise
+            await self.local.size(decoded)
+            path = decoded
+        self._paths[url] = path
+        if len(self._paths) > _KNOWN:
+            self._paths.popitem(last=False)
+        return path, ""
+
+    def _absolute(self, url: str) -> tuple[str | None, str]:
+        """(path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
+        if "\0" in url:
+            raise ReadError(url.replace("\0", "\\0"), "a NUL character")
+        protocols = urls.protocols(url)
+        local = not protocols or (len(protocols) == 1 and protocols[0] in _LOCAL)
+        path = urls.file_path(url) if protocols else url
+        if local and path.startswith("/"):
+            self._admit("file", url)
+            return path, ""
+        if not local:
+            for protocol in protocols:
+                self._admit(protocol, url)
+            return None, url
+        if not self._base or self._base.startswith("/"):
+            return os.path.join(self._base or os.getcwd(), path), ""
+        joined = urls.join(self._base, path)
+        if joined is None:
+            raise ReadError(url, f"a relative target in {urls.without_secrets(self._base)}: say option base")
+        return None, joined
+
+    def _admit(self, protocol: str, url: str) -> None:
+        shown = urls.without_secrets(url)
+        if protocol in _LOCAL and self._base_is_remote:
+            raise AccessDenied(shown, "a document from the network reaches no local file (see option base)")
+        if protocol in FORBIDDEN or (protocol not in PROTOCOLS and protocol not in self._options.storage):
+            raise AccessDenied(shown, f"the protocol {protocol!r} is not enabled for targets")

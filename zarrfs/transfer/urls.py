@@ -1,0 +1,64 @@
+"""URLs as fsspec writes them, chains included: taken apart, joined, and shown without secrets. No I/O."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
+_FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
+_SECRET = re.compile(
+    r"sig|token|key|secret|passw|credential|x-amz-|x-goog-|policy|auth|session", re.IGNORECASE
+)
+
+
+def protocols(url: str) -> list[str]:
+    """The protocols of an fsspec URL, outermost first; [] for a path.
+
+    "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" has zip and file.
+    """
+    links = url.split("::")
+    first = _SCHEME.match(links[0])
+    if len(links) == 1:
+        if first and "://" in url:
+            return [first[1].lower()]
+        return [url.partition(":")[0].lower()] if re.match(r"(?i:file|memory):", url) else []
+    if first is None:
+        return []
+    found = [_SCHEME.match(link) for link in links]
+    return [match[1].lower() if match else "file" for match in found]
+
+
+def file_path(url: str) -> str:
+    """The path of a file: or local: URL, as it stands there; other text unchanged."""
+    return _FILE.sub("", url, count=1)
+
+
+def join(base: str, relative: str) -> str | None:
+    """`relative`, taken from the directory URL `base`; None where `base` is a chain and has no directory."""
+    head, slashes, rest = base.partition("://")
+    if "::" in base or not slashes:
+        return None
+    host, _, directory = rest.partition("/")
+    path = posixpath.normpath(f"/{directory}/{relative}")
+    return f"{head}://{host}/{path.lstrip('/')}"
+
+
+def without_secrets(url: str) -> str:
+    """`url` without user:password@, and without a query that looks signed."""
+    return "::".join(_without_secrets(link) for link in url.split("::"))
+
+
+def _without_secrets(url: str) -> str:
+    if "://" not in url or not ("@" in url or "?" in url):
+        return url
+    try:
+        scheme, netloc, path, query, fragment = urlsplit(url)
+    except ValueError:  # nothing that could be opened, but it may hold a password
+        return url.partition("://")[0] + "://..."
+    if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
+        query = ""
+    if scheme.lower() in ("http", "https", "ftp", "sftp", "ssh", "smb"):
+        netloc = netloc.rpartition("@")[2]
+    return urlunsplit((scheme, netloc, path, query, fragment))
