@@ -155,6 +155,10 @@ class Options:
         "mount", "refuse", words("refuse", "abort"), "WHAT",
         "On SIGTERM while files are open: refuse to unmount, or abort and leave a dead endpoint.",
     )
+    guard: bool = _option(
+        "mount", False, flag, "",
+        "Take all permissions off the directory beneath, so that readers without the mount get an error.",
+    )
     allow_other: bool = _option("mount", False, flag, "", "Let other users use the mount.")
     allow_root: bool = _option("mount", False, flag, "", "Let root use the mount.")
     auto_unmount: bool = _option(

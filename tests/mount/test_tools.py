@@ -80,7 +80,7 @@ def test_find(root: Path) -> None:
     sizes = {line.rsplit(" ", 2)[0]: int(line.rsplit(" ", 2)[1]) for line in listed}
     assert sizes.keys() == EXPECTED.keys()
     assert all(sizes[key] == about["size"] for key, about in EXPECTED.items() if "size" in about)
-    assert sh("find", root, "-type", "d", "-links", "+2").split() == [str(root), f"{root}/job"]
+    assert sh("find", root, "-type", "d", "-links", "+2").split() == [str(root), f"{root}/job", f"{root}/job/inputs"]
 
 
 def test_du_counts_what_is_held(root: Path) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyfuse3
 import trio
@@ -35,16 +35,35 @@ def serve(
     store = open_plan(plan, options)
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind}
     operations = Operations(store, options, about, lambda: _announce(options, ready))
-    try:
-        pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel))
-    except RuntimeError as exc:
-        raise MountError(_why_not_mounted(exc)) from exc
+    with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
+        try:
+            pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel))
+        except RuntimeError as exc:
+            raise MountError(_why_not_mounted(exc)) from exc
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
     try:
         trio.run(_main, operations, store, mountpoint, options)
     finally:
         pyfuse3.close(unmount=False)
+
+
+@contextlib.contextmanager
+def _guarded(mountpoint: str) -> Iterator[None]:
+    """Leave the directory at `mountpoint` with mode 000 beneath what gets mounted on it.
+
+    A user's mount needs write permission there, so an earlier guard is lifted first.
+    """
+    descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
+    beneath = f"/proc/self/fd/{descriptor}"
+    try:
+        os.chmod(beneath, 0o700)
+        yield
+        os.chmod(beneath, 0)
+    except OSError as exc:
+        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
+    finally:
+        os.close(descriptor)
 
 
 def _announce(options: Options, ready: Callable[[], None]) -> None:

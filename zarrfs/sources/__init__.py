@@ -18,6 +18,7 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.store.api import Store
 from zarrfs.store.filesystem import path_of_uri
+from zarrfs.transfer.api import TargetReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +63,7 @@ def plan_source(source: str, options: Options, child: bool = True) -> Plan:
 def open_plan(plan: Plan, options: Options) -> Store:
     """The Store of a plan; touches no network."""
     if plan.index is not None:
-        from zarrfs.store.index import IndexStore
-        from zarrfs.transfer.targets import Targets
-
-        targets = Targets(options, plan.base)
-        if plan.kind == "archive":
-            from zarrfs.sources.blobs import BlobReader
-
-            store = IndexStore(plan.index, BlobReader(options.blobs), plan.mtime_ns)
-        else:
-            store = IndexStore(plan.index, targets, plan.mtime_ns)
-        if plan.temporary:
-            os.unlink(plan.index)
-        return store
+        return _open_index(plan, plan.index, options)
     if plan.path is not None:
         from zarrfs.store.filesystem import FileSystemStore
 
@@ -82,6 +71,25 @@ def open_plan(plan: Plan, options: Options) -> Store:
     from zarrfs.sources.zarrstore import open_remote
 
     return open_remote(plan, options)
+
+
+def _open_index(plan: Plan, path: str, options: Options) -> Store:
+    from zarrfs.store.index import IndexStore
+
+    targets: TargetReader
+    if plan.kind == "archive":
+        from zarrfs.sources.blobs import BlobReader
+
+        targets = BlobReader(options.blobs)
+    else:
+        from zarrfs.transfer.targets import Targets
+
+        targets = Targets(options, plan.base)
+    store = IndexStore(path, targets, plan.mtime_ns)
+    if plan.temporary:
+        os.unlink(path)
+        os.rmdir(os.path.dirname(path))
+    return store
 
 
 def open_source(source: str, options: Options, child: bool = True) -> Store:

@@ -84,7 +84,7 @@ def compile_document(document: Document, options: Options) -> Plan:
     directory, temporary = index_directory(options)
     path = os.path.join(directory, digest.hexdigest() + ".index")
     plan = Plan(
-        document.source, "", index=path, temporary=temporary, base=options.base or document.base,
+        document.source, "", index=path, temporary=temporary, base=_base(document, options),
         mtime_ns=document.mtime_ns,
     )  # fmt: skip
     known = None if temporary else _known(path)
@@ -114,7 +114,7 @@ def parse_json(document: Document) -> Any:
         try:
             return json.loads(document.data)
         except (ValueError, RecursionError) as exc:
-            reason = "nested too deeply" if isinstance(exc, RecursionError) else str(first)
+            reason = f"nested too deeply: {first}" if isinstance(exc, RecursionError) else str(first)
             raise SourceError(document.source, f"not JSON: {reason}") from None
 
 
@@ -137,6 +137,14 @@ def index_directory(options: Options) -> tuple[str, bool]:
     if options.index_dir is not None:
         raise UsageError(f"option index_dir={wanted}: {problem}")
     return tempfile.mkdtemp(prefix="zarrfs-"), True
+
+
+def _base(document: Document, options: Options) -> str:
+    """What relative target URLs are relative to: a directory or URL that ends in "/"."""
+    if options.base is None:
+        return document.base
+    base = options.base if "://" in options.base else os.path.abspath(options.base)
+    return base.rstrip("/") + "/"
 
 
 def _known(path: str) -> dict[str, str] | None:

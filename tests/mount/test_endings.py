@@ -1,0 +1,95 @@
+"""An open Zarr array through every way a mount can end: it must never quietly read fill values."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, run
+from tests.mount.mounting import alive, daemon_pid, mount_lines
+
+# Opens an array, says so, waits for a line, reads it, and says what it saw.
+READER = """
+import sys, zarr
+array = zarr.open_array(sys.argv[1], mode="r")
+print("open", flush=True)
+sys.stdin.readline()
+try:
+    values = array[...]
+except Exception as exc:
+    print("error", type(exc).__name__)
+else:
+    print("fill" if (values == array.fill_value).all() else "data")
+"""
+
+
+def umount(mnt: Path) -> None:
+    run("umount", mnt)
+
+
+def terminate(mnt: Path) -> None:
+    os.kill(daemon_pid(mnt), signal.SIGTERM)
+    time.sleep(0.5)
+
+
+def kill(mnt: Path) -> None:
+    pid = daemon_pid(mnt)
+    os.kill(pid, signal.SIGKILL)
+    while alive(pid):
+        time.sleep(0.01)
+
+
+def plain_umount(mnt: Path) -> None:
+    subprocess.run(["umount", str(mnt)], check=False, capture_output=True)
+
+
+def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, user: int | None = None) -> str:
+    """What a reader with an open array sees after `end`; `busy`: it has its working directory there."""
+    mnt.mkdir(mode=0o755)
+    assert run("mount", DATA / "zarr/v2_hier", mnt, *options).returncode == 0
+    reader = subprocess.Popen(
+        [sys.executable, "-c", READER, str(mnt / "gzip")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=mnt if busy else "/", user=user,
+    )  # fmt: skip
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "open\n", reader.communicate()[1]
+        end(mnt)
+        return reader.communicate("\n", timeout=60)[0].split()[0]
+    finally:
+        reader.kill()
+        reader.wait()
+        while mount_lines(mnt):
+            subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+@pytest.mark.parametrize("end", [umount, plain_umount, terminate])
+def test_a_mount_held_busy_stays(end: Callable[[Path], None], tmp_path: Path) -> None:
+    assert see(tmp_path / "mnt", end, True) == "data"
+
+
+def test_a_killed_daemon_is_an_error(tmp_path: Path) -> None:
+    assert see(tmp_path / "mnt", kill, False) == "error"
+
+
+def test_abort_is_an_error(tmp_path: Path) -> None:
+    assert see(tmp_path / "mnt", terminate, True, "-o", "on_exit=abort") == "error"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("end", [umount, plain_umount, terminate])
+def test_a_guarded_mount_point_is_an_error(end: Callable[[Path], None], tmp_path: Path) -> None:
+    """Nobody holds the mount and it goes; beneath it there is no empty directory but EACCES."""
+    for directory in (tmp_path, *tmp_path.parents):
+        if directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o055)
+    seen = see(tmp_path / "mnt", end, False, "-o", "guard,allow_other", user=65534)
+    assert seen == "error"
+    assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
