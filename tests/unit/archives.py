@@ -1,0 +1,107 @@
+"""Archives through the real path: document -> prepare.compile_document -> IndexStore and BlobReader."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import trio
+
+from zarrfs.errors import SourceError
+from zarrfs.options import Options
+from zarrfs.sources.blobs import BlobReader
+from zarrfs.sources.prepare import Document, compile_document
+from zarrfs.store.api import Kind, join_key
+from zarrfs.store.index import IndexStore
+
+F, D, L = 0o100644, 0o040755, 0o120777  # modes of a file, a directory, a symlink
+READ_AT_MOST = 1 << 24
+
+
+class Node(NamedTuple):
+    """What a reader sees of one entry."""
+
+    kind: Kind
+    mode: int | None
+    mtime_ns: int | None
+    size: int
+    data: bytes | str | None  # of a small file; the target of a symlink
+    allocated: int | None
+
+
+class Tree(NamedTuple):
+    nodes: dict[str, Node]
+    warnings: tuple[str, ...]
+    kind: str
+
+
+def file(data: object = None, **more: Any) -> dict[str, Any]:
+    """A file entry; text data is utf-8."""
+    entry: dict[str, Any] = {"mode": F, **more}
+    if data is not None:
+        entry["data"] = data
+        if isinstance(data, str):
+            entry.setdefault("encoding", "utf-8")
+    return entry
+
+
+def blobref(data: bytes, algorithm: str = "sha1") -> str:
+    return f"{algorithm}-{hashlib.new(algorithm, data).hexdigest()}"
+
+
+def put(place: Path, data: bytes, algorithm: str = "sha1") -> str:
+    """Store a blob; its blobref."""
+    name = blobref(data, algorithm)
+    (place / name).write_bytes(data)
+    return name
+
+
+@contextlib.contextmanager
+def opened(document: Any, **options: Any) -> Iterator[tuple[IndexStore, Any]]:
+    """(store, plan) of a document: JSON text as bytes, else an object."""
+    raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+    with tempfile.TemporaryDirectory() as directory:
+        chosen = Options(index_dir=directory, **options)
+        plan = compile_document(Document("test.json", raw, "/", None), chosen)
+        store = IndexStore(plan.index, BlobReader(chosen.blobs), plan.mtime_ns)
+        try:
+            yield store, plan
+        finally:
+            trio.run(store.aclose)
+
+
+def tree(document: Any, **options: Any) -> Tree:
+    """All that is in the archive, the root under "", read through the store."""
+    with opened(document, **options) as (store, plan):
+        nodes: dict[str, Node] = {}
+
+        async def walk(key: str) -> None:
+            info = await store.info(key)
+            data: bytes | str | None = info.target
+            if info.kind is Kind.FILE and info.size <= READ_AT_MOST:
+                data = bytes(await store.get(key))
+                assert len(data) == info.size
+            nodes[key] = Node(info.kind, info.mode, info.mtime_ns, info.size, data, info.allocated)
+            if info.kind is Kind.DIRECTORY:
+                async for child in store.list_dir(key):
+                    await walk(join_key(key, child.name))
+
+        trio.run(walk, "")
+        return Tree(nodes, plan.warnings, plan.kind)
+
+
+def refused(document: Any, entry: str | None, rule: str, **options: Any) -> None:
+    """The archive is refused, with that entry and (part of) that rule in one line."""
+    options.setdefault("type", "archive")
+    with pytest.raises(SourceError) as caught:
+        tree(document, **options)
+    assert caught.value.entry == entry
+    assert rule in caught.value.rule
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("test.json: ")
