@@ -1,0 +1,550 @@
+"""BlobReader: nothing but the bytes that a blobref names, whatever becomes of the files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+import trio.testing
+
+from tests.unit.archives import blobref, file, opened, put
+from zarrfs.errors import (
+    AccessDenied,
+    Loop,
+    OutOfRange,
+    ReadError,
+    TargetChanged,
+    TargetMissing,
+    UsageError,
+    WrongHash,
+    to_errno,
+)
+from zarrfs.sources import blobs
+from zarrfs.sources.blobs import BlobReader, canonical, check_places, sized
+
+T = TypeVar("T")
+DATA = bytes(range(256)) * 40
+REF = blobref(DATA)
+URL = sized(REF, len(DATA))
+
+
+def run(places: tuple[Path, ...] | Path, body: Callable[[BlobReader], Awaitable[T]]) -> T:
+    """`body` on trio with a reader of `places`; no descriptor is left behind."""
+    places = places if isinstance(places, tuple) else (places,)
+
+    async def main() -> T:
+        reader = BlobReader(tuple(map(str, places)))
+        try:
+            return await body(reader)
+        finally:
+            await reader.aclose()
+
+    before = len(os.listdir("/proc/self/fd"))
+    result = trio.run(main)
+    assert len(os.listdir("/proc/self/fd")) == before
+    return result
+
+
+async def whole(reader: BlobReader, url: str = URL, length: int = len(DATA)) -> bytes:
+    return bytes(await reader.read(url, 0, length, 0, length))
+
+
+def fails(places: tuple[Path, ...] | Path, error: type[ReadError], match: str, url: str = URL) -> ReadError:
+    """Reading `url` raises exactly `error`, which is an errno that no reader takes for "not there"."""
+
+    async def body(reader: BlobReader) -> None:
+        await reader.read(url, 0, 1, 0, 1)
+
+    with pytest.raises(ReadError, match=match) as caught:
+        run(places, body)
+    assert type(caught.value) is error
+    assert to_errno(caught.value) not in (2, 20, 21)
+    return caught.value
+
+
+# -- reading
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_ranges(tmp_path: Path, algorithm: str, declared: bool) -> None:
+    ref = put(tmp_path, DATA, algorithm)
+    url = sized(ref, len(DATA)) if declared else ref
+
+    async def body(reader: BlobReader) -> None:
+        for start, length in [(0, 1), (0, len(DATA)), (5, 300), (len(DATA) - 1, 1), (len(DATA), 0)]:
+            assert bytes(await reader.read(url, start, length, 0, length)) == DATA[start : start + length]
+        assert await reader.size(url) == len(DATA)
+        assert reader.resolve(url) == str(tmp_path / ref)
+        assert reader.stats() == {
+            "blob_reads": 5, "blobs_open": 1, "blobs_verified": 1, "blob_bytes_verified": len(DATA),
+        }  # fmt: skip
+        with pytest.raises(OutOfRange):
+            await reader.read(url, len(DATA), 1, 0, 1)
+
+    run(tmp_path, body)
+
+
+def test_an_empty_blob(tmp_path: Path) -> None:
+    ref = put(tmp_path, b"")
+    assert run(tmp_path, lambda reader: reader.size(ref)) == 0
+
+
+def test_blobs_larger_than_a_piece(tmp_path: Path) -> None:
+    data = os.urandom((3 << 20) + 17)
+    url = sized(put(tmp_path, data), len(data))
+    assert run(tmp_path, lambda reader: whole(reader, url, len(data))) == data
+    (tmp_path / REF).write_bytes(data)
+    fails(tmp_path, OutOfRange, "a blob of")
+    fails(tmp_path, WrongHash, "another hash", REF)
+
+
+def test_a_symlink_to_a_blob(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(DATA)
+    (tmp_path / REF).symlink_to("elsewhere")
+    assert run(tmp_path, whole) == DATA
+
+
+def test_without_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    for cached in (0, 10):
+        monkeypatch.setattr(blobs, "read_cached", lambda fd, at, n, m=cached: bytearray(os.pread(fd, min(m, n), at)))
+        assert run(tmp_path, whole) == DATA
+
+
+# -- blobrefs
+
+
+@pytest.mark.parametrize("text", [REF, "sha256-" + "0123456789abcdef" * 4])
+def test_blobrefs(text: str) -> None:
+    assert canonical(text) == canonical(text.upper()) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sha1-", REF[:-1], REF + "0", REF + "\n", "sha512-" + "0" * 128, "sha1-" + "g" * 40, "/" + REF]
+)
+def test_what_is_no_blobref(tmp_path: Path, text: str) -> None:
+    assert canonical(text) is None
+    fails(tmp_path, ReadError, "not a blobref", text)
+
+
+def test_upper_case_in_an_archive(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+    entry = file([[0, len(DATA), REF.upper()]], encoding="blobvec", size=len(DATA))
+    with opened({"f": entry}, blobs=(str(tmp_path),)) as (store, _):
+        assert bytes(trio.run(store.get, "f")) == DATA
+
+
+# -- bad blobs
+
+
+def test_no_places() -> None:
+    assert fails((), TargetMissing, "no blobs= given").where == REF
+
+
+def test_missing(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    error = fails((tmp_path, other), TargetMissing, "no such blob: in none of")
+    assert str(tmp_path) in str(error)
+    assert REF in str(error)
+
+
+def test_a_place_that_went_away(tmp_path: Path) -> None:
+    fails(tmp_path / "absent", TargetMissing, "no such blob")
+    (tmp_path / "file").write_text("")
+    fails(tmp_path / "file", TargetMissing, "no such blob")
+
+
+def test_a_dangling_symlink(tmp_path: Path) -> None:
+    (tmp_path / REF).symlink_to("absent")
+    fails(tmp_path, TargetMissing, "no such blob")
+
+
+def test_a_loop_of_symlinks(tmp_path: Path) -> None:
+    (tmp_path / REF).symlink_to(REF)
+    fails(tmp_path, ReadError, REF)
+
+
+def test_bit_flipped(tmp_path: Path) -> None:
+    (tmp_path / REF).write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    assert fails(tmp_path, WrongHash, "another hash").where == str(tmp_path / REF)
+
+
+def test_the_same_bytes_under_another_algorithm(tmp_path: Path) -> None:
+    (tmp_path / blobref(b"x", "sha256")).write_bytes(DATA)
+    fails(tmp_path, WrongHash, "another hash", blobref(b"x", "sha256"))
+
+
+@pytest.mark.parametrize("size", [0, 1, len(DATA) - 1])
+def test_truncated(tmp_path: Path, size: int) -> None:
+    (tmp_path / REF).write_bytes(DATA[:size])
+    fails(tmp_path, OutOfRange, f"a blob of {size} bytes, where the archive says {len(DATA)}")
+
+
+def test_a_right_blob_of_another_length_than_the_archive_says(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+    fails(tmp_path, OutOfRange, f"a blob of {len(DATA)} bytes, where the archive says 5", sized(REF, 5))
+
+    async def body(reader: BlobReader) -> None:
+        assert await whole(reader) == DATA
+        with pytest.raises(OutOfRange):  # open by now, and still another length
+            await reader.read(sized(REF, 5), 0, 5, 0, 5)
+
+    run(tmp_path, body)
+
+
+def test_the_length_of_a_blob_that_another_one_overlaps(tmp_path: Path) -> None:
+    """A region of which only a middle piece is seen must still be all of its blob."""
+    small = put(tmp_path, b"ab")
+    for length, right in [(len(DATA), True), (len(DATA) - 1, False)]:
+        put(tmp_path, DATA)
+        data = [[0, length, REF], [0, 2, small], [length - 2, 2, small]]
+        entry = file(data, encoding="blobvec", size=length)
+        with opened({"f": entry}, blobs=(str(tmp_path),)) as (store, _):
+            if right:
+                assert bytes(trio.run(store.get, "f")) == b"ab" + DATA[2:-2] + b"ab"
+            else:
+                with pytest.raises(OutOfRange):
+                    trio.run(store.get, "f", 10, 5)
+
+
+def test_a_directory_and_a_fifo(tmp_path: Path) -> None:
+    (tmp_path / REF).mkdir()
+    fails(tmp_path, ReadError, "not a regular file")
+    (tmp_path / REF).rmdir()
+    os.mkfifo(tmp_path / REF)
+    fails(tmp_path, ReadError, "not a regular file")
+
+
+def test_in_the_mount_that_asks(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+
+    async def body(reader: BlobReader) -> None:
+        reader.forbidden_device = os.stat(tmp_path).st_dev
+        with pytest.raises(Loop):
+            await whole(reader)
+
+    run(tmp_path, body)
+
+
+UNREADABLE = """
+import os, sys, trio
+from zarrfs.errors import AccessDenied
+from zarrfs.sources.blobs import BlobReader
+
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    trio.run(BlobReader((sys.argv[1],)).read, sys.argv[2], 0, 1, 0, 1)
+except AccessDenied as exc:
+    print("denied:", exc.where)
+"""
+
+
+@pytest.mark.parametrize("what", ["blob", "place"])
+def test_unreadable(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    put(place, DATA)
+    for above in [tmp_path, *tmp_path.parents[:2]]:
+        above.chmod(above.stat().st_mode | 0o111)
+    ((place / REF) if what == "blob" else place).chmod(0)
+    command = [sys.executable, "-c", UNREADABLE, str(place), REF]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    place.chmod(0o755)
+    assert done.stdout == f"denied: {place / REF}\n", done.stderr
+
+
+def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+
+    def broken(*arguments: Any) -> bytearray:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(blobs, "read_cached", broken)
+    fails(tmp_path, ReadError, "input/output error")
+
+
+def test_a_disk_that_gives_less_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    real = blobs._pread
+
+    async def short(fd: int, offset: int, length: int) -> Any:
+        data, identity = await real(fd, offset, length)
+        return data[:-1], identity
+
+    monkeypatch.setattr(blobs, "_pread", short)
+    fails(tmp_path, OutOfRange, "ends before byte 1")
+
+
+# -- several places
+
+
+def test_the_second_place_where_the_first_has_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs, "MAX_OPEN", 0)  # every read opens again
+    one, two = tmp_path / "1", tmp_path / "2"
+    one.mkdir()
+    two.mkdir()
+    put(two, DATA)
+
+    async def twice(reader: BlobReader) -> bytes:
+        await whole(reader)
+        return await whole(reader)
+
+    with caplog.at_level(logging.WARNING):
+        assert run((one, two), twice) == DATA
+        assert not caplog.messages  # a place need not have every blob
+        (one / REF).write_bytes(DATA[::-1])
+        assert run((one, two), twice) == DATA
+    assert caplog.messages == [
+        f"{one / REF}: its bytes have another hash than its name says; read from {two / REF} instead"
+    ]
+    assert BlobReader((str(one), str(two))).resolve(URL) == str(one / REF)
+    (two / REF).unlink()
+    fails((one, two), WrongHash, "another hash")
+    (one / REF).unlink()
+    assert BlobReader((str(one), str(two))).resolve(URL) == str(one / REF)
+
+
+# -- change
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(100)
+        stream.write(b"!")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 50)
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(DATA[::-1])
+    other.rename(path)
+
+
+CHANGES = {
+    "flipped": (flip, WrongHash),
+    "truncated": (truncate, OutOfRange),
+    "replaced": (replace, WrongHash),
+    "deleted": (Path.unlink, TargetMissing),
+}
+
+
+@pytest.mark.parametrize(("change", "error"), CHANGES.values(), ids=CHANGES.keys())
+def test_changed_after_the_first_read(tmp_path: Path, change: Callable[[Path], object], error: type) -> None:
+    """At once after the blob was written and read: the clock of file times may not have moved since."""
+    put(tmp_path, DATA)
+
+    async def body(reader: BlobReader) -> None:
+        assert await whole(reader) == DATA
+        change(tmp_path / REF)
+        with pytest.raises(ReadError) as caught:
+            await whole(reader)
+        assert type(caught.value) is error
+        (tmp_path / REF).unlink(missing_ok=True)
+        put(tmp_path, DATA)
+        assert await whole(reader) == DATA  # and back
+
+    run(tmp_path, body)
+
+
+def test_a_change_without_a_difference(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+
+    async def body(reader: BlobReader) -> None:
+        await whole(reader)
+        os.utime(tmp_path / REF, (0, 0))
+        assert await whole(reader) == DATA
+        assert reader.stats()["blobs_verified"] == 2
+        assert reader.stats()["blobs_open"] == 1
+
+    run(tmp_path, body)
+
+
+def test_a_blob_that_does_not_stop_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    real, times = blobs._pread, iter(range(100))
+
+    async def changing(fd: int, offset: int, length: int) -> Any:
+        os.utime(tmp_path / REF, (next(times), 0))
+        return await real(fd, offset, length)
+
+    monkeypatch.setattr(blobs, "_pread", changing)
+    fails(tmp_path, TargetChanged, "keeps changing")
+
+
+def test_a_blob_that_changes_while_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    real = blobs._digest
+
+    def changing(fd: int, ref: str, size: int) -> str:
+        found = real(fd, ref, size)
+        flip(tmp_path / REF)
+        return found
+
+    monkeypatch.setattr(blobs, "_digest", changing)
+    fails(tmp_path, TargetChanged, "changed while it was verified")
+
+
+# -- once, and no more than so many
+
+
+def test_a_bad_blob_is_hashed_once(tmp_path: Path) -> None:
+    (tmp_path / REF).write_bytes(DATA[::-1])
+
+    async def body(reader: BlobReader) -> None:
+        for _ in range(3):
+            with pytest.raises(WrongHash):
+                await whole(reader)
+        assert reader.stats()["blobs_verified"] == 1
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_fifty_readers_hash_a_blob_once(tmp_path: Path, good: bool) -> None:
+    data = bytes(5 << 20)
+    ref = put(tmp_path, data)
+    if not good:
+        flip(tmp_path / ref)
+    got: list[object] = []
+
+    async def one(reader: BlobReader) -> None:
+        try:
+            got.append(await reader.read(sized(ref, len(data)), 7, 9, 0, len(data)))
+        except WrongHash:
+            got.append("wrong")
+
+    async def body(reader: BlobReader) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(one, reader)
+        assert got == [bytes(9) if good else "wrong"] * 50
+        assert reader.stats()["blobs_verified"] == 1
+        assert reader._queues == {}
+
+    run(tmp_path, body)
+
+
+def test_a_cancelled_reader_does_not_fail_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    started = trio.Event()
+    real, calls = blobs._digest, []
+
+    def slow(fd: int, ref: str, size: int) -> str:
+        calls.append(ref)
+        if len(calls) == 1:
+            trio.from_thread.run_sync(started.set)
+            trio.from_thread.run(trio.sleep_forever)
+        return real(fd, ref, size)
+
+    monkeypatch.setattr(blobs, "_digest", slow)
+
+    async def body(reader: BlobReader) -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(whole, reader)
+                await started.wait()
+                async with trio.open_nursery() as others:
+                    others.cancel_scope.shield = True
+                    results: list[bytes] = []
+
+                    async def other() -> None:
+                        results.append(await whole(reader))
+
+                    for _ in range(5):
+                        others.start_soon(other)
+                    await trio.testing.wait_all_tasks_blocked()
+                    scope.cancel()
+        assert results == [DATA] * 5
+        assert len(calls) == 2
+
+    run(tmp_path, body)
+
+
+def test_hashing_ends_where_its_reader_is_cancelled(tmp_path: Path) -> None:
+    with (tmp_path / REF).open("wb") as stream:
+        stream.truncate(1 << 40)  # would take most of an hour
+
+    async def body(reader: BlobReader) -> None:
+        with trio.move_on_after(0.05) as scope:
+            await reader.read(REF, 0, 1, 0, 1)
+        assert scope.cancelled_caught
+
+    run(tmp_path, body)
+
+
+def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "MAX_OPEN", 3)
+    refs = [put(tmp_path, b"%d" % number) for number in range(10)]
+
+    async def body(reader: BlobReader) -> None:
+        for _ in range(2):
+            for number, ref in enumerate(refs):
+                assert bytes(await reader.read(ref, 0, 1, 0, 1)) == b"%d" % number
+                await reader.read(refs[0], 0, 1, 0, 1)
+                assert reader.stats()["blobs_open"] <= 3
+        assert reader.stats()["blobs_verified"] == 10  # remembered when closed
+        assert refs[0] in reader._open  # the last read ones stay
+        async with trio.open_nursery() as nursery:
+            for ref in refs * 5:
+                nursery.start_soon(reader.read, ref, 0, 1, 0, 1)
+        assert reader.stats()["blobs_open"] <= 3
+
+    run(tmp_path, body)
+
+
+def test_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "MAX_VERDICTS", 4)
+    refs = [put(tmp_path, b"%d" % number) for number in range(10)]
+
+    async def body(reader: BlobReader) -> None:
+        for ref in refs:
+            await reader.size(ref)
+        assert len(reader._verdicts) == 4
+
+    run(tmp_path, body)
+
+
+def test_closing_under_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    real = blobs._pread
+
+    async def body(reader: BlobReader) -> None:
+        async def closing(fd: int, offset: int, length: int) -> Any:
+            await reader.aclose()
+            return await real(fd, offset, length)
+
+        monkeypatch.setattr(blobs, "_pread", closing)
+        assert await whole(reader) == DATA
+        with pytest.raises(ReadError, match="closed"):
+            await whole(reader)
+
+    run(tmp_path, body)
+
+
+# -- places
+
+
+def test_check_places(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check_places([])
+    check_places([str(tmp_path)])
+    with pytest.raises(UsageError, match=r"blobs=.*absent: no such file"):
+        check_places([str(tmp_path), str(tmp_path / "absent")])
+    with pytest.raises(UsageError, match=r"blobs=.*file: not a directory"):
+        check_places([str(tmp_path / "file")])
