@@ -22,8 +22,8 @@ NAMES = st.sampled_from(["a", "b", "ab", "a.b", "a-", "é"])
 PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXTS,
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
@@ -123,7 +123,7 @@ def test_overlapping_regions_come_apart(chosen: list[tuple[int, bytes]]) -> None
 @settings(deadline=None, max_examples=60)
 @given(
     regions(),
-    st.lists(st.tuples(st.integers(0, SIZE + 3), st.none() | st.integers(0, SIZE + 3)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, SIZE + 3), st.none() | st.integers(0, SIZE + 3)), min_size=1),
 )
 def test_random_ranges_of_random_blobvecs(
     tmp_path_factory: pytest.TempPathFactory,
@@ -144,12 +144,13 @@ def test_random_ranges_of_random_blobvecs(
 
 
 def test_every_range_of_one_blobvec(tmp_path: Path) -> None:
-    """Holes at the start, in the middle and at the end; pieces of one blob around another; touching regions."""
+    """Holes at the start, in the middle, at the end; pieces of one blob around another; touching regions."""
     chosen = [(4, BLOBS[2]), (8, BLOBS[1]), (20, BLOBS[0]), (30, BLOBS[1]), (37, BLOBS[1])]
     model = painted(chosen)
     data = [[start, len(blob), put(tmp_path, blob)] for start, blob in chosen]
-    files = {"f": file(data, encoding="blobvec", size=SIZE), "g": file(data[:1], encoding="blobvec", size=SIZE)}
-    with opened(files, blobs=(str(tmp_path),)) as (store, _):
+    entry = file(data, encoding="blobvec", size=SIZE)
+    other = file(data[:1], encoding="blobvec", size=SIZE)  # whose regions lie next to them in the index
+    with opened({"e": other, "f": entry, "g": other}, blobs=(str(tmp_path),)) as (store, _):
 
         async def main() -> None:
             where = await store.locate("f")

@@ -1,0 +1,54 @@
+"""A BlobReader on trio, and what its errors have to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+
+from tests.unit.archives import blobref
+from zarrfs.errors import ReadError, to_errno
+from zarrfs.sources.blobs import BlobReader, sized
+
+T = TypeVar("T")
+DATA = bytes(range(256)) * 40
+REF = blobref(DATA)
+URL = sized(REF, len(DATA))
+
+
+def run(places: tuple[Path, ...] | Path, body: Callable[[BlobReader], Awaitable[T]]) -> T:
+    """`body` on trio with a reader of `places`; no descriptor is left behind."""
+    places = places if isinstance(places, tuple) else (places,)
+
+    async def main() -> T:
+        reader = BlobReader(tuple(map(str, places)))
+        try:
+            return await body(reader)
+        finally:
+            await reader.aclose()
+
+    before = len(os.listdir("/proc/self/fd"))
+    result = trio.run(main)
+    assert len(os.listdir("/proc/self/fd")) == before
+    return result
+
+
+async def whole(reader: BlobReader, url: str = URL, length: int = len(DATA)) -> bytes:
+    return bytes(await reader.read(url, 0, length, 0, length))
+
+
+def fails(places: tuple[Path, ...] | Path, error: type[ReadError], match: str, url: str = URL) -> ReadError:
+    """Reading `url` raises exactly `error`, which is an errno that no reader takes for "not there"."""
+
+    async def body(reader: BlobReader) -> None:
+        await reader.read(url, 0, 1, 0, 1)
+
+    with pytest.raises(ReadError, match=match) as caught:
+        run(places, body)
+    assert type(caught.value) is error
+    assert to_errno(caught.value) not in (2, 20, 21)
+    return caught.value
