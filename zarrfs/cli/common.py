@@ -117,26 +117,21 @@ def errors_told(debug: bool = False) -> Iterator[None]:
         cause = _first(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
             traceback.print_exception(exc)
-        status = _tell(cause)
-        if status is None:
-            raise
-        raise SystemExit(status) from None
+        raise SystemExit(_tell(cause)) from None
 
 
-def _tell(exc: BaseException) -> int | None:
-    """Print what happened and return the exit status; None for an error that nobody foresaw."""
+def _tell(exc: BaseException) -> int:
+    """Say what happened; returns the exit status."""
     if isinstance(exc, KeyboardInterrupt):
         return 130
     if isinstance(exc, BrokenPipeError):  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    if isinstance(exc, UsageError):
-        say(str(exc))
-        return 2
     if isinstance(exc, ZarrfsError | OSError):
         say(str(exc))
-        return 1
-    return None
+    else:
+        say(f"internal error: {type(exc).__name__}: {exc} (-d shows where)")
+    return 2 if isinstance(exc, UsageError) else 1
 
 
 def _first(exc: BaseException) -> BaseException:

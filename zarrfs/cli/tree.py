@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import click
 
 from zarrfs.cli import common, show
+from zarrfs.errors import NotDirectory
 from zarrfs.options import Parsed
 from zarrfs.store.api import Info, Kind, Store, join_key
 
@@ -29,6 +30,8 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
     from zarrfs.sources import Plan
 
     async def body(store: Store, plan: Plan) -> None:
+        if (await store.info(start)).kind is not Kind.DIRECTORY:
+            raise NotDirectory(start)
         counts = dict.fromkeys(Kind, 0)
         sys.stdout.write(show.shown(f"{source.rstrip('/')}/{start}" if start else source) + "\n")
         async for indent, info in _lines(store, start, level):

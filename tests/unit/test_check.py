@@ -1,0 +1,264 @@
+"""check: every byte is read, every failure is in the right row, and nothing grows with a declared size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
+from zarrfs.stage.check import READERS, Report, check
+from zarrfs.stage.walk import follow, pieces, walk, with_sizes
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.index import IndexStore
+from zarrfs.store.indexfile import IndexWriter, Region
+
+ERRORS = {
+    "missing": TargetMissing,
+    "short": OutOfRange,
+    "hash": WrongHash,
+    "changed": TargetChanged,
+    "denied": AccessDenied,
+}
+
+
+class Targets:
+    """Targets as their name says; counts what is read, and how much of it at the same time."""
+
+    def __init__(self) -> None:
+        self.extents: list[tuple[str, int, int]] = []
+        self.now = self.most = 0
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> bytes:
+        self.extents.append((url, offset, length))
+        self.now += length
+        self.most = max(self.most, self.now)
+        await trio.lowlevel.checkpoint()
+        self.now -= length
+        if url in ERRORS:
+            raise ERRORS[url](url, "as its name says")
+        if url == "bug":
+            raise KeyError("x")
+        return bytes(length)
+
+    async def size(self, url: str) -> int:
+        if url in ERRORS:
+            raise ERRORS[url](url, "as its name says")
+        return 10
+
+    def resolve(self, url: str) -> str:
+        return f"file:///{url}"
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    async def aclose(self) -> None:
+        pass
+
+
+def store_of(directory: Path, fill: Callable[[IndexWriter], None]) -> tuple[IndexStore, Targets]:
+    """An index with what `fill` writes, over Targets."""
+    targets = Targets()
+    with IndexWriter(str(directory / "index")) as writer:
+        fill(writer)
+        writer.commit()
+    return IndexStore(str(directory / "index"), targets), targets
+
+
+def checked(store: IndexStore, key: str = "", keep: int = 20, memory: int = 256 << 20) -> Report:
+    report = Report(keep=keep)
+    trio.run(check, store, key, report, memory)
+    return report
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.inline("a/inline", b"12345")
+        writer.range("a/range", "data", 100, 50)
+        writer.whole("whole", "data")
+        writer.regions("empty", 0, [])
+        writer.directory("nothing")
+
+    store, targets = store_of(tmp_path, fill)
+    report = checked(store)
+    assert report.clean
+    assert (report.ok, report.read, report.files, report.expected_files) == (4, 65, 4, 4)
+    assert sorted(targets.extents) == [("data", 0, 10), ("data", 100, 50)]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [("missing", "missing"), ("short", "out of range"), ("hash", "wrong hash"), ("changed", "changed"),
+     ("denied", "unreadable"), ("bug", "unreadable")],
+)  # fmt: skip
+def test_each_failure_in_its_row(url: str, kind: str, tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.range("good", "data", 0, 5)
+        writer.range("bad", url, 0, 5)
+
+    store, _targets = store_of(tmp_path, fill)
+    report = checked(store)
+    assert (report.ok, dict(report.counts), report.clean) == (1, {kind: 1}, False)
+    (bad,) = report.bad
+    assert (bad.key, bad.kind) == ("bad", kind)
+    assert bad.url is not None
+    assert url in bad.url
+
+
+def test_a_size_that_cannot_be_had_is_a_bad_entry(tmp_path: Path) -> None:
+    store, _targets = store_of(tmp_path, lambda writer: writer.whole("bad", "missing"))
+    assert checked(store).counts == {"missing": 1}
+
+
+def test_only_the_first_bad_entries_are_kept_and_all_are_counted(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        for number in range(100):
+            writer.range(f"{number:03}", "missing", 0, 1)
+            writer.problem(f"p{number}", "a rule")
+
+    report = checked(store_of(tmp_path, fill)[0], keep=7)
+    assert (report.counts["missing"], report.left_out) == (100, 100)
+    assert (len(report.bad), len(report.problems)) == (7, 7)
+
+
+def test_what_was_left_out_is_bad(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.inline("a/x", b"")
+        writer.problem("a/y", "wrong arity")
+        writer.problem("b", "a negative offset")
+
+    store, _targets = store_of(tmp_path, fill)
+    assert not checked(store).clean
+    assert checked(store, "a").problems == [("a/y", "wrong arity")]
+
+
+def test_below_a_key_and_of_one_file(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.inline("a/b/x", b"1")
+        writer.inline("a/y", b"1")
+        writer.inline("z", b"1")
+
+    store, _targets = store_of(tmp_path, fill)
+    assert checked(store, "a").ok == 2
+    assert checked(store, "a/b/x").ok == 1
+
+
+def test_a_hole_costs_nothing(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.regions("hole", 1 << 60, [])
+        data = [Region(1 << 50, 4096, "data", 0), Region(1 << 59, 10, "data", 4096)]
+        writer.regions("sparse", 1 << 60, data)
+
+    store, targets = store_of(tmp_path, fill)
+    report = checked(store)
+    assert (report.ok, report.read) == (2, 4106)
+    assert sorted(targets.extents) == [("data", 0, 4096), ("data", 4096, 10)]
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        for number in range(4 * READERS):
+            writer.range(str(number), "data", 0, 2 << 20)
+
+    store, targets = store_of(tmp_path, fill)
+    report = checked(store, memory=8 << 20)
+    assert (report.ok, report.read) == (4 * READERS, 4 * READERS * (2 << 20))
+    assert targets.most <= 8 << 20
+    assert len(set(targets.extents)) * (256 << 10) == 2 << 20
+
+
+def test_links_are_counted_and_never_bad(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.inline("d/file", b"1")
+        writer.symlink("d/good", "file")
+        writer.symlink("d/up", "../d/./good")
+        writer.symlink("dangling", "d/nothing")
+        writer.symlink("through", "d/file/x")
+        writer.symlink("absolute", "/etc/passwd")
+        writer.symlink("out", "../../x")
+        writer.symlink("circle", "circle")
+
+    report = checked(store_of(tmp_path, fill)[0])
+    assert report.clean
+    assert (report.ok, report.links, report.dangling) == (1, 7, 2)
+
+
+def test_a_directory_that_cannot_be_listed_is_bad_and_the_rest_is_read(tmp_path: Path) -> None:
+    store, _targets = store_of(tmp_path, lambda writer: [writer.inline(f"{d}/x", b"1") for d in "abc"])
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def list_dir(self, prefix: str, after: str = "") -> Any:
+            if prefix == "b":
+                raise ReadError("http://host/b", "status 500")
+            async for info in store.list_dir(prefix, after):
+                yield info
+
+    report = checked(Broken())
+    assert (report.ok, [bad.key for bad in report.bad]) == (2, ["b"])
+
+
+def test_follow(tmp_path: Path) -> None:
+    def fill(writer: IndexWriter) -> None:
+        writer.inline("real/deep/file", b"1")
+        writer.symlink("a", "real/deep")
+        writer.symlink("real/b", "../a/../deep/file")
+        writer.symlink("out", "..")
+
+    store, _targets = store_of(tmp_path, fill)
+    assert trio.run(follow, store, "a/file") == "real/deep/file"
+    assert trio.run(follow, store, "real/b") == "real/deep/file"
+    assert trio.run(follow, store, "") == ""
+    assert trio.run(follow, store, "out/x") is None
+
+
+def test_walk_is_in_order(tmp_path: Path) -> None:
+    store, _targets = store_of(
+        tmp_path, lambda writer: [writer.inline(key, b"") for key in ("b/2", "b/1/x", "a", "c")]
+    )
+
+    async def keys() -> list[str]:
+        return [key async for key, _info in walk(store)]
+
+    assert trio.run(keys) == ["a", "b", "b/1", "b/1/x", "b/2", "c"]
+
+
+def test_sizes_are_asked_for_in_order(tmp_path: Path) -> None:
+    names = [f"{number:04}" for number in range(2500)]
+
+    def fill(writer: IndexWriter) -> None:
+        for name in names:
+            if int(name) % 3:
+                writer.inline(name, b"12")
+            else:
+                writer.whole(name, "missing" if name == "0003" else "data")
+
+    store, _targets = store_of(tmp_path, fill)
+    failed: list[str] = []
+
+    async def found() -> list[Info]:
+        listing = with_sizes(store, walk(store), 64, lambda key, exc: failed.append(key))
+        return [info async for _key, info in listing]
+
+    infos = trio.run(found)
+    assert [info.name for info in infos] == names
+    assert [info.size for info in infos[:4]] == [10, 2, 2, None]
+    assert failed == ["0003"]
+    assert all(info.kind is Kind.FILE for info in infos)
+
+
+def test_pieces_are_bounded(tmp_path: Path) -> None:
+    store, targets = store_of(tmp_path, lambda writer: writer.range("big", "data", 7, 10 << 20))
+
+    async def lengths(start: int, length: int | None) -> list[int]:
+        return [len(piece) async for piece in pieces(store, "big", start, length)]
+
+    assert trio.run(lengths, 0, None) == [4 << 20, 4 << 20, 2 << 20]
+    assert trio.run(lengths, (10 << 20) - 5, 100) == [5]
+    assert trio.run(lengths, 11 << 20, None) == []
+    assert targets.extents[0] == ("data", 7, 4 << 20)

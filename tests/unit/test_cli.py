@@ -1,0 +1,356 @@
+"""The commands that work without a mount: what they print, their exit status, and what they import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.conftest import PROGRAM, run
+from tests.unit.test_check import Targets
+from zarrfs import options, sources
+from zarrfs.cli import COMMANDS, common, main, show
+from zarrfs.cli.check import progress_line
+from zarrfs.errors import NotFound, SourceError, UsageError
+from zarrfs.stage.check import Report
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.index import IndexStore
+from zarrfs.store.indexfile import IndexWriter
+
+MTIME = 1_700_000_000 * 10**9
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[options.Options]:
+    """Every source is the same small tree; returns the options that sources are opened with."""
+    path, seen = str(tmp_path / "index"), []
+    with IndexWriter(path) as writer:
+        writer.inline("a/hello", b"hello\n", 0o4755, MTIME)
+        writer.range("a/range", "data", 100, 5_000_000)
+        writer.range("a/zgone", "missing", 0, 5)
+        writer.symlink("link", "a/hello", MTIME)
+        writer.symlink("out", "/etc")
+        writer.whole("whole", "data")
+        writer.inline("tab\tname", b"")
+        writer.commit()
+
+    def open_plan(plan: sources.Plan, given: options.Options) -> IndexStore:
+        seen.append(given)
+        return IndexStore(path, Targets())
+
+    plan = sources.Plan("refs.json", "references", index=path, base="/d/", warnings=("odd: left out",))
+    monkeypatch.setattr(sources, "plan_source", lambda source, given: plan)
+    monkeypatch.setattr(sources, "open_plan", open_plan)
+    return seen
+
+
+def zarrfs(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+# -- ls
+
+
+def test_ls_shows_names(opened: list[Any]) -> None:
+    result = zarrfs("ls", "refs.json")
+    assert (result.exit_code, result.stdout.splitlines()) == (0, ["a", "link", "out", r"tab\tname", "whole"])
+    assert result.stderr == "zarrfs: warning: odd: left out\n"
+    assert zarrfs("ls", "-q", "refs.json").stderr == ""
+
+
+@pytest.mark.parametrize("key", ["a", "/a/", "a/"])
+def test_ls_of_a_directory(key: str, opened: list[Any]) -> None:
+    assert zarrfs("ls", "refs.json", key).stdout == "hello\nrange\nzgone\n"
+
+
+def test_ls_of_a_file_and_of_all_below(opened: list[Any]) -> None:
+    assert zarrfs("ls", "refs.json", "a/hello").stdout == "a/hello\n"
+    assert zarrfs("ls", "-R", "refs.json").stdout.splitlines()[:3] == ["a", "a/hello", "a/range"]
+
+
+def test_ls_long(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    import time
+
+    time.tzset()
+    lines = zarrfs("ls", "-lR", "refs.json").stdout.splitlines()
+    assert lines[0] == "dr-xr-xr-x            0 -                   a"
+    assert lines[1] == "-rwsr-xr-x            6 2023-11-14 22:13:20 a/hello"
+    assert lines[4] == "lrwxrwxrwx            7 2023-11-14 22:13:20 link -> a/hello"
+    assert lines[-1] == "-r--r--r--           10 -                   whole"
+
+
+def test_ls_json(opened: list[Any]) -> None:
+    entries = [json.loads(line) for line in zarrfs("ls", "-R", "--json", "refs.json").stdout.splitlines()]
+    assert entries[1] == {
+        "key": "a/hello", "kind": "file", "size": 6, "mode": "4755", "mtime_ns": MTIME, "target": None,
+    }  # fmt: skip
+    assert entries[-1]["size"] is None
+    entries = [json.loads(line) for line in zarrfs("ls", "-l", "--json", "refs.json").stdout.splitlines()]
+    assert entries[-1]["size"] == 10
+
+
+def test_ls_says_what_size_cannot_be_had(tmp_path: Path, opened: list[Any]) -> None:
+    os.unlink(tmp_path / "index")
+    with IndexWriter(str(tmp_path / "index")) as writer:
+        writer.whole("gone", "missing")
+        writer.commit()
+    result = zarrfs("ls", "-l", "refs.json")
+    assert result.exit_code == 1
+    assert result.stdout.split()[1] == "?"
+    assert "missing: as its name says" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "says"), [("nope", "nope: no such key"), ("a/../b", "not a key: a part '..'")]
+)
+def test_a_bad_key_is_one_line_and_status_1(key: str, says: str, opened: list[Any]) -> None:
+    for command in ("ls", "tree", "info", "check", "cat"):
+        result = zarrfs("-q", command, "refs.json", key)
+        assert (result.exit_code, result.stdout) == (1, ""), command
+        assert says in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+# -- tree, cat, info, check
+
+
+def test_tree(opened: list[Any]) -> None:
+    assert zarrfs("tree", "refs.json").stdout == (
+        "refs.json\n├── a\n│   ├── hello\n│   ├── range\n│   └── zgone\n├── link -> a/hello\n"
+        "├── out -> /etc\n├── tab\\tname\n└── whole\n\n1 directory, 7 files\n"
+    )
+    assert zarrfs("tree", "-L", "1", "refs.json").stdout.splitlines()[1:3] == ["├── a", "├── link -> a/hello"]
+    assert zarrfs("tree", "refs.json", "a").stdout.splitlines()[0] == "refs.json/a"
+    assert zarrfs("tree", "-L", "0", "refs.json").exit_code == 2
+
+
+def test_cat(opened: list[Any]) -> None:
+    assert zarrfs("cat", "refs.json", "a/hello", "link").stdout_bytes == b"hello\nhello\n"
+    assert zarrfs("cat", "refs.json", "a/range").stdout_bytes == bytes(5_000_000)
+    assert zarrfs("cat", "--range", "1:3", "refs.json", "a/hello").stdout_bytes == b"ell"
+    assert zarrfs("cat", "--range", "4:", "refs.json", "a/hello").stdout_bytes == b"o\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [("a", "a: is a directory"), ("out", "leads out of the source"), ("a/zgone", "missing: as its name says"),
+     ("a/hello/x", "a/hello: is not a directory")],
+)  # fmt: skip
+def test_cat_of_what_cannot_be_read(key: str, says: str, opened: list[Any]) -> None:
+    result = zarrfs("cat", "refs.json", key)
+    assert result.exit_code == 1
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("extent", ["5", ":5", "a:b", "-1:2", "1:2:3"])
+def test_cat_of_a_bad_range_is_a_usage_error(extent: str) -> None:
+    result = zarrfs("cat", "--range", extent, "refs.json", "a")
+    assert result.exit_code == 2
+    assert "START:LENGTH" in result.stderr
+
+
+def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
+    about = json.loads(zarrfs("info", "--json", "refs.json").stdout)
+    assert about == {
+        "source": "refs.json", "kind": "references", "where": "refs.json", "base": "/d/",
+        "index": str(tmp_path / "index"), "warnings": ["odd: left out"], "files": 5, "bytes": 5_000_011,
+        "problems": [],
+    }  # fmt: skip
+    text = zarrfs("info", "refs.json").stdout
+    assert "kind:      references\n" in text
+    assert "bytes:     5,000,011 (4.8 MiB)\n" in text
+    assert "warnings:  1\n  odd: left out\n" in text
+    assert "problems" not in text
+
+
+def test_info_of_an_entry(opened: list[Any]) -> None:
+    about = json.loads(zarrfs("info", "--json", "refs.json", "a/range").stdout)
+    assert about["kind"] == "file"
+    assert (about["url"], about["offset"], about["length"]) == ("file:///data", 100, 5_000_000)
+    assert "inline:    6 (6 B)\n" in zarrfs("info", "refs.json", "a/hello").stdout
+    assert json.loads(zarrfs("info", "--json", "refs.json", "").stdout)["kind"] == "directory"
+
+
+def test_check(opened: list[Any]) -> None:
+    result = zarrfs("check", "refs.json")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "ok                       4  4.8 MiB read",
+        "missing                  1",
+        "links                    2  0 lead nowhere",
+        "missing: a/zgone: missing: as its name says",
+    ]
+    assert zarrfs("check", "refs.json", "a/hello").exit_code == 0
+    about = json.loads(zarrfs("check", "--json", "refs.json").stdout)
+    assert (about["clean"], about["ok"], about["missing"], about["wrong_hash"]) == (False, 4, 1, 0)
+    assert about["bad"] == [
+        {"key": "a/zgone", "kind": "missing", "url": "missing", "reason": "as its name says"}
+    ]
+    assert "and 1 more" in zarrfs("check", "-n", "0", "refs.json").stdout
+
+
+def test_the_progress_line() -> None:
+    report = Report(ok=500, read=1 << 30)
+    assert progress_line(report, 8.0) == "500 files, 1.0 GiB, 128.0 MiB/s"
+    report.expected_files, report.expected_bytes = 1000, 4 << 30
+    assert progress_line(report, 8.0) == (
+        "[#####---------------] 500 of 1,000 files, 1.0 GiB of 4.0 GiB, 128.0 MiB/s, 0:24 left"
+    )
+    report.expected_bytes = 0
+    assert progress_line(report, 0.0).startswith("[####################]")
+
+
+# -- options and errors
+
+
+def test_options_reach_the_source(opened: list[Any]) -> None:
+    said = ["-o", r"strict,base=/x\,y", "--retries", "7", "-o", "blobs=/a", "--blobs", "/b,c"]
+    assert zarrfs("ls", "refs.json", *said).exit_code == 0
+    (given,) = opened
+    assert (given.strict, given.base, given.retries, given.blobs) == (True, "/x,y", 7, ("/a", "/b,c"))
+    assert given.log_level == "warning"
+
+
+def test_a_long_option_wins_over_the_same_in_o(opened: list[Any]) -> None:
+    zarrfs("ls", "--retries", "1", "refs.json", "-o", "retries=2")
+    assert opened[0].retries == 1
+
+
+@pytest.mark.parametrize("arguments", [("-d", "ls"), ("ls", "-d"), ("ls", "-o", "log_level=debug")])
+def test_verbosity_before_and_after_the_command(arguments: tuple[str, ...], opened: list[Any]) -> None:
+    assert zarrfs(*arguments, "refs.json").exit_code == 0
+    assert opened[0].log_level == "debug"
+
+
+def test_o_takes_the_options_of_every_command(opened: list[Any]) -> None:
+    line = "allow_other,uid=5,nosuid,x-systemd.automount,pid_file=/run/x,ro"
+    assert zarrfs("ls", "refs.json", "-o", line).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["-o", "retrys=1"], "unknown option 'retrys' (did you mean retries?)"),
+     (["--memory-limit", "5"], "option memory_limit=5: expected a size with a unit"),
+     (["-o", "uid=root"], "option uid=root: expected a whole number")],
+)  # fmt: skip
+def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str) -> None:
+    result = zarrfs("ls", "refs.json", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"zarrfs: {says}")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("exc", "status", "says"),
+    [
+        (SourceError("s.json", "not JSON", "x"), 1, "zarrfs: s.json: x: not JSON\n"),
+        (NotFound("k"), 1, "zarrfs: k: no such key\n"),
+        (UsageError("no"), 2, "zarrfs: no\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (ExceptionGroup("g", [ExceptionGroup("g", [NotFound("k")])]), 1, "zarrfs: k: no such key\n"),
+        (BaseExceptionGroup("g", [NotFound("k"), KeyboardInterrupt()]), 130, ""),
+        (KeyError("x"), 1, "zarrfs: internal error: KeyError: 'x' (-d shows where)\n"),
+    ],
+)
+def test_errors_are_told_in_a_line(
+    exc: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: str, given: options.Options) -> None:
+        raise exc
+
+    monkeypatch.setattr(sources, "plan_source", fail)
+    result = zarrfs("ls", "s.json")
+    assert (result.exit_code, result.stdout, result.stderr) == (status, "", says)
+    debug = zarrfs("-d", "ls", "s.json")
+    assert debug.exit_code == status
+    assert ("Traceback" in debug.stderr) == (status != 130)
+
+
+def test_every_option_is_a_long_option_of_mount_and_only_those_in_scope_of_ls() -> None:
+    def long_options(name: str) -> set[str]:
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        return {flag for parameter in command.params for flag in parameter.opts}
+
+    table = {"--" + name.replace("_", "-"): row.metadata["scope"] for name, row in options.TABLE.items()}
+    assert table.keys() <= long_options("mount")
+    assert {flag for flag in long_options("ls") if flag in table} == {
+        flag for flag, scope in table.items() if scope in ("source", "fetch")
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples(name: str) -> None:
+    for flag in ("-h", "--help"):
+        result = zarrfs(name, flag)
+        assert result.exit_code == 0
+        assert "Examples:" in result.output
+        assert f"zarrfs {name} " in result.output.split("Examples:")[1]
+
+
+def test_help_imports_nothing_that_it_does_not_need() -> None:
+    code = (
+        "import sys\nfrom zarrfs.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = ('trio', 'pyfuse3', 'fsspec', 'jinja2', 'aiohttp', 'numpy', 'sqlite3', 'orjson')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("\n[]\n")
+    assert "mount " in done.stdout
+
+
+def test_the_program_itself() -> None:
+    assert run("-V").stdout.startswith("zarrfs 0.")
+    assert run("--version").returncode == 0
+    done = run("lss")
+    assert (done.returncode, "No such command" in done.stderr) == (2, True)
+
+
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for number in range(5000):
+        (tmp_path / "s" / f"{number:0200}").touch()
+    command = f"set -o pipefail; {PROGRAM} ls {tmp_path}/s | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (141, f"{0:0200}\n", "")
+
+
+# -- what entries look like
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB"), (1 << 60, "1,048,576.0 TiB")],
+)
+def test_human(count: int, text: str) -> None:
+    assert show.human(count) == text
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    assert show.shown("a\x1b[2Jb\nc") == r"a\x1b[2Jb\nc"
+    assert show.shown("é ü") == "é ü"
+    assert show.shown("\udcff") == "\udcff"
+    assert show.shown("\u202e") == r"\u202e"
+
+
+def test_times_beyond_the_calendar() -> None:
+    assert show.when(2**62) != ""
+    assert show.when(2**80) == f"@{2**80 // 10**9}"
+
+
+def test_an_unknown_size_is_a_question_mark() -> None:
+    assert show.long_line("x", Info("x", Kind.FILE, None)).split()[1] == "?"
+
+
+def test_keys_as_users_write_them() -> None:
+    assert common.clean_key("/a/b/") == "a/b"
+    assert common.clean_key("/") == ""

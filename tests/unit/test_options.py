@@ -1,0 +1,138 @@
+"""The table of options: values, spellings, and what a bad one says."""
+
+from __future__ import annotations
+
+import pytest
+
+from zarrfs.errors import UsageError
+from zarrfs.options import TABLE, Options, flag, octal, parse, seconds, size, split_commas
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0B", 0), ("512B", 512), ("1K", 1024), ("4KiB", 4096), ("4kB", 4000), ("64MiB", 64 << 20),
+        ("1GB", 10**9), ("2G", 2 << 30), ("1TiB", 1 << 40),
+    ],
+)  # fmt: skip
+def test_sizes(text: str, value: int) -> None:
+    assert size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "64", "-1MiB", "1.5GiB", "MiB", "1XiB", "1 MiB", "1MiBs"])
+def test_a_size_needs_a_unit(text: str) -> None:
+    with pytest.raises(ValueError, match="64MiB"):
+        size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("0.5", 0.5), ("500ms", 0.5), ("30s", 30), ("5m", 300), ("1h", 3600), ("1d", 86400)],
+)
+def test_times(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1e3", "inf", "nan"])
+def test_bad_times(text: str) -> None:
+    with pytest.raises(ValueError, match="30s"):
+        seconds(text)
+
+
+def test_permission_bits_are_octal() -> None:
+    assert octal("0444") == 0o444
+    for text in ("8", "0o444", "", "-1", "77777"):
+        with pytest.raises(ValueError, match="octal"):
+            octal(text)
+
+
+@pytest.mark.parametrize(("item", "value"), [("strict", True), ("strict=yes", True), ("strict=false", False)])
+def test_flags(item: str, value: bool) -> None:
+    assert parse([item]).options.strict is value
+
+
+def test_nothing_said_is_the_defaults() -> None:
+    parsed = parse([])
+    assert parsed.options == Options()
+    assert (parsed.kernel, parsed.remount, parsed.writable) == ([], False, False)
+
+
+def test_later_ones_win_and_repeatable_ones_add_up() -> None:
+    options = parse(["retries=1", "blobs=/a", "retries=2", "blobs=/b"]).options
+    assert options.retries == 2
+    assert options.blobs == ("/a", "/b")
+
+
+def test_dash_and_underscore_are_the_same() -> None:
+    assert parse(["request-timeout=5s"]) == parse(["request_timeout=5s"])
+
+
+def test_only_the_first_equals_sign_separates() -> None:
+    assert parse(["base=https://host/?a=b"]).options.base == "https://host/?a=b"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a,b=c", ["a", "b=c"]),
+        (r"a=x\,y,b", ["a=x,y", "b"]),
+        (r"a=\\,b", ["a=\\", "b"]),
+        (r"a=C:\dir", [r"a=C:\dir"]),
+        ("a\\", ["a\\"]),
+        (",a,,b,", ["a", "b"]),
+        ("", []),
+    ],
+)
+def test_commas(text: str, parts: list[str]) -> None:
+    assert split_commas(text) == parts
+
+
+def test_storage_options_are_kept_by_protocol() -> None:
+    options = parse(["s3.anon=true", "s3.endpoint_url=http://host:1", "http.size=5", "gs.x"]).options
+    assert options.storage == {
+        "s3": {"anon": True, "endpoint_url": "http://host:1"},
+        "http": {"size": 5},
+        "gs": {"x": True},
+    }
+
+
+def test_what_is_for_mount_itself() -> None:
+    line = "rw,nosuid,noatime,_netdev,nofail,x-systemd.automount,X-mount.mkdir,comment=hi,user"
+    parsed = parse(split_commas(line))
+    assert parsed.kernel == ["nosuid", "noatime"]
+    assert parsed.writable
+    assert parsed.options == Options()
+    assert parse(["remount", "user_id=0", "fd=3"]).remount
+
+
+def test_an_unknown_option_suggests_the_closest() -> None:
+    with pytest.raises(UsageError, match=r"unknown option 'memory_limits' \(did you mean memory_limit\?\)"):
+        parse(["memory_limits=1GiB"])
+    with pytest.raises(UsageError, match=r"unknown option 'zzz'$"):
+        parse(["zzz"])
+    assert parse(["zzz", "strict"], sloppy=True).options.strict
+
+
+@pytest.mark.parametrize(
+    ("item", "says"),
+    [
+        ("memory_limit=5", "option memory_limit=5: expected a size with a unit, such as 64MiB"),
+        ("memory_limit", "option memory_limit needs a value: memory_limit=SIZE"),
+        ("retries=-1", "option retries=-1: expected a whole number"),
+        ("type=zip", "option type=zip: expected one of references, archive, zarr"),
+        ("strict=maybe", "option strict=maybe: expected nothing, true or false"),
+        ("base=", "option base=: expected a value"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse([item])
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_row_can_be_shown(name: str) -> None:
+    about = TABLE[name].metadata
+    assert about["scope"] in ("source", "fetch", "mount", "process")
+    assert about["help"].endswith(".")
+    assert (about["metavar"] == "") == (about["parse"] is flag)
