@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
+import operator
 import os
 import sqlite3
 import tempfile
@@ -47,8 +49,11 @@ CREATE TABLE problem (entry TEXT NOT NULL, rule TEXT NOT NULL);
 """
 
 ROOT = 1
-_INSERT = "INSERT OR REPLACE INTO entry VALUES (?,?,?,?,?,?,?,?,?,?)"
-_FLUSH = 50_000
+# A row has all ten columns, or the five that tell one plain range from another: binding is what costs.
+_COLUMNS = {10: "(?,?,?,?,?,?,?,?,?,?)", 5: "(?,?,0,?,NULL,NULL,1,?,?,NULL)"}
+_INSERT = "INSERT OR REPLACE INTO entry VALUES "
+_AT_ONCE = 50  # rows of one statement
+_FLUSH = 100_000
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -71,9 +76,10 @@ class Region(NamedTuple):
     offset: int = 0
 
 
-_Row = tuple[
+_Full = tuple[
     int, str, int, int | None, int | None, int | None, int | None, int | None, int | None, int | None
 ]
+_Row = _Full | tuple[int, str, int, int, int]
 
 
 class IndexWriter:
@@ -138,9 +144,10 @@ class IndexWriter:
 
     def range(self, key: str, url: str, offset: int, length: int) -> None:
         """A file whose bytes are [offset, offset + length) of `url`."""
-        parent, name = self._split(key)
+        prefix, _, name = key.rpartition("/")
+        parent = self._directories.get(prefix) or self._directory(prefix)
         ref = self._targets.get(url) or self._target(url)
-        self._rows.append((parent, name, 0, length, None, None, 1, ref, offset, None))
+        self._rows.append((parent, name, length, ref, offset))
         if len(self._rows) >= _FLUSH:
             self._flush()
 
@@ -169,6 +176,11 @@ class IndexWriter:
         self._add(
             key, Kind.FILE, size, mode, mtime_ns, Place.REGIONS, owner, held=held if held < size else None
         )
+
+    def discard(self, key: str) -> None:
+        """Take back the file `key`, if it was added."""
+        self._flush()
+        self._db.execute("DELETE FROM entry WHERE parent=? AND name=?", self._split(key))
 
     def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """A directory that the document names; parents of keys need not be named."""
@@ -214,8 +226,7 @@ class IndexWriter:
             rows.append(
                 (parent_id, name, 1, subdirectories[key], mode, mtime_ns, None, ident, None, None)
             )
-        rows.sort(key=lambda row: row[:2])
-        self._db.executemany(_INSERT, rows)
+        self._insert(rows)
         self._db.executemany(
             "INSERT INTO target VALUES (?,?)", [(ident, url) for url, ident in self._targets.items()]
         )
@@ -273,10 +284,23 @@ class IndexWriter:
         return ident
 
     def _flush(self) -> None:
-        self._rows.sort(key=lambda row: (row[0], row[1]))  # stable: of equal keys the last one added wins
-        self._db.executemany(_INSERT, self._rows)
+        self._insert(self._rows)
         self._db.executemany("INSERT INTO value VALUES (?,?)", self._values)
         self._rows, self._values = [], []
+
+    def _insert(self, rows: list[_Row]) -> None:
+        """Insert `rows` in the order of the table; of equal keys the last one wins, as sorting is stable."""
+        rows.sort(key=operator.itemgetter(1))
+        rows.sort(key=operator.itemgetter(0))
+        for width, group in itertools.groupby(rows, len):
+            run = list(group)
+            rest = len(run) % _AT_ONCE
+            blocks = (run[at : at + _AT_ONCE] for at in range(0, len(run) - rest, _AT_ONCE))
+            self._db.executemany(
+                _INSERT + ",".join([_COLUMNS[width]] * _AT_ONCE),
+                (tuple(itertools.chain.from_iterable(block)) for block in blocks),
+            )
+            self._db.executemany(_INSERT + _COLUMNS[width], run[len(run) - rest :])
 
 
 def int64(value: int) -> bool:

@@ -1,0 +1,467 @@
+"""The templates of reference sets: jinja in a sandbox, and the expansion of `gen`.
+
+Source: the fsspec reference set specification, version 1 ("jinja-str", "templates", "gen"). A document may
+come from anywhere, so its templates see nothing but each other, and Budget bounds what they cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import keyword
+import math
+import re
+import resource
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
+
+from zarrfs.errors import ZarrfsError
+
+RENDERED_MAX = 64 << 10  # characters of one rendered text
+CPU_SECONDS = 5.0  # processor time to start with,
+SECONDS_EACH = 0.005  # for every text,
+SECONDS_A_ROW = 0.00005  # and for every combination of a gen: some ten times what an honest one takes
+MEMORY = 256 << 20  # bytes of address space beyond what the process has already
+
+_CHUNK = 512  # rows rendered under one setting of the limits
+_SHOWN = 200  # characters of a reason
+
+# {{name}} and {{name(a='text', b='text')}}: rendered without jinja, to the same text
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_VALUE = r"[A-Za-z][A-Za-z0-9_]*\s*=\s*'[^'\\]*'"
+_CALL = rf"\(\s*(?:{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)?\)"
+_PIECE = re.compile(rf"\{{\{{\s*({_NAME})\s*(?:({_CALL})\s*)?\}}\}}", re.ASCII)
+_VALUES = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\s*=\s*'([^']*)'", re.ASCII)
+_FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of gen, in the order of a row
+_RESERVED = frozenset((*keyword.kwlist, "true", "false", "none", "self"))
+
+
+class TemplateError(ZarrfsError):
+    """A template, or an item of `gen`, that breaks `rule`; `entry` is the member at fault, where known."""
+
+    def __init__(self, rule: str, entry: str | None = None) -> None:
+        self.rule, self.entry = rule, entry
+        super().__init__(rule if entry is None else f"{entry}: {rule}")
+
+
+class Budget:
+    """The processor time (seconds) and memory (bytes) that rendering one document may take.
+
+    Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: whoever
+    takes too long is ended by SIGXCPU, whoever takes too much gets a MemoryError, even in the middle of one
+    operation in C. Where limits cannot be set, nothing happens.
+    """
+
+    def __init__(self, seconds: float = CPU_SECONDS, memory: int = MEMORY) -> None:
+        self.seconds, self.memory = seconds, memory
+        self._inside = False
+
+    @contextlib.contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Run the block within the budget, and take its time from it; nesting changes nothing."""
+        if self._inside:
+            yield
+            return
+        if self.seconds <= 0:
+            raise TemplateError("takes too much time to render")
+        start = time.process_time()
+        saved = [
+            _lower(resource.RLIMIT_CPU, math.ceil(start + self.seconds)),
+            _lower(resource.RLIMIT_CORE, 0),  # SIGXCPU would dump one
+            _lower(resource.RLIMIT_AS, _address_space() + self.memory),
+        ]
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            for which, limits in filter(None, saved):
+                with contextlib.suppress(ValueError, OSError):
+                    resource.setrlimit(which, limits)
+            self.seconds -= time.process_time() - start
+
+
+@dataclasses.dataclass(frozen=True)
+class Gen:
+    """One item of `gen`, checked: `where` is its place, `fields` are templates, in the order of a row."""
+
+    where: str
+    fields: Mapping[str, str]  # key, url and perhaps offset, length
+    dimensions: dict[str, Sequence[int]]
+    count: int  # of the product of the dimensions
+
+    def combination(self, number: int) -> dict[str, int]:
+        """The values of the dimensions in the `number`th combination; the last one varies fastest."""
+        values = {}
+        for name in reversed(self.dimensions):
+            dimension = self.dimensions[name]
+            number, at = divmod(number, len(dimension))
+            values[name] = dimension[at]
+        return values
+
+
+class Templates:
+    """The named templates of one reference set, and the sandbox that renders texts with them.
+
+    Everything raises TemplateError, and nothing else, for what the document has wrong. A template is seen
+    as its text, rendered without variables, or is called with named ones: {{f(c='text')}}.
+    """
+
+    def __init__(self, sources: Mapping[str, str], budget: Budget | None = None) -> None:
+        self.budget = budget or Budget()
+        self._sources = sources
+        self._values: dict[str, object] = {n: s for n, s in sources.items() if "{{" not in s}
+        self._codes: dict[str, jinja2.Template] = {}
+        self._active: list[str] = []
+        self._environment = _Environment(self)
+
+    def text(self, source: str) -> str:
+        """`source` rendered with the templates alone."""
+        try:
+            simple = self._substitute(source)
+            if simple is not None:
+                return simple
+            self.budget.seconds += SECONDS_EACH
+            with self.budget.bounded():
+                return self._render(self._compile(source), {})
+        except Exception as exc:
+            raise TemplateError(_reason(exc)) from None
+
+    def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
+        """The rendered fields of every combination, in order, one row at a time."""
+        self.budget.seconds += gen.count * SECONDS_A_ROW
+        done = 0
+        with contextlib.suppress(Exception):
+            for chunk in self._chunks(self._rows_together(gen)):
+                done += len(chunk)
+                yield from chunk
+        if done == gen.count:
+            return
+        try:  # field by field from here on: that can do more, and its errors say where
+            for chunk in self._chunks(self._rows_apart(gen, done)):
+                yield from chunk
+        except TemplateError as exc:
+            raise TemplateError(exc.rule, exc.entry or gen.where) from None
+        except MemoryError as exc:
+            raise TemplateError(_reason(exc), gen.where) from None
+
+    def find(self, name: str) -> object:
+        """What `name` means in a text: a str, a callable, or jinja's `missing`."""
+        value = self._values.get(name)
+        if value is None:
+            if name not in self._sources:
+                return missing
+            value = self._values[name] = self._resolve(name)
+        return value
+
+    def call(self, name: str, values: Mapping[str, Any]) -> str:
+        """The template `name` rendered with `values` and the other templates."""
+        if name in self._active:
+            circle = [*self._active[self._active.index(name) :], name]
+            raise TemplateError(f"templates use each other in a circle: {' -> '.join(circle)}")
+        self._active.append(name)
+        try:
+            with self.budget.bounded():
+                code = self._codes.get(name)
+                if code is None:
+                    code = self._codes[name] = self._compile(self._sources[name])
+                return self._render(code, values)
+        except (TemplateError, MemoryError, RecursionError):
+            raise
+        except Exception as exc:
+            raise TemplateError(f"in template {name}: {_reason(exc)}") from None
+        finally:
+            self._active.pop()
+
+    # -- parts
+
+    def _resolve(self, name: str) -> object:
+        """A template that renders without variables is its text; any other fails only when it is used so."""
+        template = _Template(self, name)
+        try:
+            text = _Text(self.call(name, {}))
+        except TemplateError:
+            return template
+        text._template = template
+        return text
+
+    def _substitute(self, source: str) -> str | None:
+        """`source` rendered, if all it holds besides text is {{name}} or {{name(a='text')}}."""
+        if "\n" in source or "\r" in source:  # jinja has rules for these
+            return None
+        parts = []
+        at = 0
+        for piece in _PIECE.finditer(source):
+            name, call = piece[1], piece[2]
+            if name in _RESERVED or name not in self._sources:
+                return None
+            parts.append(source[at : piece.start()])
+            value = self.find(name)
+            if call is not None:
+                given = _VALUES.findall(call)
+                if isinstance(value, _Text):
+                    value = value._template
+                if not isinstance(value, _Template) or len(dict(given)) < len(given):
+                    return None
+                self.budget.seconds += SECONDS_EACH
+                value = value(**dict(given))
+            parts.append(str(value))
+            at = piece.end()
+        parts.append(source[at:])
+        if any("{" in text for text in parts[::2]):
+            return None
+        return _joined(parts)
+
+    def _parse(self, source: str) -> nodes.Template:
+        tree = self._environment.parse(source)
+        if any(name.name == "self" for name in tree.find_all(nodes.Name)):
+            raise TemplateError("'self' is undefined")  # jinja's own object of that name
+        return tree
+
+    def _compile(self, source: str) -> jinja2.Template:
+        return self._code(self._parse(source))
+
+    def _code(self, tree: nodes.Template) -> jinja2.Template:
+        environment = self._environment
+        return environment.template_class.from_code(environment, environment.compile(tree), {})
+
+    def _render(self, code: jinja2.Template, values: Mapping[str, Any]) -> str:
+        return _joined(code.root_render_func(code.new_context(dict(values))))
+
+    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+        while True:
+            with self.budget.bounded():
+                chunk = list(itertools.islice(rows, _CHUNK))
+            if not chunk:
+                return
+            yield chunk
+
+    def _rows_together(self, gen: Gen) -> Iterator[tuple[str, ...]]:
+        """Rows from one compiled template for all fields; raises where a field is not just expressions."""
+        outputs: list[nodes.Node] = []
+        for source in gen.fields.values():
+            body = self._parse(source).body
+            if not all(isinstance(node, nodes.Output) for node in body):
+                raise TemplateError("holds a statement")
+            pieces = [piece for node in body for piece in cast(nodes.Output, node).nodes]
+            outputs.append(nodes.Output([nodes.Concat(pieces)], lineno=1))
+        tree = nodes.Template(outputs, lineno=1)
+        tree.set_environment(self._environment)
+        code = self._code(tree)
+        root, context = code.root_render_func, code.new_context(gen.combination(0) if gen.count else {})
+        values = context.parent  # what names mean; one context serves all rows
+        name, last = next(reversed(gen.dimensions.items()))
+        for number in range(0, gen.count, len(last) or 1):
+            values.update(gen.combination(number))
+            for value in last:
+                values[name] = value
+                row = tuple(root(context))
+                if len(row[0]) > RENDERED_MAX or len(row[1]) > RENDERED_MAX:
+                    raise TemplateError("too long")
+                yield row
+
+    def _rows_apart(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
+        """Rows from `start` on, field by field; a TemplateError names the field and the combination."""
+        at, values = "", {}
+        try:
+            codes = {}
+            for at, source in gen.fields.items():
+                codes[at] = self._compile(source)
+            for number in range(start, gen.count):
+                values = gen.combination(number)
+                row = []
+                for at, code in codes.items():  # noqa: B007  (read below)
+                    row.append(self._render(code, values))
+                yield tuple(row)
+        except Exception as exc:
+            where = f" ({', '.join(f'{name}={value}' for name, value in values.items())})" if values else ""
+            raise TemplateError(_reason(exc) + where, f"{gen.where}.{at}") from None
+
+
+def read_gen(items: object, names: Collection[str], limit: int) -> list[Gen]:
+    """Check the member `gen`; `names` are those of the templates. Raises TemplateError.
+
+    More than `limit` combinations in all are refused, from the sizes of the dimensions alone.
+    """
+    if not isinstance(items, list):
+        raise TemplateError(f"expected an array, not {json_type(items)}", "gen")
+    gens = [_read_item(item, f"gen[{number}]", names) for number, item in enumerate(items)]
+    total = sum(gen.count for gen in gens)
+    if total > limit:
+        raise TemplateError(f"expands to {total} entries, more than {limit} (-o gen_limit=)", "gen")
+    return gens
+
+
+def json_type(value: object) -> str:
+    """What JSON calls the type of `value`; a number shows itself."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value!r:.40}"
+    names: dict[type, str] = {type(None): "null", str: "a string", list: "an array", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _read_item(item: object, where: str, names: Collection[str]) -> Gen:
+    members = _members(item, where, {*_FIELDS, "dimensions"})
+    for name in ("key", "url", "dimensions"):
+        if name not in members:
+            raise TemplateError(f"{name} is required", where)
+    if ("offset" in members) != ("length" in members):
+        raise TemplateError("offset and length are given together or not at all", where)
+    fields = {name: members[name] for name in _FIELDS if name in members}
+    for name, source in fields.items():
+        if not isinstance(source, str):
+            raise TemplateError(f"expected a string (a template), not {json_type(source)}", f"{where}.{name}")
+    dimensions = members["dimensions"]
+    if not isinstance(dimensions, dict) or not dimensions:
+        raise TemplateError("expected an object with one dimension or more", f"{where}.dimensions")
+    count = 1
+    read: dict[str, Sequence[int]] = {}
+    for name, value in dimensions.items():
+        place = f"{where}.dimensions.{name}"
+        if name in names:
+            raise TemplateError("a dimension named like a template", place)
+        read[name], size = _read_dimension(value, place)
+        count *= size
+    return Gen(where, fields, read, count)
+
+
+def _read_dimension(value: object, where: str) -> tuple[Sequence[int], int]:
+    """(values, how many): an array of whole numbers, or start, stop and step as those of range()."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            if type(item) is not int:
+                raise TemplateError(f"expected a whole number, not {json_type(item)}", f"{where}[{number}]")
+        return value, len(value)
+    bounds = _members(value, where, {"start", "stop", "step"})
+    if "stop" not in bounds:
+        raise TemplateError("stop is required", where)
+    for name, number in bounds.items():
+        if type(number) is not int:
+            raise TemplateError(f"expected a whole number, not {json_type(number)}", f"{where}.{name}")
+    start, stop, step = bounds.get("start", 0), bounds["stop"], bounds.get("step", 1)
+    if step == 0:
+        raise TemplateError("a step of 0", where)
+    return range(start, stop, step), max(0, -((start - stop) // step))
+
+
+def _members(value: object, where: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TemplateError(f"expected an object, not {json_type(value)}", where)
+    unknown = [name for name in value if name not in known]
+    if unknown:
+        raise TemplateError(f"unknown member {unknown[0]!r:.80}", where)
+    return value
+
+
+# -- the sandbox
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """jinja without globals, loaders and the filters that reach attributes or chance."""
+
+    def __init__(self, named: Templates) -> None:
+        super().__init__(undefined=jinja2.StrictUndefined, cache_size=0)
+        self.named = named
+        self.context_class = _Context
+        self.globals.clear()
+        for name in ("attr", "random"):
+            del self.filters[name]
+
+
+class _Context(Context):
+    """Names mean what was passed, then the named templates, which are resolved when first used."""
+
+    def resolve_or_missing(self, key: str) -> Any:
+        if key in self.vars:
+            return self.vars[key]
+        if key in self.parent:
+            return self.parent[key]
+        return cast(_Environment, self.environment).named.find(key)
+
+
+class _Template:
+    """A named template as other templates see it: called with named values. All attributes are private."""
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: Templates, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __call__(self, /, *args: object, **values: object) -> str:
+        if args:
+            raise TemplateError(f"template {self._name} takes named values only, such as c='text'")
+        return self._owner.call(self._name, values)
+
+    def __str__(self) -> str:
+        return self()
+
+    __repr__ = __str__
+
+
+class _Text(str):
+    """The text of a template that needs no variables; it may be called all the same."""
+
+    _template: _Template
+
+    def __call__(self, /, *args: object, **values: object) -> str:
+        return self._template(*args, **values)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    parts, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > RENDERED_MAX:
+            raise TemplateError(f"renders to more than {RENDERED_MAX} characters")
+        parts.append(piece)
+    return "".join(parts)
+
+
+def _reason(exc: Exception) -> str:
+    """One line on why rendering failed."""
+    if isinstance(exc, TemplateError):
+        return exc.rule
+    if isinstance(exc, MemoryError):
+        return "takes too much memory to render"
+    if isinstance(exc, RecursionError):
+        return "nested too deeply"
+    text = " ".join(str(exc).split())[:_SHOWN]
+    if isinstance(exc, jinja2.UndefinedError | SecurityError):
+        return text
+    if isinstance(exc, jinja2.TemplateSyntaxError | SyntaxError):
+        return f"not a template: {text}"
+    return f"cannot be rendered: {text or type(exc).__name__}"
+
+
+# -- limits of the process
+
+
+def _lower(which: int, soft: int) -> tuple[int, tuple[int, int]] | None:
+    """Lower a soft limit to `soft`; returns what restores it, or None where it cannot be set."""
+    try:
+        old, hard = resource.getrlimit(which)
+        bounds = [soft, *(limit for limit in (old, hard) if limit != resource.RLIM_INFINITY)]
+        resource.setrlimit(which, (min(bounds), hard))
+    except (ValueError, OSError):
+        return None
+    return which, (old, hard)
+
+
+def _address_space() -> int:
+    """Bytes of address space that the process has now; a bound on it starts from there."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 1 << 62
