@@ -1,0 +1,120 @@
+"""The shape of the house: which way imports point, how long a file may be, what has a docstring."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import zarrfs
+
+ROOT = Path(zarrfs.__file__).parent
+MODULES = {
+    ".".join(("zarrfs", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(ROOT.rglob("*.py"))
+}
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+# cli -> fuse, stage -> sources, views -> store, zarr -> transfer -> errors
+LAYERS = [
+    {"errors", "options"}, {"transfer"}, {"store", "zarr"}, {"sources", "views"}, {"fuse", "stage"}, {"cli"},
+]  # fmt: skip
+RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
+LINES_MAX = 500
+# Where system calls are made, and where a FUSE reply is: elsewhere an error has a type of its own.
+KNOW_ERRNO = ("zarrfs.errors", "zarrfs.transfer.", "zarrfs.store.", "zarrfs.fuse.", "zarrfs.sources.blobs")
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, also those within functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            if node.module == "zarrfs":
+                yield from ((node.lineno, f"zarrfs.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module or ""
+
+
+def part_of(module: str) -> str:
+    """The part of the house that a module belongs to: its package, or itself at the top."""
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in RANK])
+def test_imports_point_one_way(name: str) -> None:
+    here = part_of(name)
+    for line, module in imports(TREES[name]):
+        there = part_of(module)
+        if module.startswith("zarrfs.") and there != here and {here, there} != LAYERS[0]:
+            assert there in RANK, f"{name}:{line}: imports {module}, which has no place in LAYERS"
+            assert RANK[there] < RANK[here], f"{name}:{line}: imports {module}"
+
+
+def test_every_part_has_a_place() -> None:
+    parts = {part_of(name) for name in MODULES} - {"", "__main__"}
+    assert parts <= RANK.keys()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_file_is_too_long(name: str) -> None:
+    assert len(MODULES[name].read_text().splitlines()) <= LINES_MAX
+
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(tree: ast.Module | ast.ClassDef) -> Iterator[Definition]:
+    """The public classes and functions at the top of a module, or the public methods of a class."""
+    for node in tree.body:
+        if isinstance(node, Definition) and node.name[0] != "_":
+            yield node
+
+
+# methods of the protocols: they are described there, not again in each class
+PROTOCOLS = {
+    method.name
+    for name in ("zarrfs.store.api", "zarrfs.transfer.api")
+    for protocol in definitions(TREES[name])
+    if isinstance(protocol, ast.ClassDef) and "Protocol" in map(ast.unparse, protocol.bases)
+    for method in definitions(protocol)
+}
+
+
+def undocumented(tree: ast.Module) -> Iterator[str]:
+    """line: name of each public thing without a docstring; a property's setter needs none."""
+    for node in definitions(tree):
+        if not ast.get_docstring(node):
+            yield f"{node.lineno}: {node.name}"
+        for method in definitions(node) if isinstance(node, ast.ClassDef) else ():
+            setter = any(ast.unparse(decorator).endswith(".setter") for decorator in method.decorator_list)
+            if not (ast.get_docstring(method) or setter or method.name in PROTOCOLS):
+                yield f"{method.lineno}: {node.name}.{method.name}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_things_have_a_docstring(name: str) -> None:
+    tree = TREES[name]
+    assert ast.get_docstring(tree) or not tree.body
+    assert not list(undocumented(tree))
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(KNOW_ERRNO)])
+def test_error_numbers_stay_where_system_calls_are(name: str) -> None:
+    assert "errno" not in {module for _line, module in imports(TREES[name])}
+
+
+def test_a_failure_reaches_fuse_through_to_errno_alone() -> None:
+    """In an except clause of the handlers, FUSEError is made of to_errno(...) and nothing else."""
+    made = []
+    for name, tree in TREES.items():
+        for handler in (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)):
+            for call in (node for node in ast.walk(handler) if isinstance(node, ast.Call)):
+                if ast.unparse(call.func).endswith("FUSEError"):
+                    made.append(name)
+                    assert ast.unparse(call.args[0]).startswith("to_errno("), f"{name}:{call.lineno}"
+    assert set(made) == {"zarrfs.fuse.operations"}
