@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
@@ -18,11 +18,13 @@ from zarrfs.options import Options
 from zarrfs.transfer import urls
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import LocalFiles
-from zarrfs.transfer.remote import RemoteFiles
+
+if TYPE_CHECKING:
+    from zarrfs.transfer.remote import RemoteFiles
 
 # Enabled without being named by the user; options of a protocol (-o sftp.username=...) enable it too.
 PROTOCOLS = frozenset(
-    ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory", "zip", "tar", "file", "local")
+    ("file", "local", "memory", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "zip")
 )
 # Never: they run code from documents, or write to disk behind the user's back.
 FORBIDDEN = frozenset(("reference", "simplecache", "filecache", "blockcache", "cached"))
@@ -90,6 +92,8 @@ class Targets:
 
     def _remotely(self) -> RemoteFiles:
         if self._remote is None:
+            from zarrfs.transfer.remote import RemoteFiles
+
             self._remote = RemoteFiles(self._options)
         return self._remote
 

@@ -1,0 +1,80 @@
+"""Trio and the asyncio loop that fsspec lives in: the only place where the two meet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import outcome
+import trio
+
+T = TypeVar("T")
+
+
+async def call(function: Callable[..., Awaitable[T]], *args: Any, timeout: float | None = None) -> T:
+    """Await `function(*args)` on fsspec's loop, which runs in a thread of its own; gives what it gives.
+
+    Raises what it raises; TimeoutError after `timeout` seconds. Cancelling the trio task cancels the asyncio
+    task, and waits until that has ended, so that nothing goes on behind the caller's back.
+    """
+    from fsspec.asyn import get_loop
+
+    found: T = await _Call(get_loop(), function, args, timeout).wait()
+    return found
+
+
+class _Call:
+    """One call: its asyncio task, the trio task that waits, and how it was cancelled, if it was."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        timeout: float | None,
+    ) -> None:
+        self._loop, self._function, self._args, self._timeout = loop, function, args, timeout
+        self._task: asyncio.Task[None] | None = None
+        self._raise_cancel: Callable[[], None] | None = None
+
+    async def wait(self) -> Any:
+        self._token = trio.lowlevel.current_trio_token()
+        self._waiter = trio.lowlevel.current_task()
+        self._loop.call_soon_threadsafe(self._start)
+        return await trio.lowlevel.wait_task_rescheduled(self._abort)
+
+    # -- on trio
+
+    def _abort(self, raise_cancel: Callable[[], None]) -> trio.lowlevel.Abort:
+        self._raise_cancel = raise_cancel
+        self._loop.call_soon_threadsafe(self._cancel)
+        return trio.lowlevel.Abort.FAILED  # _resume follows
+
+    def _resume(self, result: outcome.Outcome[Any]) -> None:
+        cancelled = isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError)
+        if cancelled and self._raise_cancel is not None:
+            result = outcome.capture(self._raise_cancel)
+        trio.lowlevel.reschedule(self._waiter, result)
+
+    # -- on asyncio
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._run())
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        result: outcome.Outcome[Any]
+        try:
+            async with asyncio.timeout(self._timeout):
+                result = outcome.Value(await self._function(*self._args))
+        except asyncio.CancelledError as exc:
+            result = outcome.Error(exc)
+        except Exception as exc:
+            result = outcome.Error(exc)
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._resume, result)

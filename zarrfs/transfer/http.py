@@ -1,0 +1,233 @@
+"""HTTP as zarrfs needs it, on fsspec's session: ranges that are verified, sizes, and listings.
+
+fsspec's own range request does not look at the status, and takes a whole body for the range that it asked
+for. The coroutines here run on fsspec's loop. Source: RFC 9110 (range requests, status codes).
+"""
+
+from __future__ import annotations
+
+import email.utils
+import html.parser
+import logging
+import re
+from typing import Any, NoReturn
+from urllib.parse import unquote, urljoin, urlsplit
+
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.urls import without_secrets
+
+log = logging.getLogger("zarrfs.transfer")
+
+_BUSY = (408, 425, 429)
+_RETRY_AFTER_MAX = 60.0  # seconds
+_LISTING_MAX = 256 << 20  # bytes of a page with links
+_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
+_told: set[str] = set()  # servers known to ignore ranges, each named once in the log
+
+
+async def fetch(fs: Any, url: str, start: int, stop: int | None) -> Fetched:
+    """The bytes [start, stop) of `url`, cut at its end; stop None: to its end.
+
+    Raises Transient for what may go better next time, else a ReadError. Never bytes from another place: a
+    206 must name the range that it carries, and of a 200, which has everything, the range is cut out.
+    """
+    headers = {}
+    if start or stop is not None:
+        headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+    async with await _request(fs, "GET", url, headers) as response:
+        tag = _tag(response)
+        if response.status == 416:
+            match = re.match(r"bytes\s+\*/(\d+)", response.headers.get("Content-Range", ""))
+            return Fetched(b"", tag, int(match[1]) if match else start)
+        _check_status(response, url)
+        if response.status != 206:
+            return await _cut(response, url, start, stop, tag)
+        match = _RANGE.match(response.headers.get("Content-Range", ""))
+        if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
+            raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
+        total = None if match[3] == "*" else int(match[3])
+        end = int(match[2]) + 1
+        data, _ = await _body(response, 0, end - start if stop is None else min(stop, end) - start)
+        if len(data) < end - start and (stop is None or len(data) < stop - start):
+            raise Transient("the answer was cut off")
+        if stop is not None and end < (stop if total is None else min(stop, total)):
+            raise Transient("the server sent less than it was asked for")
+        return Fetched(data, tag, total)
+
+
+async def _cut(response: Any, url: str, start: int, stop: int | None, tag: str | None) -> Fetched:
+    """[start, stop) of an answer that has the whole value."""
+    total = _length(response)
+    if start:
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        if host not in _told:
+            _told.add(host)
+            log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
+    want = None if stop is None else stop - start
+    data, seen = await _body(response, start, want)
+    complete = want is not None and len(data) == want
+    if not complete and total is not None and seen < total:
+        raise Transient("the answer was cut off")
+    return Fetched(data, tag, total if complete else seen)
+
+
+async def _body(response: Any, skip: int, want: int | None) -> tuple[bytearray, int]:
+    """(up to `want` bytes after the first `skip`, how many bytes were seen); want None: all."""
+    data = bytearray()
+    seen = 0
+    async for chunk in response.content.iter_any():
+        data += chunk[max(skip - seen, 0) :] if seen < skip else chunk
+        seen += len(chunk)
+        if want is not None and len(data) >= want:
+            del data[want:]
+            break
+    return data, seen
+
+
+async def stat(fs: Any, url: str) -> Entry:
+    """What is at `url`: its size where the server tells, whether it is a directory, tag and time.
+
+    A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD,
+    or no length in it: one byte is asked for then.
+    """
+    async with await _request(fs, "HEAD", url, {}) as response:
+        if _redirected_to_directory(fs, url, response):
+            return Entry("", True)
+        size = _length(response)
+        if response.status < 400 and (size is not None or url.partition("?")[0].endswith("/")):
+            return _entry(response, size)
+        if response.status in (404, 410):
+            _check_status(response, url)
+    async with await _request(fs, "GET", url, {"Range": "bytes=0-0"}) as response:
+        if _redirected_to_directory(fs, url, response):
+            return Entry("", True)
+        if response.status == 416:  # no first byte: an empty value
+            return _entry(response, 0)
+        _check_status(response, url)
+        if response.status == 206:
+            match = _RANGE.match(response.headers.get("Content-Range", ""))
+            return _entry(response, int(match[3]) if match and match[3] != "*" else None)
+        size = _length(response)
+        return _entry(response, size if size is not None else (await _body(response, 0, None))[1])
+
+
+async def listing(fs: Any, url: str) -> list[Entry] | None:
+    """The entries of the directory `url`, which ends in "/"; None where the server shows no listing.
+
+    Pages with links are understood (nginx, Apache, http.server, ...): links to things right below `url`.
+    Their sizes are unknown: what a page says of them is often rounded.
+    """
+    async with await _request(fs, "GET", url, {}) as response:
+        if response.status in (401, 403):
+            return None
+        _check_status(response, url)
+        if "html" not in response.headers.get("Content-Type", "text/html"):
+            return None
+        body, _ = await _body(response, 0, _LISTING_MAX)
+        base = str(response.url)
+    page = _Links()
+    page.feed(body.decode("utf-8", "surrogateescape"))
+    found: dict[str, Entry] = {}
+    up = False
+    here = urlsplit(base)
+    prefix = here.path if here.path.endswith("/") else here.path + "/"
+    for link in page.links:
+        there = urlsplit(urljoin(base, link))
+        up = up or link in ("..", "../") or (prefix != there.path and prefix.startswith(there.path))
+        if there.netloc != here.netloc or not there.path.startswith(prefix) or there.query:
+            continue
+        name, slash, rest = there.path[len(prefix) :].partition("/")
+        if name and not rest:
+            text = unquote(name, errors="surrogateescape")
+            found.setdefault(text, Entry(text, bool(slash)))
+    titled = page.title.lower().startswith(("index of", "directory"))
+    return list(found.values()) if found or up or titled else None
+
+
+class _Links(html.parser.HTMLParser):
+    """The targets of the <a> elements of a page, and its title."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.title = ""
+        self._in_title = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_title = tag == "title"
+        if tag == "a":
+            self.links += [value.strip() for name, value in attrs if name == "href" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_title = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title += data.strip()
+
+
+async def _request(fs: Any, method: str, url: str, headers: dict[str, str]) -> Any:
+    """A request of fsspec's session, with the options of the user; a context manager."""
+    import aiohttp
+
+    session = await fs.set_session()
+    given = dict(fs.kwargs)
+    given["headers"] = {**given.get("headers", {}), "Accept-Encoding": "identity", **headers}
+    given.setdefault("timeout", aiohttp.ClientTimeout(total=None))  # the caller's deadline holds
+    given.setdefault("allow_redirects", True)
+    try:
+        return session.request(method, fs.encode_url(url), **given)
+    except (ValueError, TypeError) as exc:
+        raise ReadError(without_secrets(url), f"not a URL: {exc}") from exc
+
+
+def _redirected_to_directory(fs: Any, url: str, response: Any) -> bool:
+    asked: str = fs.encode_url(url).raw_path
+    if asked.endswith("/"):
+        return False
+    hops = [*(hop.url for hop in response.history), response.url]
+    return any(hop.raw_path == asked + "/" for hop in hops)
+
+
+def _entry(response: Any, size: int | None) -> Entry:
+    when = response.headers.get("Last-Modified")
+    mtime_ns = None
+    if when:
+        try:
+            mtime_ns = int(email.utils.parsedate_to_datetime(when).timestamp()) * 1_000_000_000
+        except ValueError:
+            log.debug("%s: not a date", when)
+    html_page = "html" in response.headers.get("Content-Type", "")
+    return Entry("", False, size, mtime_ns, _tag(response), html_page)
+
+
+def _tag(response: Any) -> str | None:
+    """What changes with the value: its ETag, else its time."""
+    found: str | None = response.headers.get("ETag") or response.headers.get("Last-Modified")
+    return found
+
+
+def _length(response: Any) -> int | None:
+    """The bytes that the body has, where the server says so; None if they are encoded."""
+    text = response.headers.get("Content-Length", "")
+    return int(text) if text.isdigit() and not response.headers.get("Content-Encoding") else None
+
+
+def _check_status(response: Any, url: str) -> None:
+    """Raises for a status of 400 and more, and for redirects that lead nowhere."""
+    if response.status >= 300:
+        raise_for_status(response.status, url, response.reason or "", response.headers.get("Retry-After", ""))
+
+
+def raise_for_status(status: int, url: str, reason: str = "", retry_after: str = "") -> NoReturn:
+    """The error that an HTTP status stands for."""
+    where, what = without_secrets(url), f"HTTP status {status} {reason}".rstrip()
+    if status in (404, 410):
+        raise TargetMissing(where, what)
+    if status in (401, 403, 407):
+        raise AccessDenied(where, what)
+    if status >= 500 or status in _BUSY:
+        after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdigit() else 0.0
+        raise Transient(what, after)
+    raise ReadError(where, what)

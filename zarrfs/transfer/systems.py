@@ -1,0 +1,270 @@
+"""Systems: one place where values are, behind one interface: HTTP servers, object stores, archives, ...
+
+A system names values by paths of its own (whole URLs for HTTP). Its methods make one attempt each; they raise
+a ReadError that is final, or Transient. RemoteFiles repeats, caches and checks.
+"""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import errno
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
+
+import trio
+
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.transfer import bridge, http
+from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.urls import without_secrets
+
+T = TypeVar("T")
+
+_REQUESTS = 64  # of one system in flight at once; more wait, without their deadline running
+_THREADS = 16  # the same where each takes a thread
+_LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
+
+
+class System(Protocol):
+    """One place where values are."""
+
+    immutable: bool  # its values never change
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """The bytes [start, stop) of a value, cut at its end; stop None: to its end."""
+        ...
+
+    async def stat(self, path: str) -> Entry:
+        """What is at `path`; TargetMissing where nothing is."""
+        ...
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """The entries of a directory, in no order; None where the server shows no listing."""
+        ...
+
+    def child(self, path: str, name: str) -> str:
+        """The path of `name` in the directory `path`."""
+        ...
+
+    def shown(self, path: str) -> str:
+        """`path` as a URL without credentials."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back connections and descriptors."""
+        ...
+
+
+class HttpSystem:
+    """HTTP servers, all of them: a path is a URL."""
+
+    immutable = False
+
+    def __init__(self, fs: Any, timeout: float) -> None:
+        self._fs, self._timeout = fs, timeout
+        self._slots = trio.CapacityLimiter(_REQUESTS)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        return await self._call(path, http.fetch, self._fs, path, start, stop)
+
+    async def stat(self, path: str) -> Entry:
+        return await self._call(path, http.stat, self._fs, path)
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        head, mark, query = path.partition("?")
+        return await self._call(path, http.listing, self._fs, f"{head.rstrip('/')}/{mark}{query}")
+
+    def child(self, path: str, name: str) -> str:
+        head, mark, query = path.partition("?")  # a query stays: it may be what grants access
+        return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"
+
+    def shown(self, path: str) -> str:
+        return without_secrets(path)
+
+    async def aclose(self) -> None:
+        session, self._fs._session = self._fs._session, None
+        if session is not None:
+            await bridge.call(session.close)
+
+    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        try:
+            async with self._slots:
+                return await bridge.call(function, *args, timeout=self._timeout)
+        except Exception as exc:
+            raise failure(exc, self.shown(path), self._timeout) from exc
+
+
+class CoroutineSystem:
+    """An fsspec file system with coroutines: object stores."""
+
+    immutable = False
+
+    def __init__(self, fs: Any, protocol: str, timeout: float) -> None:
+        self._fs, self._protocol, self._timeout = fs, protocol, timeout
+        self._slots = trio.CapacityLimiter(_REQUESTS)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        if hasattr(self._fs, "_call_s3"):
+            return await self._call(path, self._fetch_s3, path, start, stop)
+        return Fetched(await self._call(path, self._cat, path, start, stop))
+
+    async def stat(self, path: str) -> Entry:
+        return entry(await self._call(path, self._fs._info, path))
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        found = await self._call(path, self._fs._ls, path)
+        return listed(path, found)
+
+    def child(self, path: str, name: str) -> str:
+        return f"{path.rstrip('/')}/{name}"
+
+    def shown(self, path: str) -> str:
+        return without_secrets(f"{self._protocol}://{path}")
+
+    async def aclose(self) -> None:
+        """Sessions are closed by fsspec's finalizers."""
+
+    async def _cat(self, path: str, start: int, stop: int | None) -> bytes:
+        whole = start == 0 and stop is None
+        data: bytes = await self._fs._cat_file(path, **({} if whole else {"start": start, "end": stop}))
+        return data
+
+    async def _fetch_s3(self, path: str, start: int, stop: int | None) -> Fetched:
+        """GetObject itself, for the ETag and the size that come with the bytes."""
+        bucket, key, version = self._fs.split_path(path)
+        wanted = {"Bucket": bucket, "Key": key}
+        if start or stop is not None:
+            wanted["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        if version:
+            wanted["VersionId"] = version
+        answer = await self._fs._call_s3("get_object", **wanted)
+        try:
+            data = await answer["Body"].read()
+        finally:
+            answer["Body"].close()
+        ranged = answer.get("ContentRange") or ""
+        if "Range" in wanted and not ranged.startswith(f"bytes {start}-"):
+            if start:
+                raise ReadError(self.shown(path), "the server answers with another range than was asked for")
+            data = data if stop is None else data[:stop]
+        total = ranged.rpartition("/")[2]
+        return Fetched(data, answer.get("ETag"), int(total) if total.isdigit() else None)
+
+    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        try:
+            async with self._slots:
+                return await bridge.call(function, *args, timeout=self._timeout)
+        except Exception as exc:
+            raise failure(exc, self.shown(path), self._timeout) from exc
+
+
+class ThreadSystem:
+    """An fsspec file system without coroutines: its calls run in worker threads."""
+
+    def __init__(self, fs: Any, protocol: str, timeout: float, immutable: bool = False) -> None:
+        self._fs, self._protocol, self._timeout = fs, protocol, timeout
+        self.immutable = immutable
+        self._threads = trio.CapacityLimiter(_THREADS)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        return Fetched(await self._call(path, self._cat, path, start, stop))
+
+    async def stat(self, path: str) -> Entry:
+        return entry(await self._call(path, self._fs.info, path))
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        return listed(path, await self._call(path, self._fs.ls, path))
+
+    def child(self, path: str, name: str) -> str:
+        return f"{path.rstrip('/')}/{name}" if path else name
+
+    def shown(self, path: str) -> str:
+        return without_secrets(f"{self._protocol}://{path}")
+
+    async def aclose(self) -> None:
+        """fsspec has nothing to close here."""
+
+    def _cat(self, path: str, start: int, stop: int | None) -> bytes:
+        whole = start == 0 and stop is None
+        data: bytes = self._fs.cat_file(path, **({} if whole else {"start": start, "end": stop}))
+        return data
+
+    async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
+        try:
+            async with self._threads:
+                with trio.fail_after(self._timeout):
+                    return await trio.to_thread.run_sync(
+                        function, *args, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
+                    )
+        except Exception as exc:
+            raise failure(exc, self.shown(path), self._timeout) from exc
+
+
+def entry(info: dict[str, Any]) -> Entry:
+    """An fsspec info as an Entry."""
+    name = str(info["name"]).rstrip("/").rpartition("/")[2]
+    if info.get("type") == "directory":
+        return Entry(name, True)
+    tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
+    mtime_ns = _time_ns(info)
+    size = info.get("size")
+    return Entry(name, False, size, mtime_ns, None if tag is None else str(tag))
+
+
+def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
+    """The entries of a directory from fsspec's ls(); NotADirectoryError where that lists a file as itself."""
+    whole = path.strip("/")
+    found = []
+    for info in infos:
+        at = str(info["name"]).strip("/")
+        if at == whole:
+            if info.get("type") != "directory" and len(infos) == 1:
+                raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
+            continue  # an object that marks the directory
+        found.append(entry(info))
+    return found
+
+
+def _time_ns(info: dict[str, Any]) -> int | None:
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime.datetime):
+            # to the second: a float of this size is no exact number of nanoseconds
+            return calendar.timegm(value.utctimetuple()) * 1_000_000_000 + value.microsecond * 1000
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return int(value * 1_000_000_000)
+    return None
+
+
+def failure(exc: Exception, where: str, timeout: float) -> Exception:
+    """What an exception of fsspec or of a library beneath it means: a ReadError, or Transient."""
+    if isinstance(exc, ReadError | Transient | NotADirectoryError):
+        return exc
+    if isinstance(exc, TimeoutError | trio.TooSlowError):
+        return Transient(f"no answer within {timeout:g} s")
+    if isinstance(exc, FileNotFoundError):
+        return TargetMissing(where, "not found")
+    if isinstance(exc, PermissionError):
+        return AccessDenied(where, _reason(exc))
+    status = getattr(exc, "status", None) or getattr(exc, "code", None)
+    if isinstance(status, int) and 400 <= status < 600:
+        try:
+            http.raise_for_status(status, where, _reason(exc))
+        except (ReadError, Transient) as found:
+            return found
+    if "Credentials" in type(exc).__name__:
+        return AccessDenied(where, _reason(exc))
+    if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
+        return ReadError(where, _reason(exc))
+    if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
+        return Transient(_reason(exc))
+    return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
+
+
+_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "azure")
+
+
+def _reason(exc: BaseException) -> str:
+    return " ".join(str(exc).split()) or type(exc).__name__
