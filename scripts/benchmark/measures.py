@@ -1,0 +1,223 @@
+"""What is measured. A measure gives Results; each sample is one figure of one contender."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import peers
+from data import BIG, PIECE, Data, keys
+
+RECORDED_FSSPEC_LS = 5.7  # s for 100,000 entries: seen on a machine with 2 cores, used where it cannot run
+Sampler = Callable[[], float]
+
+
+@dataclasses.dataclass
+class Result:
+    """Samples of zarrfs and of what it is compared with."""
+
+    what: str
+    unit: str
+    ours: list[float]
+    against: str = ""
+    theirs: list[float] = dataclasses.field(default_factory=list)
+    limit: float | None = None
+    at_most: bool = False  # the ratio (or, without a peer, our figure) is to stay below the limit, not above
+    note: str = ""
+
+    @property
+    def figure(self) -> float:
+        """Ratio of the medians; without a peer, our median."""
+        ours = statistics.median(self.ours)
+        return ours / statistics.median(self.theirs) if self.theirs else ours
+
+    @property
+    def missed(self) -> bool:
+        """Whether the limit is missed."""
+        if self.limit is None:
+            return False
+        return self.figure > self.limit if self.at_most else self.figure < self.limit
+
+
+def interleaved(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:
+    """`rounds` samples of each, in turns; one that cannot run here has none."""
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    running = dict(samplers)
+    for _ in range(rounds):
+        for name, sampler in list(running.items()):
+            try:
+                samples[name].append(sampler())
+            except peers.Unavailable as exc:
+                print(f"bench: {name} cannot run here: {exc}", file=sys.stderr)
+                del running[name]
+    return samples
+
+
+def seconds(command: list[object]) -> float:
+    """How long a command takes."""
+    began = time.perf_counter()
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+# -- (a), (e): until a mount is ready
+
+
+def mount_time(data: Data, document: Path, index: Path) -> float:
+    """From the command to its end, which is when the mount answers."""
+    with peers.place(data) as mountpoint:
+        took = seconds(peers.zarrfs_command(document, mountpoint, index))
+        subprocess.run([peers.ZARRFS, "umount", mountpoint], check=True)
+    return took
+
+
+def measure_mount(data: Data, rounds: int) -> Iterator[Result]:
+    """Mounting the large set, beside fsspec loading and listing it."""
+    load = [sys.executable, peers.HERE / "fsspec_peer.py", "load", data.many]
+
+    def in_process() -> float:
+        return float(subprocess.run(load, check=True, capture_output=True, text=True).stdout)
+
+    kept = data.directory / "kept"
+    kept.mkdir()
+    mount_time(data, data.many, kept)
+    samples = interleaved(
+        rounds,
+        {
+            "cold": lambda: mount_time(data, data.many, peers.new_index(data)),
+            "kept": lambda: mount_time(data, data.many, kept),
+            "process": lambda: seconds(load),
+            "in process": in_process,
+        },
+    )
+    what = f"mount of {data.entries:,} references"
+    for ours, note in (("cold", "no index yet"), ("kept", "index kept")):
+        yield Result(f"{what}, {note}", "s", samples[ours], "fsspec load + list, whole process",
+                     samples["process"], 1.5, at_most=True)  # fmt: skip
+    yield Result(f"{what}, no index yet", "s", samples["cold"], "fsspec load + list, imports aside",
+                 samples["in process"])  # fmt: skip
+
+
+def measure_small(data: Data, rounds: int) -> Iterator[Result]:
+    """Mounting a small source."""
+    samples = interleaved(rounds + 2, {"zarrfs": lambda: mount_time(data, data.small, peers.new_index(data))})
+    yield Result("mount of 2 references, no index yet", "s", samples["zarrfs"], limit=0.5, at_most=True)
+
+
+# -- (b): listing
+
+
+def measure_ls(data: Data, rounds: int) -> Iterator[Result]:
+    """`ls -lR` over a fresh mount."""
+
+    def sampler(peer: str) -> Sampler:
+        def sample() -> float:
+            with peers.MANY[peer](data) as mountpoint:
+                return data.entries / seconds(["env", "LC_ALL=C", "ls", "-lR", mountpoint])
+
+        return sample
+
+    samples = interleaved(rounds, {peer: sampler(peer) for peer in peers.MANY})
+    what = f"ls -lR of {data.entries:,}"
+    yield Result(what, "entries/s", samples["zarrfs"], "no-op", samples["no-op"], 0.4)
+    note = ""
+    if not samples["fsspec.fuse"]:
+        samples["fsspec.fuse"], note = [100_000 / RECORDED_FSSPEC_LS], "recorded elsewhere"
+    yield Result(what, "entries/s", samples["zarrfs"], "fsspec.fuse", samples["fsspec.fuse"], 5.0, note=note)
+
+
+# -- (c), (d): one large file
+
+
+def read_rate(path: Path) -> float:
+    """MB/s of reading a file from its start to its end in pieces of 1 MiB."""
+    buffer, total = bytearray(1 << 20), 0
+    with open(path, "rb", buffering=0) as file:
+        began = time.perf_counter()
+        while count := file.readinto(buffer):
+            total += count
+        return total / (time.perf_counter() - began) / 1e6
+
+
+def measure_read(data: Data, rounds: int) -> Iterator[Result]:
+    """The first and the second sequential read of a local target."""
+    again: list[float] = []
+    requests: list[int] = []
+
+    def ours() -> float:
+        with peers.BIG["zarrfs"](data) as mountpoint:
+            first = read_rate(mountpoint / BIG)
+            before = peers.read_requests(mountpoint, data)
+            again.append(read_rate(mountpoint / BIG))
+            requests.append(peers.read_requests(mountpoint, data) - before)
+            return first
+
+    def theirs() -> float:
+        with peers.BIG["no-op"](data) as mountpoint:
+            return read_rate(mountpoint / BIG)
+
+    read_rate(data.target)
+    samples = interleaved(
+        rounds, {"zarrfs": ours, "no-op": theirs, "plain file": lambda: read_rate(data.target)}
+    )
+    what = f"of {data.size >> 20} MiB"
+    yield Result(f"first read {what}", "MB/s", samples["zarrfs"], "no-op from memory", samples["no-op"], 0.8)
+    yield Result(f"second read {what}", "MB/s", again, "plain file", samples["plain file"])
+    counts = [float(count) for count in requests]
+    yield Result("read requests of the second read", "", counts, limit=0.0, at_most=True)
+
+
+# -- (f): many readers
+
+
+def key_rate(mountpoint: Path, wanted: list[str], readers: int) -> float:
+    """Keys per second that `readers` threads open, read whole and close."""
+
+    def read_all(part: list[str]) -> None:
+        for key in part:
+            descriptor = os.open(f"{mountpoint}/{key}", os.O_RDONLY)
+            if len(os.pread(descriptor, 2 * PIECE, 0)) != PIECE:
+                raise RuntimeError(f"{key}: a short read")
+            os.close(descriptor)
+
+    with concurrent.futures.ThreadPoolExecutor(readers) as pool:
+        began = time.perf_counter()
+        list(pool.map(read_all, [wanted[first::readers] for first in range(readers)]))
+        return len(wanted) / (time.perf_counter() - began)
+
+
+def measure_readers(data: Data, rounds: int) -> Iterator[Result]:
+    """Random keys of 4 KiB by 1, 16 and 64 readers, each on a fresh mount."""
+    everything = ["/".join(key) for key in keys(data.entries)]
+
+    def sampler(peer: str, readers: int) -> Sampler:
+        def sample() -> float:
+            wanted = random.Random(readers).sample(everything, min(4096, len(everything)))
+            with peers.MANY[peer](data) as mountpoint:
+                return key_rate(mountpoint, wanted, readers)
+
+        return sample
+
+    for readers in (1, 16, 64):
+        samples = interleaved(rounds, {peer: sampler(peer, readers) for peer in peers.MANY})
+        what = f"random 4 KiB keys, readers: {readers}"
+        for peer, theirs in samples.items():
+            if peer != "zarrfs" and theirs:
+                yield Result(what, "keys/s", samples["zarrfs"], peer, theirs)
+
+
+MEASURES: dict[str, Callable[[Data, int], Iterator[Result]]] = {
+    "mount": measure_mount,
+    "ls": measure_ls,
+    "read": measure_read,
+    "small": measure_small,
+    "readers": measure_readers,
+}

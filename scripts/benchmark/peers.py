@@ -1,0 +1,147 @@
+"""Mounting zarrfs and its peers. A peer is a context manager that gives its mount point; add one to MANY."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from data import Data
+
+HERE = Path(__file__).parent
+ZARRFS = Path(sys.executable).parent / "zarrfs"
+READ_AHEAD = 1 << 20  # of every mount, as far as the kernel lets us
+
+
+class Unavailable(Exception):
+    """A peer that cannot run here."""
+
+
+@contextlib.contextmanager
+def place(data: Data) -> Iterator[Path]:
+    """An empty directory to mount on."""
+    directory = Path(tempfile.mkdtemp(prefix="mnt-", dir=data.directory))
+    try:
+        yield directory
+    finally:
+        directory.rmdir()
+
+
+def zarrfs_command(document: Path, mountpoint: Path, index: Path) -> list[str]:
+    """The command that mounts `document`."""
+    more = f"index_dir={index},read_ahead={READ_AHEAD}B,log_file={index}/log"
+    return [str(ZARRFS), "mount", str(document), str(mountpoint), "-o", more]
+
+
+@contextlib.contextmanager
+def zarrfs(document: Path, data: Data) -> Iterator[Path]:
+    """zarrfs on a document, its index kept from one mount to the next."""
+    index = data.directory / "index"
+    index.mkdir(exist_ok=True)
+    with place(data) as mountpoint:
+        subprocess.run(zarrfs_command(document, mountpoint, index), check=True)
+        try:
+            yield mountpoint
+        finally:
+            subprocess.run([ZARRFS, "umount", mountpoint], check=True)
+
+
+@contextlib.contextmanager
+def _process(
+    command: list[str | Path], mountpoint: Path, env: dict[str, str] | None = None
+) -> Iterator[None]:
+    """A file system in the foreground, mounted when this is entered and gone when it is left."""
+    process = subprocess.Popen(command, env={**os.environ, **(env or {})}, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not os.path.ismount(mountpoint):
+            if process.poll() is not None:
+                raise Unavailable((process.stderr.read().strip().splitlines() or ["it ended"])[-1])
+            if time.monotonic() > deadline:
+                raise Unavailable("not mounted after 120 s")
+            time.sleep(0.01)
+        os.listdir(mountpoint)  # waits until it answers
+        _raise_read_ahead(mountpoint)
+        yield
+    finally:
+        unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+        if os.path.ismount(mountpoint):
+            subprocess.run([*unmount, mountpoint], check=True)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stderr.close()
+
+
+@contextlib.contextmanager
+def noop(shape: list[str], data: Data) -> Iterator[Path]:
+    """The file system that does nothing."""
+    with place(data) as mountpoint:
+        command = [sys.executable, HERE / "noop.py", mountpoint, *shape, data.target]
+        with _process(command, mountpoint):
+            yield mountpoint
+
+
+@contextlib.contextmanager
+def fsspec_fuse(document: Path, data: Data) -> Iterator[Path]:
+    """fsspec.fuse on a reference set."""
+    env = {"PYTHONPATH": os.environ.get("ZARRFS_BENCH_PEERS", "")}
+    with place(data) as mountpoint:
+        command = [sys.executable, HERE / "fsspec_peer.py", "mount", document, mountpoint]
+        with _process(command, mountpoint, env):
+            yield mountpoint
+
+
+# the large reference set, by everybody
+MANY = {
+    "zarrfs": lambda data: zarrfs(data.many, data),
+    "no-op": lambda data: noop(["many", str(data.entries)], data),
+    "fsspec.fuse": lambda data: fsspec_fuse(data.many, data),
+}
+# one large file
+BIG = {
+    "zarrfs": lambda data: zarrfs(data.big, data),
+    "no-op": lambda data: noop(["big"], data),
+}
+
+
+def _raise_read_ahead(mountpoint: Path) -> None:
+    """What zarrfs does for its own mounts, where the user may."""
+    device = os.stat(mountpoint).st_dev
+    with contextlib.suppress(OSError):
+        path = f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"
+        Path(path).write_text(str(READ_AHEAD >> 10))
+
+
+def read_requests(mountpoint: Path, data: Data) -> int:
+    """How many read requests a zarrfs mount has answered: it logs its counters on SIGUSR1."""
+    log = data.directory / "index" / "log"
+    before = log.stat().st_size if log.exists() else 0
+    os.kill(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"], signal.SIGUSR1)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        with open(log) as file:
+            file.seek(before)
+            for line in file:
+                if '"read": ' in line and line.endswith("\n"):
+                    return int(json.loads(line[line.index("{") :])["read"])
+        time.sleep(0.01)
+    raise Unavailable("the daemon logs no counters")
+
+
+def new_index(data: Data) -> Path:
+    """A directory without any index."""
+    index = data.directory / "cold"
+    shutil.rmtree(index, ignore_errors=True)
+    index.mkdir()
+    return index
