@@ -35,7 +35,7 @@ from zarrfs.errors import (
     TargetMissing,
     UsageError,
 )
-from zarrfs.store.api import Buffer, Info, Kind, check_key, join_key, split_key
+from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, split_key
 from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.transfer.local import read_file
@@ -181,6 +181,13 @@ class FileSystemStore:
         if info.kind is Kind.DIRECTORY:
             return {}
         return {"url": file_uri(os.path.join(self.path, key))}
+
+    async def usage(self) -> Usage:
+        """That of the file system that the base directory is on."""
+        with _answers(""):
+            status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
+        unit = status.f_frsize
+        return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
 
     # -- writing
 

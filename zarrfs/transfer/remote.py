@@ -56,7 +56,7 @@ class RemoteFiles:
     async def read_all(self, url: str) -> bytes:
         """All bytes of `url`."""
         system, path = await self._openers.find(url)
-        return bytes((await self.attempts(system, path, lambda: system.fetch(path, 0, None))).data)
+        return await self.read_all_at(system, path)
 
     async def size(self, url: str) -> int:
         """The size of `url` in bytes."""
@@ -84,27 +84,32 @@ class RemoteFiles:
     # -- by system and path
 
     async def read_at(
-        self, system: System, path: str, offset: int, length: int, low: int, high: int, tag: str | None = None
-    ) -> Buffer:
-        """As read(). `tag`: what the value must carry, instead of what it carried when first read."""
+        self, system: System, path: str, offset: int, length: int, low: int, high: int,
+        expected: Entry | None = None,
+    ) -> Buffer:  # fmt: skip
+        """As read(). `expected`: what the value must be, instead of what it was when first read."""
         if length <= 0:
             return b""
         if high - low <= WHOLE:
-            block = await self._block(system, path, low, high, tag)
+            block = await self._block(system, path, low, high, expected)
             return _cut(block, offset - low, length, system, path, low)
         first, last = (offset - low) // BLOCK, (offset + length - 1 - low) // BLOCK
         if first == last:
-            return await self._part(system, path, first, offset, length, low, high, tag)
+            return await self._part(system, path, first, offset, length, low, high, expected)
         buffer = bytearray(length)
 
         async def put(number: int) -> None:
             start = max(offset, low + number * BLOCK)
             stop = min(offset + length, low + (number + 1) * BLOCK)
-            part = await self._part(system, path, number, start, stop - start, low, high, tag)
+            part = await self._part(system, path, number, start, stop - start, low, high, expected)
             buffer[start - offset : stop - offset] = part
 
         await _all(put, range(first, last + 1))
         return buffer
+
+    async def read_all_at(self, system: System, path: str) -> bytes:
+        """All bytes at `path`, not kept."""
+        return bytes((await self.attempts(system, path, lambda: system.fetch(path, 0, None))).data)
 
     async def stat_at(self, system: System, path: str) -> Entry:
         """What is at `path`."""
@@ -146,20 +151,23 @@ class RemoteFiles:
 
     async def _part(
         self, system: System, path: str, number: int, start: int, length: int, low: int, high: int,
-        tag: str | None,
+        expected: Entry | None,
     ) -> Buffer:  # fmt: skip
         """`length` bytes from `start` on, all in the block `number` of a large value."""
         at = low + number * BLOCK
-        block = await self._block(system, path, at, min(at + BLOCK, high), tag)
+        block = await self._block(system, path, at, min(at + BLOCK, high), expected)
         return _cut(block, start - at, length, system, path, at)
 
-    async def _block(self, system: System, path: str, start: int, stop: int, tag: str | None) -> Buffer:
+    async def _block(
+        self, system: System, path: str, start: int, stop: int, expected: Entry | None
+    ) -> Buffer:
         async def fetch() -> Buffer:
             found = await self.attempts(system, path, lambda: self._whole(system, path, start, stop))
-            self._check(system, path, found, tag)
+            self._check(system, path, found, expected)
             return found.data
 
-        return await self.cache.get((id(system), path, tag, start, stop), stop - start, fetch)
+        version = expected and (expected.size, expected.mtime_ns, expected.tag)
+        return await self.cache.get((id(system), path, version, start, stop), stop - start, fetch)
 
     async def _whole(self, system: System, path: str, start: int, stop: int) -> Fetched:
         """One attempt at [start, stop); bytes that are missing are either beyond the end or were cut off."""
@@ -171,18 +179,15 @@ class RemoteFiles:
             raise ReadError(system.shown(path), "the server sent more than it was asked for")
         return found
 
-    def _check(self, system: System, path: str, found: Fetched, tag: str | None) -> None:
-        pin = self._pins.get((id(system), path))
-        if tag is not None:
-            changed = found.tag is not None and found.tag != tag
-        elif pin is None:
-            self._pins[id(system), path] = found.tag, found.total
-            changed = False
+    def _check(self, system: System, path: str, found: Fetched, expected: Entry | None) -> None:
+        """Raise TargetChanged where the bytes are of another version than the one to read."""
+        if expected is not None:
+            pin: Pin = expected.tag, expected.size
+        else:
+            pin = self._pins.setdefault((id(system), path), (found.tag, found.total))
             if len(self._pins) > _PINS:
                 self._pins.popitem(last=False)
-        else:
-            changed = any(a != b and None not in (a, b) for a, b in zip(pin, found[1:], strict=True))
-        if changed:
+        if any(a != b and None not in (a, b) for a, b in zip(pin, found[1:], strict=True)):
             raise TargetChanged(system.shown(path), "has changed since it was first read")
 
 

@@ -223,6 +223,8 @@ def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
             if info.get("type") != "directory" and len(infos) == 1:
                 raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
             continue  # an object that marks the directory
+        if info.get("type") not in ("file", "directory"):
+            continue  # a fifo, a dangling link, ...
         found.append(entry(info))
     return found
 
@@ -267,4 +269,5 @@ _NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs"
 
 
 def _reason(exc: BaseException) -> str:
-    return " ".join(str(exc).split()) or type(exc).__name__
+    """One line, without what aiohttp says of TLS to hosts that it could not even reach."""
+    return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__

@@ -1,0 +1,210 @@
+"""FsspecStore: any fsspec URL as a read-only store: http(s), s3, gs, memory, file, zip files, ..."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import trio
+
+from zarrfs.errors import (
+    InvalidKey,
+    IsDirectory,
+    NotDirectory,
+    NotFound,
+    OutOfRange,
+    ReadError,
+    TargetChanged,
+    TargetMissing,
+)
+from zarrfs.options import Options
+from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, name_rule, split_key
+from zarrfs.transfer import urls
+from zarrfs.transfer.answers import Entry
+from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.transfer.systems import System
+
+log = logging.getLogger("zarrfs.store")
+
+_FRESH = 1.0  # seconds for which an entry is believed; in a zip file it is for good
+_KNOWN = 65_536  # entries remembered
+
+
+class FsspecStore:
+    """Keys are the values below `url`; opening it touches no network.
+
+    "No such key" is said only where the server says so; a server that fails is a ReadError. A value that
+    changes while it is read is read anew, so no get() mixes two versions. Where a name is a value and a
+    directory at once, it is the value (in a zip file: the directory).
+    """
+
+    def __init__(self, url: str, options: Options) -> None:
+        self.immutable = urls.protocols(url)[:1] == ["zip"]
+        self.files = RemoteFiles(options)
+        self._url = url
+        self._found: tuple[System, str] | None = None
+        self._entries: OrderedDict[str, tuple[float, Entry]] = OrderedDict()
+
+    @property
+    def uri(self) -> str:
+        """The URL, without credentials."""
+        return urls.without_secrets(self._url)
+
+    # -- the Store protocol
+
+    async def info(self, key: str) -> Info:
+        check_key(key, root=True)
+        if not key:
+            return Info("", Kind.DIRECTORY)
+        entry = await self._entry(key)
+        if entry.size is None and not entry.directory:
+            raise ReadError(key, "the server does not tell its size")
+        return _info(split_key(key)[1], entry)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        for info in await self._listing(prefix):
+            if info.name > after:
+                yield info
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        stack = [(prefix, iter(await self._listing(prefix)))]
+        while stack:
+            directory, infos = stack[-1]
+            for info in infos:
+                key = join_key(directory, info.name)
+                if info.kind is not Kind.DIRECTORY:
+                    yield key
+                    continue
+                try:
+                    below = await self._listing(key)
+                except NotFound:  # removed since its parent was listed
+                    continue
+                stack.append((key, iter(below)))
+                break
+            else:
+                stack.pop()
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        check_key(key, root=True)
+        if not key:
+            raise IsDirectory(key)
+        try:
+            return await self._get(key, await self._entry(key), start, length)
+        except (TargetChanged, TargetMissing, OutOfRange):
+            if self.immutable:
+                raise
+        # Another version than the one that was asked about: once more, from the beginning.
+        self._entries.pop(key, None)
+        return await self._get(key, await self._entry(key), start, length)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        info = await self.info(key)
+        if info.kind is Kind.DIRECTORY:
+            return {}
+        system, path = await self._place(key)
+        return {"url": system.shown(path)}
+
+    async def usage(self) -> Usage:
+        return Usage()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return self.files.stats()
+
+    async def aclose(self) -> None:
+        await self.files.aclose()
+
+    # -- for stores on top of this one
+
+    async def listed(self, prefix: str) -> list[Info] | None:
+        """The sorted entries of a directory; None where the server shows no listing."""
+        system, path = await self._place(prefix)
+        try:
+            entries = await self.files.listing_at(system, path)
+        except NotADirectoryError:
+            raise NotDirectory(prefix) from None
+        except TargetMissing:
+            if not prefix:
+                raise
+            if not (await self._entry(prefix)).directory:
+                raise NotDirectory(prefix) from None
+            raise NotFound(prefix) from None
+        return None if entries is None else self._sorted(prefix, entries)
+
+    # -- parts
+
+    async def _place(self, key: str) -> tuple[System, str]:
+        """(system, path in it) of a key."""
+        check_key(key, root=True)
+        if self._found is None:
+            self._found = await self.files.find(self._url)
+        system, path = self._found
+        try:
+            for name in key.split("/") if key else ():
+                path = system.child(path, name)
+        except UnicodeEncodeError:
+            raise InvalidKey(key, "not a key: a lone surrogate") from None
+        return system, path
+
+    async def _entry(self, key: str) -> Entry:
+        known = self._entries.get(key)
+        if known is not None and (self.immutable or known[0] > trio.current_time()):
+            return known[1]
+        system, path = await self._place(key)
+        try:
+            entry = await self.files.stat_at(system, path)
+        except TargetMissing:
+            raise NotFound(key) from None
+        except NotADirectoryError:
+            raise NotDirectory(key) from None
+        if entry.html and not key.lower().endswith((".html", ".htm")):
+            # some servers show a directory's listing without redirecting to its name with "/"
+            with_slash = await self.files.listing_at(system, path)
+            entry = entry if with_slash is None else Entry(entry.name, True)
+        self._remember(key, entry)
+        return entry
+
+    def _remember(self, key: str, entry: Entry) -> None:
+        self._entries[key] = trio.current_time() + _FRESH, entry
+        self._entries.move_to_end(key)
+        if len(self._entries) > _KNOWN:
+            self._entries.popitem(last=False)
+
+    async def _listing(self, prefix: str) -> list[Info]:
+        found = await self.listed(prefix)
+        if found is None:
+            raise ReadError(prefix or "/", "the server shows no listing")
+        return found
+
+    def _sorted(self, prefix: str, entries: list[Entry]) -> list[Info]:
+        found: dict[str, Entry] = {}
+        for entry in entries:
+            rule = name_rule(entry.name)
+            if rule:
+                log.debug("%s: %s: not listed", join_key(prefix, entry.name), rule)
+            elif entry.name not in found or not entry.directory:
+                found[entry.name] = entry
+        for name, entry in found.items():
+            if entry.directory or entry.size is not None:
+                self._remember(join_key(prefix, name), entry)
+        return [_info(name, found[name]) for name in sorted(found)]
+
+    async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
+        if entry.directory:
+            raise IsDirectory(key)
+        system, path = await self._place(key)
+        if entry.size is None:
+            data = await self.files.read_all_at(system, path)
+            return memoryview(data)[start : len(data) if length is None else start + length]
+        stop = entry.size if length is None else min(entry.size, start + length)
+        if start >= stop:
+            return b""
+        return await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
+
+
+def _info(name: str, entry: Entry) -> Info:
+    if entry.directory:
+        return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
+    return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns)
