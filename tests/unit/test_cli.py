@@ -22,7 +22,7 @@ from zarrfs.errors import NotFound, SourceError, UsageError
 from zarrfs.stage.check import Report
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
-from zarrfs.store.indexfile import IndexWriter
+from zarrfs.store.indexfile import IndexWriter, Region
 
 MTIME = 1_700_000_000 * 10**9
 
@@ -38,6 +38,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[options.Opti
         writer.symlink("link", "a/hello", MTIME)
         writer.symlink("out", "/etc")
         writer.whole("whole", "data")
+        writer.regions("sparse", 20, [Region(10, 5, "data", 7)])
         writer.inline("tab\tname", b"")
         writer.commit()
 
@@ -60,7 +61,7 @@ def zarrfs(*arguments: str) -> Result:
 
 def test_ls_shows_names(opened: list[Any]) -> None:
     result = zarrfs("ls", "refs.json")
-    assert (result.exit_code, result.stdout.splitlines()) == (0, ["a", "link", "out", r"tab\tname", "whole"])
+    assert (result.exit_code, result.stdout.splitlines()) == (0, ["a", "link", "out", "sparse", r"tab\tname", "whole"])
     assert result.stderr == "zarrfs: warning: odd: left out\n"
     assert zarrfs("ls", "-q", "refs.json").stderr == ""
 
@@ -125,7 +126,7 @@ def test_a_bad_key_is_one_line_and_status_1(key: str, says: str, opened: list[An
 def test_tree(opened: list[Any]) -> None:
     assert zarrfs("tree", "refs.json").stdout == (
         "refs.json\n├── a\n│   ├── hello\n│   ├── range\n│   └── zgone\n├── link -> a/hello\n"
-        "├── out -> /etc\n├── tab\\tname\n└── whole\n\n1 directory, 7 files\n"
+        "├── out -> /etc\n├── sparse\n├── tab\\tname\n└── whole\n\n1 directory, 8 files\n"
     )
     assert zarrfs("tree", "-L", "1", "refs.json").stdout.splitlines()[1:3] == ["├── a", "├── link -> a/hello"]
     assert zarrfs("tree", "refs.json", "a").stdout.splitlines()[0] == "refs.json/a"
@@ -160,13 +161,13 @@ def test_cat_of_a_bad_range_is_a_usage_error(extent: str) -> None:
 def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
     about = json.loads(zarrfs("info", "--json", "refs.json").stdout)
     assert about == {
-        "source": "refs.json", "kind": "references", "where": "refs.json", "base": "/d/",
-        "index": str(tmp_path / "index"), "warnings": ["odd: left out"], "files": 5, "bytes": 5_000_011,
+        "source": "refs.json", "kind": "references", "where": None, "base": "/d/",
+        "index": str(tmp_path / "index"), "warnings": ["odd: left out"], "files": 6, "bytes": 5_000_016,
         "problems": [],
     }  # fmt: skip
     text = zarrfs("info", "refs.json").stdout
     assert "kind:      references\n" in text
-    assert "bytes:     5,000,011 (4.8 MiB)\n" in text
+    assert "bytes:     5,000,016 (4.8 MiB)\n" in text
     assert "warnings:  1\n  odd: left out\n" in text
     assert "problems" not in text
 
@@ -177,20 +178,21 @@ def test_info_of_an_entry(opened: list[Any]) -> None:
     assert (about["url"], about["offset"], about["length"]) == ("file:///data", 100, 5_000_000)
     assert "inline:    6 (6 B)\n" in zarrfs("info", "refs.json", "a/hello").stdout
     assert json.loads(zarrfs("info", "--json", "refs.json", "").stdout)["kind"] == "directory"
+    assert "regions:   1\n  5 bytes at 10: file:///data from 7\n" in zarrfs("info", "refs.json", "sparse").stdout
 
 
 def test_check(opened: list[Any]) -> None:
     result = zarrfs("check", "refs.json")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
-        "ok                       4  4.8 MiB read",
+        "ok                       5  4.8 MiB read",
         "missing                  1",
         "links                    2  0 lead nowhere",
         "missing: a/zgone: missing: as its name says",
     ]
     assert zarrfs("check", "refs.json", "a/hello").exit_code == 0
     about = json.loads(zarrfs("check", "--json", "refs.json").stdout)
-    assert (about["clean"], about["ok"], about["missing"], about["wrong_hash"]) == (False, 4, 1, 0)
+    assert (about["clean"], about["ok"], about["missing"], about["wrong_hash"]) == (False, 5, 1, 0)
     assert about["bad"] == [
         {"key": "a/zgone", "kind": "missing", "url": "missing", "reason": "as its name says"}
     ]

@@ -47,7 +47,7 @@ async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
     about = {
         "source": plan.source,
         "kind": plan.kind,
-        "where": plan.path or plan.url or plan.source,
+        "where": plan.path or plan.url,
         "base": plan.base or None,
         "index": None if plan.temporary else plan.index,
         "warnings": list(plan.warnings),
@@ -78,9 +78,14 @@ def _show(name: str, value: Any) -> None:
     elif name == "mtime_ns":
         name, text = "mtime", show.when(value)
     elif isinstance(value, list):
-        lines = [json.dumps(item) if isinstance(item, dict) else show.shown(str(item)) for item in value]
+        lines = [_region(item) if isinstance(item, dict) else show.shown(str(item)) for item in value]
         more = [f"and {len(lines) - _SHOWN:,} more (--json shows all)"] if len(lines) > _SHOWN else []
         text = f"{len(lines):,}" + "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
     else:
         text = f"{value:,}" if isinstance(value, int) else show.shown(str(value))
     sys.stdout.write(f"{name + ':':10} {text}\n")
+
+
+def _region(part: dict[str, Any]) -> str:
+    """One region of a file: which of its bytes are where."""
+    return show.shown(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")
