@@ -10,7 +10,7 @@ import os
 import stat
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -29,6 +29,7 @@ from pyfuse3 import (
 
 from zarrfs.errors import NotFound, ReadError, to_errno
 from zarrfs.fuse.inodes import InodeTable
+from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD, Pusher
 from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind, Store, check_key, join_key, split_key
 
@@ -61,6 +62,13 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
             raise pyfuse3.FUSEError(to_errno(exc, operation, key)) from None
 
     return wrapped
+
+
+class OpenFile(NamedTuple):
+    """An open file."""
+
+    key: str
+    inode: int
 
 
 class DirectoryHandle:
@@ -147,7 +155,8 @@ class Operations(pyfuse3.Operations):
         self._negative_timeout = (
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
-        self._files: dict[int, str] = {}
+        self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
+        self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
         self._entry = EntryAttributes()  # for readdir, whose replies are copied at once
@@ -160,7 +169,7 @@ class Operations(pyfuse3.Operations):
     def describe(self, operation: str, number: int) -> str:
         """The key that a request is about, for the log; `number` is its inode or handle."""
         if operation in ("read", "release"):
-            return self._files[number]
+            return self._files[number].key
         if operation in ("readdir", "releasedir"):
             return self._directories[number].key
         return self.inodes.key(number)
@@ -262,17 +271,21 @@ class Operations(pyfuse3.Operations):
         self.counters["open"] += 1
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
-        handle = self._handle(self._files, self.inodes.key(inode))
-        return FileInfo(fh=handle, keep_cache=True)
+        key = self.inodes.key(inode)
+        return FileInfo(fh=self._handle(self._files, OpenFile(key, inode)), keep_cache=True)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """[off, off + size) of a file, cut at its end."""
-        key = self._files[fh]
+        file = self._files[fh]
         try:
-            data = await self.store.get(key, off, size)
+            data = await self.store.get(file.key, off, size)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
-            raise ReadError(key, "removed while open") from None
+            raise ReadError(file.key, "removed while open") from None
+        if self.pusher is not None and off == 0 and size >= READ_AHEAD:
+            info = await self.store.info(file.key)
+            if size < (info.size or 0) <= PUSHED:
+                await self.pusher.rest(file.key, file.inode, size, info.size or 0)
         self.counters["read"] += 1
         self.counters["bytes"] += len(data)
         return cast(bytes, data)  # pyfuse3 takes any buffer

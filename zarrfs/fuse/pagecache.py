@@ -1,30 +1,64 @@
-"""Getting more than 128 KiB a request out of the kernel."""
+"""Getting more than 128 KiB a request out of the kernel: a larger read-ahead, or pages pushed ahead."""
 
 from __future__ import annotations
 
 import logging
+from typing import cast
 
+import pyfuse3
 import trio
 
+from zarrfs.errors import ZarrfsError
 from zarrfs.fuse import mounts
+from zarrfs.store.api import Store
 
 log = logging.getLogger("zarrfs")
 
+READ_AHEAD = 128 << 10  # bytes: what the kernel reads ahead where nobody has raised it
+PUSHED = 8 << 20  # bytes of the largest value that is pushed
 
-async def raise_read_ahead(mountpoint: str, size: int, started: trio.Event) -> None:
-    """Set the mount's read-ahead to `size` bytes, where the process may; a no-op otherwise.
 
-    The kernel's answer to INIT lowers it to 128 KiB, so this comes after that.
+async def raise_read_ahead(mountpoint: str, size: int, started: trio.Event) -> bool:
+    """Set the mount's read-ahead to `size` bytes; False where the process may not (root may).
+
+    The kernel's answer to INIT lowers it to 128 KiB, so this waits for `started`.
     """
     await started.wait()
     mount = mounts.mount_at(mountpoint)
     if mount is None:
-        return
+        return False
     path = f"/sys/class/bdi/{mount.device}/read_ahead_kb"
     try:
         await trio.to_thread.run_sync(_write, path, str(size >> 10))
     except OSError as exc:
         log.debug("%s: %s", path, exc)
+        return False
+    return True
+
+
+class Pusher:
+    """Stores the rest of a small value into the page cache when its first bytes are read.
+
+    For mounts whose read-ahead cannot be raised: one push instead of dozens of requests. Large files are left
+    to the kernel's own read-ahead, which a push would only get in the way of.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def rest(self, key: str, inode: int, start: int, size: int) -> None:
+        """Push [start, size) of a value of `size` bytes; a failure is left to whoever reads there.
+
+        Called before the request for the bytes before `start` is answered: the kernel then finds the rest
+        there. Never for the pages of that request itself, which the kernel holds until it is answered.
+        """
+        try:
+            data = await self._store.get(key, start, size - start)
+            await trio.to_thread.run_sync(
+                pyfuse3.notify_store, pyfuse3.InodeT(inode), start, cast(bytes, data)
+            )
+        except (OSError, ZarrfsError) as exc:
+            log.debug("push of %s: %s", key, exc)
 
 
 def _write(path: str, text: str) -> None:

@@ -88,7 +88,7 @@ async def _main(operations: Operations, store: Store, mountpoint: str, options: 
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_signals, operations, mountpoint, options)
-            nursery.start_soon(pagecache.raise_read_ahead, mountpoint, options.read_ahead, operations.started)
+            nursery.start_soon(_widen, operations, mountpoint, options)
             await pyfuse3.main()
             nursery.cancel_scope.cancel()
     finally:
@@ -97,6 +97,13 @@ async def _main(operations: Operations, store: Store, mountpoint: str, options: 
         if options.pid_file is not None:
             with contextlib.suppress(OSError):
                 os.unlink(options.pid_file)
+
+
+async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
+    """Get large requests out of the kernel; where that is not permitted, push pages ahead of them."""
+    raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead, operations.started)
+    if not raised and operations.store.immutable:
+        operations.pusher = pagecache.Pusher(operations.store)
 
 
 async def _signals(
