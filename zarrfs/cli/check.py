@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -90,7 +91,8 @@ async def _progress(report: Report) -> None:
     began = time.monotonic()
     try:
         while True:
-            sys.stderr.write(f"\r\x1b[K{progress_line(report, time.monotonic() - began)}")
+            line = progress_line(report, time.monotonic() - began)
+            sys.stderr.write(f"\r\x1b[K{line[: shutil.get_terminal_size().columns - 1]}")
             sys.stderr.flush()
             await trio.sleep(0.2)
     finally:
