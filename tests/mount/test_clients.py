@@ -17,15 +17,16 @@ from tests.mount.mounting import mounted
 
 def test_xarray_reads_a_combined_set_as_h5py_reads_its_files(references: Path, tmp_path: Path) -> None:
     files = [h5py.File(DATA / f"references/data/day{day}.nc") for day in range(3)]
-    with mounted(references / "combined_v1.json", tmp_path / "mnt") as root:
-        with xarray.open_dataset(root, engine="zarr", consolidated=False, decode_cf=False) as dataset:
-            compared = 0
-            for name, variable in dataset.variables.items():
-                parts = [file[name][...] for file in files if name in file]
-                along = "time" in variable.dims
-                expected = np.concatenate(parts) if along else parts[0]
-                np.testing.assert_array_equal(variable.values, expected, err_msg=str(name))
-                compared += 1
+    compared = 0
+    with (
+        mounted(references / "combined_v1.json", tmp_path / "mnt") as root,
+        xarray.open_dataset(root, engine="zarr", consolidated=False, decode_cf=False) as dataset,
+    ):
+        for name, variable in dataset.variables.items():
+            parts = [file[name][...] for file in files if name in file]
+            expected = np.concatenate(parts) if "time" in variable.dims else parts[0]
+            np.testing.assert_array_equal(variable.values, expected, err_msg=str(name))
+            compared += 1
     assert compared >= 4
 
 

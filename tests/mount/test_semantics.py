@@ -158,11 +158,14 @@ def test_listings_resume_anywhere(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S7")
 def test_inode_numbers(tmp_path: Path) -> None:
+    names = ("a", "b", "d/a", "d")
     with mounted(document(tmp_path, {"a": "x", "b": "y", "d/a": "z"}), tmp_path / "mnt") as root:
-        with (root / "a").open(), (root / "b").open(), (root / "d/a").open():
-            numbers = [(root / name).stat().st_ino for name in ("a", "b", "d/a", "d")]
-            assert len(set(numbers)) == 4
-            assert numbers == [(root / name).stat().st_ino for name in ("a", "b", "d/a", "d")]
+        descriptors = [os.open(root / name, os.O_RDONLY) for name in names]
+        numbers = [(root / name).stat().st_ino for name in names]
+        assert len(set(numbers)) == 4
+        assert numbers == [(root / name).stat().st_ino for name in names]
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 @pytest.mark.promise("S8")
@@ -299,15 +302,14 @@ def wait_until(condition: object, seconds: float = 10) -> None:
 
 @pytest.mark.promise("S18")
 def test_signals_do_not_unmount_what_is_in_use(tmp_path: Path) -> None:
-    with mounted(document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt") as root:
-        with (root / "a").open():
-            os.kill(daemon_pid(root), signal.SIGTERM)
-            wait_until(lambda: "in use" in log_of(root))
-            assert f"pid {os.getpid()}" in log_of(root)
-            assert (root / "b").read_text() == "y"
-            done = run("umount", root)
-            assert done.returncode == 1
-            assert f"pid {os.getpid()}" in done.stderr
+    with mounted(document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt") as root, (root / "a").open():
+        os.kill(daemon_pid(root), signal.SIGTERM)
+        wait_until(lambda: "in use" in log_of(root))
+        assert f"pid {os.getpid()}" in log_of(root)
+        assert (root / "b").read_text() == "y"
+        done = run("umount", root)
+        assert done.returncode == 1
+        assert f"pid {os.getpid()}" in done.stderr
 
 
 @pytest.mark.promise("S18")

@@ -21,10 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the helper; returns the exit status."""
     try:
         flags, operands = getopt.gnu_getopt(sys.argv[1:] if arguments is None else arguments, "o:sfnvh")
-        if len(operands) != 2:
-            raise UsageError("usage: mount.zarrfs SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")
-    except (getopt.GetoptError, UsageError) as exc:
+    except getopt.GetoptError as exc:
         return _fail("", exc, USAGE)
+    if len(operands) != 2:
+        return _fail("", "usage: mount.zarrfs SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]", USAGE)
     source, mountpoint = operands
     given = {name for name, _ in flags}
     try:
