@@ -432,6 +432,11 @@ def test_a_place_that_is_no_directory(tmp_path: Path, place: str, rule: str, cac
         plan_source(str(document), Options(**known | {"blobs": (str(tmp_path / place),)}), child=False)
 
 
+def test_compiling_checks_the_places_too(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="absent: no such file"):
+        tree([], blobs=(str(tmp_path / "absent"),))
+
+
 def test_the_warning_of_missing_places_is_not_kept_with_the_index(tmp_path: Path) -> None:
     document = tmp_path / "a.json"
     data = [[0, 1, put(tmp_path, b"x")]]

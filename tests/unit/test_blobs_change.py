@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,6 +74,22 @@ def test_a_change_without_a_difference(tmp_path: Path) -> None:
         assert reader.stats()["blobs_open"] == 1
 
     run(tmp_path, body)
+
+
+WAITS = [(0, [0.02]), (5_000_000, [0.015]), (20_000_000, []), (-1, [0.02])]
+
+
+@pytest.mark.parametrize(("age", "waits"), WAITS)
+def test_a_tick_passes_between_the_last_write_and_the_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, waits: list[float]
+) -> None:
+    """Else a write in the same tick would leave the times of the file as they are, and show in nothing."""
+    put(tmp_path, DATA)
+    now = os.stat(tmp_path / REF).st_ctime_ns + age
+    waited: list[float] = []
+    monkeypatch.setattr(blobs, "time", SimpleNamespace(time_ns=lambda: now, sleep=waited.append))
+    assert run(tmp_path, whole) == DATA
+    assert waited == waits
 
 
 def test_a_blob_that_does_not_stop_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +216,9 @@ def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 await reader.read(refs[0], 0, 1, 0, 1)
                 assert reader.stats()["blobs_open"] <= 3
         assert reader.stats()["blobs_verified"] == 10  # remembered when closed
-        assert refs[0] in reader._open  # the last read ones stay
+        for ref in [*refs[:3], refs[0], refs[3]]:
+            await reader.size(ref)
+        assert reader._open.keys() == {refs[0], refs[2], refs[3]}  # the last read ones
         async with trio.open_nursery() as nursery:
             for ref in refs * 5:
                 nursery.start_soon(reader.read, ref, 0, 1, 0, 1)

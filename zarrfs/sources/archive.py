@@ -73,6 +73,8 @@ def compile_document(document: Any, compilation: Compilation) -> None:
 def apart(regions: list[Region]) -> list[Region]:
     """`regions` sorted and made non-overlapping: where they overlap, the one that comes later wins."""
     regions = [region for region in regions if region.length]
+    if len(regions) < 2:
+        return regions
     stops = [region.start + region.length for region in regions]
     order = sorted(range(len(regions)), key=lambda index: regions[index].start)
     ordered = [regions[index] for index in order]

@@ -107,6 +107,7 @@ class IndexWriter:
         self._targets: dict[str, int] = {}
         self._rows: list[_Row] = []
         self._values: list[tuple[int, Buffer]] = []
+        self._regions: list[tuple[int, int, int, int, int]] = []
         self._next_value = 1
         self._next_owner = 1
 
@@ -169,10 +170,9 @@ class IndexWriter:
             self._add(key, Kind.FILE, size, mode, mtime_ns, Place.HOLE, None, held=0)
             return
         owner, self._next_owner = self._next_owner, self._next_owner + 1
-        self._db.executemany(
-            "INSERT INTO region VALUES (?,?,?,?,?)",
-            [(owner, r.start, r.length, self._target(r.url), r.offset) for r in regions if r.length],
-        )
+        self._regions += [(owner, r.start, r.length, self._target(r.url), r.offset) for r in regions if r.length]
+        if len(self._regions) >= _FLUSH:
+            self._flush()
         self._add(
             key, Kind.FILE, size, mode, mtime_ns, Place.REGIONS, owner, held=held if held < size else None
         )
@@ -286,7 +286,8 @@ class IndexWriter:
     def _flush(self) -> None:
         self._insert(self._rows)
         self._db.executemany("INSERT INTO value VALUES (?,?)", self._values)
-        self._rows, self._values = [], []
+        self._db.executemany("INSERT INTO region VALUES (?,?,?,?,?)", self._regions)
+        self._rows, self._values, self._regions = [], [], []
 
     def _insert(self, rows: list[_Row]) -> None:
         """Insert `rows` in the order of the table; of equal keys the last one wins, as sorting is stable."""
