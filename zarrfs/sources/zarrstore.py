@@ -1,0 +1,193 @@
+"""Zarr stores as sources: directories, and URLs of any fsspec file system; plus fetching documents by URL."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import outcome
+import trio
+
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
+from zarrfs.options import Options
+from zarrfs.sources.unlisted import DOCUMENTS, UnlistedStore, read_node
+from zarrfs.store.api import Store
+from zarrfs.transfer import urls
+from zarrfs.transfer.answers import Entry
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.transfer.remote import RemoteFiles
+    from zarrfs.transfer.systems import System
+
+T = TypeVar("T")
+
+_PARQUET = "reference set in the Parquet layout: not supported yet"
+_UNLISTED = "the server shows no listings: metadata is shown, chunks are there by name only"
+_PEEK = 4096  # bytes that tell what a file is
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+def plan_directory(source: str, path: str, options: Options) -> Plan:
+    """Plan the local directory `path`. SourceError where it cannot be read, or is no Zarr store."""
+    from zarrfs.sources import Plan
+
+    path = os.path.abspath(path)
+    try:
+        with os.scandir(path):
+            pass
+    except OSError as exc:
+        raise SourceError(source, (exc.strerror or str(exc)).lower()) from exc
+    if options.type != "zarr":
+        try:
+            with open(os.path.join(path, ".zmetadata"), "rb") as file:
+                document = file.read()
+        except OSError:
+            document = b""
+        if _is_parquet_layout(document):
+            raise SourceError(source, _PARQUET)
+    return Plan(path, "zarr", path=path)
+
+
+def plan_remote(url: str, options: Options) -> Plan:
+    """Plan the store at `url`: is it there, and does its server list? SourceError where it is not."""
+    return _run(url, options, _plan_remote)
+
+
+def read_document(url: str, options: Options) -> bytes | None:
+    """The document at `url`; None where a store is there, or nothing that tells itself a document.
+
+    A document is a file whose name ends in ".json" or whose first character is "{" or "[". SourceError where
+    the server cannot be reached.
+    """
+    return _run(url, options, _read_document)
+
+
+def open_remote(plan: Plan, options: Options) -> Store:
+    """The store of a plan made by plan_remote; touches no network."""
+    from zarrfs.store.remote import FsspecStore
+
+    assert plan.url is not None
+    store = FsspecStore(plan.url, options)
+    if plan.lists:
+        return store
+    return UnlistedStore(store)
+
+
+def _run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
+    """`function` on a trio loop of its own, its failures as SourceError."""
+
+    async def main() -> T:
+        from zarrfs.transfer.remote import RemoteFiles
+
+        files = RemoteFiles(options)
+        try:
+            return await function(files, url, options)
+        except ReadError as exc:
+            raise SourceError(urls.without_secrets(url), exc.reason) from exc
+        finally:
+            with trio.CancelScope(shield=True):
+                await files.aclose()
+
+    if not trio.lowlevel.in_trio_run():
+        return trio.run(main)
+    # A caller on trio gets its answer the same way, from a loop in another thread.
+    import threading
+
+    results: list[outcome.Outcome[T]] = []
+    thread = threading.Thread(target=lambda: results.append(outcome.capture(trio.run, main)))
+    thread.start()
+    thread.join()
+    return results[0].unwrap()
+
+
+async def _read_document(files: RemoteFiles, url: str, options: Options) -> bytes | None:
+    if url.partition("?")[0].endswith("/"):
+        return None
+    system, path = await files.find(url)
+    try:
+        entry = await files.stat_at(system, path)
+    except (TargetMissing, AccessDenied, NotADirectoryError):
+        return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
+    if entry.directory:
+        return None
+    if options.type is None and not _name(url).endswith(".json"):
+        if entry.html:
+            return None
+        head = await _head(files, system, path)
+        if head.lstrip()[:1] not in (b"{", b"["):
+            return None
+    return await files.read_all_at(system, path)
+
+
+async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
+    from zarrfs.sources import Plan
+
+    shown = urls.without_secrets(url)
+    system, path = await files.find(url)
+    problem: str | None
+    entries: list[Entry] | None
+    try:
+        entries, problem = await files.listing_at(system, path), None
+    except NotADirectoryError:
+        entries, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
+    except (TargetMissing, AccessDenied) as exc:
+        entries, problem = None, exc.reason
+    names = {entry.name for entry in entries or ()}
+    probe = DOCUMENTS if entries is None or _is_web(url) else ()
+    document = await _root_document(files, system, path, [name for name in DOCUMENTS if name in names] or probe)
+    if document is not None:
+        name, data = document
+        if name == ".zmetadata" and options.type != "zarr" and _is_parquet_layout(data):
+            raise SourceError(shown, _PARQUET)
+        # a page with links that lacks the document is no listing, or hides names with a dot
+        lists = entries is not None and (name in names or not _is_web(url))
+        return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
+    if entries is not None:
+        return Plan(shown, "zarr", url=url)
+    if urls.protocols(url)[:1] != ["zip"] and await _is_zip(files, system, path):
+        return await _plan_remote(files, f"zip://::{url}", options)
+    raise SourceError(shown, problem or "no Zarr metadata there, and the server shows no listing")
+
+
+async def _root_document(
+    files: RemoteFiles, system: System, path: str, names: Sequence[str]
+) -> tuple[str, bytes] | None:
+    """(name, bytes) of a metadata document at the root, .zmetadata first; None where there is none."""
+    for name in sorted(names, key=lambda name: name != ".zmetadata"):
+        try:
+            data = await files.read_all_at(system, system.child(path, name))
+        except (TargetMissing, AccessDenied, NotADirectoryError):
+            continue
+        if name == ".zmetadata" or read_node(name, data) is not None:
+            return name, data
+    return None
+
+
+async def _is_zip(files: RemoteFiles, system: System, path: str) -> bool:
+    try:
+        return (await _head(files, system, path)).startswith(_ZIP_MAGIC)
+    except (TargetMissing, AccessDenied):
+        return False
+
+
+async def _head(files: RemoteFiles, system: System, path: str) -> bytes:
+    return bytes((await files.attempts(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
+
+
+def _name(url: str) -> str:
+    return url.partition("::")[0].partition("?")[0].rpartition("/")[2].lower()
+
+
+def _is_web(url: str) -> bool:
+    return urls.protocols(url)[:1] in (["http"], ["https"])
+
+
+def _is_parquet_layout(document: bytes) -> bool:
+    try:
+        found = json.loads(document)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "record_size" in found
