@@ -102,6 +102,7 @@ class ZipSystem:
         self._idle: list[tuple[str, Any]] = []
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
         info = await self._member(path)
         stop = info.file_size if stop is None else min(stop, info.file_size)
         if start >= stop:
@@ -118,6 +119,7 @@ class ZipSystem:
         return Fetched(data, None, info.file_size)
 
     async def stat(self, path: str) -> Entry:
+        """As System.stat."""
         await self._open()
         if path in self._directories:
             return Entry(path.rpartition("/")[2], True)
@@ -126,6 +128,7 @@ class ZipSystem:
         return Entry(path.rpartition("/")[2], False, info.file_size, mtime_ns, f"{info.CRC:08x}")
 
     async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
         await self._open()
         if path not in self._directories:
             await self._member(path)
@@ -133,9 +136,11 @@ class ZipSystem:
         return [await self.stat(self.child(path, name)) for name in self._directories[path]]
 
     def child(self, path: str, name: str) -> str:
+        """As System.child."""
         return f"{path}/{name}" if path else name
 
     def shown(self, path: str) -> str:
+        """As System.shown."""
         return f"zip://{path}::{self._archive.shown}"
 
     async def aclose(self) -> None:

@@ -67,20 +67,25 @@ class HttpSystem:
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
         return await self._call(path, http.fetch, self._fs, path, start, stop)
 
     async def stat(self, path: str) -> Entry:
+        """As System.stat."""
         return await self._call(path, http.stat, self._fs, path)
 
     async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
         head, mark, query = path.partition("?")
         return await self._call(path, http.listing, self._fs, f"{head.rstrip('/')}/{mark}{query}")
 
     def child(self, path: str, name: str) -> str:
+        """As System.child."""
         head, mark, query = path.partition("?")  # a query stays: it may be what grants access
         return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"
 
     def shown(self, path: str) -> str:
+        """As System.shown."""
         return without_secrets(path)
 
     async def aclose(self) -> None:
@@ -106,21 +111,26 @@ class CoroutineSystem:
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
         if hasattr(self._fs, "_call_s3"):
             return await self._call(path, self._fetch_s3, path, start, stop)
         return Fetched(await self._call(path, self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
+        """As System.stat."""
         return entry(await self._call(path, self._fs._info, path))
 
     async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
         found = await self._call(path, self._fs._ls, path)
         return listed(path, found)
 
     def child(self, path: str, name: str) -> str:
+        """As System.child."""
         return f"{path.rstrip('/')}/{name}"
 
     def shown(self, path: str) -> str:
+        """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
 
     async def aclose(self) -> None:
@@ -169,18 +179,23 @@ class ThreadSystem:
         self._threads = trio.CapacityLimiter(_THREADS)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
         return Fetched(await self._call(path, self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
+        """As System.stat."""
         return entry(await self._call(path, self._fs.info, path))
 
     async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
         return listed(path, await self._call(path, self._fs.ls, path))
 
     def child(self, path: str, name: str) -> str:
+        """As System.child."""
         return f"{path.rstrip('/')}/{name}" if path else name
 
     def shown(self, path: str) -> str:
+        """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
 
     async def aclose(self) -> None:
