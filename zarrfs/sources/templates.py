@@ -27,17 +27,18 @@ from jinja2.utils import missing
 from zarrfs.errors import ZarrfsError
 
 RENDERED_MAX = 64 << 10  # characters of one rendered text
-CPU_SECONDS = 5.0  # processor time to start with,
+CPU_SECONDS = 2.0  # processor time to start with,
 SECONDS_EACH = 0.005  # for every text,
 SECONDS_A_ROW = 0.00005  # and for every combination of a gen: some ten times what an honest one takes
 MEMORY = 256 << 20  # bytes of address space beyond what the process has already
 
 _CHUNK = 512  # rows rendered under one setting of the limits
 _SHOWN = 200  # characters of a reason
+_CPU_CLOCK = -8  # Linux's number for the user and system time of the calling process, as ticks counted it
 
 # {{name}} and {{name(a='text', b='text')}}: rendered without jinja, to the same text
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_VALUE = r"[A-Za-z][A-Za-z0-9_]*\s*=\s*'[^'\\]*'"
+_VALUE = r"[A-Za-z][A-Za-z0-9_]*\s*=\s*'[^'\\\r\n]*'"
 _CALL = rf"\(\s*(?:{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)?\)"
 _PIECE = re.compile(rf"\{{\{{\s*({_NAME})\s*(?:({_CALL})\s*)?\}}\}}", re.ASCII)
 _VALUES = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\s*=\s*'([^']*)'", re.ASCII)
@@ -75,7 +76,7 @@ class Budget:
             raise TemplateError("takes too much time to render")
         start = time.process_time()
         saved = [
-            _lower(resource.RLIMIT_CPU, math.ceil(start + self.seconds)),
+            _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds)),
             _lower(resource.RLIMIT_CORE, 0),  # SIGXCPU would dump one
             _lower(resource.RLIMIT_AS, _address_space() + self.memory),
         ]
@@ -139,12 +140,13 @@ class Templates:
     def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
         """The rendered fields of every combination, in order, one row at a time."""
         self.budget.seconds += gen.count * SECONDS_A_ROW
-        done = 0
+        done, complete = 0, False
         with contextlib.suppress(Exception):
             for chunk in self._chunks(self._rows_together(gen)):
                 done += len(chunk)
                 yield from chunk
-        if done == gen.count:
+            complete = True
+        if complete:
             return
         try:  # field by field from here on: that can do more, and its errors say where
             for chunk in self._chunks(self._rows_apart(gen, done)):
@@ -169,9 +171,11 @@ class Templates:
             circle = [*self._active[self._active.index(name) :], name]
             raise TemplateError(f"templates use each other in a circle: {' -> '.join(circle)}")
         self._active.append(name)
+        code = self._codes.get(name)
+        if code is None:
+            self.budget.seconds += SECONDS_EACH
         try:
             with self.budget.bounded():
-                code = self._codes.get(name)
                 if code is None:
                     code = self._codes[name] = self._compile(self._sources[name])
                 return self._render(code, values)
@@ -196,15 +200,13 @@ class Templates:
 
     def _substitute(self, source: str) -> str | None:
         """`source` rendered, if all it holds besides text is {{name}} or {{name(a='text')}}."""
-        if "\n" in source or "\r" in source:  # jinja has rules for these
-            return None
-        parts = []
-        at = 0
-        for piece in _PIECE.finditer(source):
-            name, call = piece[1], piece[2]
+        pieces = _PIECE.split(source)  # text, name, call, text, name, call, ..., text
+        if any("{" in text or "\n" in text or "\r" in text for text in pieces[::3]):
+            return None  # jinja may see more in it than we do
+        parts = pieces[:1]
+        for name, call, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             if name in _RESERVED or name not in self._sources:
                 return None
-            parts.append(source[at : piece.start()])
             value = self.find(name)
             if call is not None:
                 given = _VALUES.findall(call)
@@ -214,11 +216,7 @@ class Templates:
                     return None
                 self.budget.seconds += SECONDS_EACH
                 value = value(**dict(given))
-            parts.append(str(value))
-            at = piece.end()
-        parts.append(source[at:])
-        if any("{" in text for text in parts[::2]):
-            return None
+            parts += str(value), text
         return _joined(parts)
 
     def _parse(self, source: str) -> nodes.Template:
@@ -283,7 +281,7 @@ class Templates:
                     row.append(self._render(code, values))
                 yield tuple(row)
         except Exception as exc:
-            where = f" ({', '.join(f'{name}={value}' for name, value in values.items())})" if values else ""
+            where = f" ({', '.join(f'{name}={values[name]}' for name in gen.dimensions)})" if values else ""
             raise TemplateError(_reason(exc) + where, f"{gen.where}.{at}") from None
 
 
@@ -371,12 +369,18 @@ class _Environment(ImmutableSandboxedEnvironment):
     """jinja without globals, loaders and the filters that reach attributes or chance."""
 
     def __init__(self, named: Templates) -> None:
-        super().__init__(undefined=jinja2.StrictUndefined, cache_size=0)
+        super().__init__(undefined=_Undefined, cache_size=0)
         self.named = named
         self.context_class = _Context
         self.globals.clear()
         for name in ("attr", "random"):
             del self.filters[name]
+
+
+class _Undefined(jinja2.StrictUndefined):
+    """An undefined name: an error also inside a list that is shown."""
+
+    __repr__ = jinja2.StrictUndefined._fail_with_undefined_error
 
 
 class _Context(Context):
@@ -456,6 +460,14 @@ def _lower(which: int, soft: int) -> tuple[int, tuple[int, int]] | None:
     except (ValueError, OSError):
         return None
     return which, (old, hard)
+
+
+def _limited_time() -> float:
+    """Seconds on the clock of RLIMIT_CPU: it counts ticks, and drifts from process_time() by the second."""
+    try:
+        return time.clock_gettime(_CPU_CLOCK)
+    except OSError:
+        return time.process_time()
 
 
 def _address_space() -> int:

@@ -1,0 +1,526 @@
+"""Templates of reference sets: what they render, what they may not reach, and what they may cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zarrfs import sources
+from zarrfs.errors import SourceError
+from zarrfs.options import Options
+from zarrfs.sources import templates as module
+from zarrfs.sources.templates import Budget, Gen, TemplateError, Templates, json_type, read_gen
+
+NAMED = {"u": "server/path", "f": "<{{c}}>", "t": "{{u}}/t", "g": "{{f(c=a)}}{{ b | default('-') }}"}
+
+
+def render(text: str, **named: str) -> str:
+    return Templates({**NAMED, **named}).text(text)
+
+
+def refused(text: str, **named: str) -> str:
+    """The rule that refuses `text`."""
+    with pytest.raises(TemplateError) as caught:
+        render(text, **named)
+    assert "\n" not in caught.value.rule
+    return caught.value.rule
+
+
+def gen(item: dict[str, Any], names: tuple[str, ...] = (), limit: int = 10**6) -> Gen:
+    (made,) = read_gen([item], names, limit)
+    return made
+
+
+def rows(item: dict[str, Any], **named: str) -> list[tuple[str, ...]]:
+    return list(Templates(named).rows(gen(item, tuple(named))))
+
+
+# -- rendering
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    {
+        "http://{{u}}/x": "http://server/path/x",
+        "{{ u }}{{u}}": "server/pathserver/path",
+        "{{f(c='text')}}": "<text>",
+        '{{f(c="text")}}': "<text>",
+        "{{ f ( c = 'a b' ) }}!": "<a b>!",
+        "{{f(c=u)}}": "<server/path>",
+        "{{f(c=f(c='x'))}}": "<<x>>",
+        "{{t}} {{t()}} {{t(u='v')}}": "server/path/t server/path/t v/t",
+        "{{t | upper}} {{t[:3]}} {{t + '!'}} {{'path' in t}}": "SERVER/PATH/T ser server/path/t! True",
+        "{{g(a='x')}} {{g(a='x', b='y')}}": "<x>- <x>y",
+        "{{ '%03d' | format(7) }}{{ '{:03d}'.format(8) }}": "007008",
+        "{{ (1 + 2) * 3 }}": "9",
+        "{% for a in 'xy' %}{{f(c=a)}}{% endfor %}": "<x><y>",
+        "{{ nope | default('d') }}{{ nope is defined }}": "dFalse",
+        "{%- if u %} yes {%- endif %}{# nothing #}": " yes",
+        "plain": "plain",
+        "": "",
+    }.items(),
+)
+def test_rendering(text: str, expected: str) -> None:
+    assert render(text) == expected
+
+
+def test_a_text_without_braces_twice_never_meets_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: object) -> None:
+        raise AssertionError("jinja was asked")
+
+    monkeypatch.setattr(Templates, "_parse", never)
+    assert render("http://x/%7B") == "http://x/%7B"
+    assert render("http://{{u}}/x") == "http://server/path/x"
+
+
+def test_a_template_without_braces_is_literal() -> None:
+    assert render("{{a}}|{{b}}", a="{% x %}\n", b="{# y #}") == "{% x %}\n|{# y #}"
+
+
+def test_passed_names_hide_templates_and_stay_where_they_were_passed() -> None:
+    named = {"a": "{{b}}{{c}}", "b": "b", "c": "[{{b}}]"}
+    assert render("{{a(b='B')}}", **named) == "B[b]"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    {
+        "{{nope}}": "'nope' is undefined",
+        "{{ [nope] }}": "'nope' is undefined",
+        "{{f}}": "in template f: 'c' is undefined",
+        "{{f()}}": "in template f: 'c' is undefined",
+        "{{f(c=nope)}}": "in template f: 'nope' is undefined",
+        "{{f('x')}}": "template f takes named values only, such as c='text'",
+        "{{u.nope}}": "'str object' has no attribute 'nope'",
+        "{{u(a='x')}}": "cannot be rendered: 'str' object is not callable",
+        "{{ 1 // 0 }}": "cannot be rendered: integer division or modulo by zero",
+        "{{ u": "not a template: unexpected end of template, expected 'end of print statement'.",
+        "{{ u | nope }}": "not a template: No filter named 'nope'.",
+    }.items(),
+)
+def test_errors_of_a_text(text: str, rule: str) -> None:
+    assert refused(text) == rule
+
+
+def test_circles() -> None:
+    circle = {"a": "{{b}}", "b": "{{c}}", "c": "{{b}}"}
+    assert refused("{{a}}", **circle) == "templates use each other in a circle: b -> c -> b"
+    assert refused("{{a}}", a="{{a}}") == "templates use each other in a circle: a -> a"
+    assert refused("{{a()}}", a="{{a()}}") == "templates use each other in a circle: a -> a"
+    assert render("{{u}}", **circle) == "server/path"  # nobody asked for them
+
+
+def test_deep_chains_are_an_error_not_a_crash() -> None:
+    chain = {f"c{number}": f"{{{{c{number + 1}}}}}" for number in range(3000)}
+    assert refused("{{c0}}", **chain, c3000="end") == "nested too deeply"
+    assert render("{{c2990}}", **chain, c3000="end") == "end"
+    assert refused("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}") == "nested too deeply"
+    assert refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}") == "nested too deeply"
+
+
+# -- against jinja itself
+
+
+class Plain:
+    """Named templates as plain jinja would have them: the model."""
+
+    def __init__(self, named: dict[str, str]) -> None:
+        self.environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+        self.environment.globals.clear()
+        self.names: dict[str, Any] = {}
+        for name, source in named.items():
+            self.names[name] = self._function(source) if "{{" in source else source
+
+    def render(self, text: str, **values: object) -> str:
+        return self.environment.from_string(text).render(**{**self.names, **values})
+
+    def _function(self, source: str) -> Any:
+        plain = self
+
+        class Function:
+            def __call__(self, **values: object) -> str:
+                return plain.render(source, **values)
+
+            def __str__(self) -> str:
+                return self()
+
+        return Function()
+
+
+def outcome(function: Any, *arguments: object, **more: object) -> str | None:
+    """What `function` returns; None for any error."""
+    try:
+        return str(function(*arguments, **more))
+    except Exception:
+        return None
+
+
+PIECES = st.one_of(
+    st.text(max_size=5),
+    st.text(alphabet="{}%#'\"() uf\n\r=", max_size=8),
+    st.sampled_from(
+        [
+            "{{u}}", "{{ t }}", "{{f(c='x')}}", "{{ f ( c = 'a b' ) }}", "{{f(c='{{u}}')}}",
+            "{{f(c='x',c='y')}}", "{{f(d='x')}}", "{{f()}}", "{{u()}}", "{{t()}}", "{{t(u='v')}}",
+            "{{f}}", "{{in}}", "{{true}}", "{{none}}", "{{self}}", "{{ u|upper }}", "{{-u-}}", "{{u}}}",
+            "{{{u}}}", "{{f(c='\\'')}}", "{{\nu\n}}", "{% set u = 'z' %}", "{% if u %}", "{% endif %}",
+            "{% raw %}", "{% endraw %}", "{#", "#}", "}}", "\n", "{{not}}", "{{f(c='a\nb')}}",
+            "{{f(c='a\\nb')}}", "{{f(true='x', c='y')}}",
+        ]
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=5).map("".join))
+@example("{% set f = 1 %}{{f}}")
+@example("{{u}}\r\n{{u}}\n")
+def test_texts_render_as_plain_jinja_renders_them(text: str) -> None:
+    named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t", "in": "I", "true": "T", "none": "N", "not": "X"}
+    if "self" in text:  # jinja's own object: an error here
+        return
+    expected = outcome(Plain(named).render, text) if "{{" in text else text
+    if "{{" in text:
+        assert outcome(Templates(named).text, text) == expected
+
+
+FIELDS = st.lists(
+    st.sampled_from(
+        [
+            "a", "/", "{{i}}", "{{j}}", "{{i}}.{{j}}", "{{ (i + 1) * 10 - j }}",
+            "{{ '%03d' | format(i) }}", "{{u}}", "{{f(c=i)}}", "{{f(c=u)}}", "{{t}}", "{{ i // j }}",
+            "{{ [i, j] | max }}", "{% if i > 1 %}!{% endif %}", "{% set k = i %}{{k}}", "{{ k }}",
+            "{{loop}}", "{% for i in [7, 8] %}{{i}}{{loop.index}}{% endfor %}", "\n", "{{ '' }}",
+            "{# #}",
+        ]
+    ),
+    max_size=4,
+).map("".join)  # fmt: skip
+DIMENSION = st.one_of(
+    st.lists(st.integers(-3, 9), max_size=3),
+    st.fixed_dictionaries(
+        {"stop": st.integers(-4, 4)},
+        optional={"start": st.integers(-4, 4), "step": st.sampled_from([-3, -2, -1, 1, 2, 3])},
+    ),
+)
+
+
+@given(
+    st.tuples(FIELDS, FIELDS),
+    st.none() | st.tuples(FIELDS, FIELDS),
+    st.dictionaries(
+        st.sampled_from("ijx") | st.text(min_size=1, max_size=2), DIMENSION, min_size=1, max_size=3
+    ),
+)
+def test_rows_are_those_of_plain_jinja(
+    first: tuple[str, str], second: tuple[str, str] | None, dimensions: dict[str, Any]
+) -> None:
+    named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t"}
+    dimensions = {name: value for name, value in dimensions.items() if name not in named}
+    if not dimensions:
+        return
+    texts = dict(zip(("key", "url", "offset", "length"), first + (second or ()), strict=False))
+    plain = Plain(named)
+    expected: list[tuple[str, ...]] | None = []
+    values = [
+        dim if isinstance(dim, list) else range(dim.get("start", 0), dim["stop"], dim.get("step", 1))
+        for dim in dimensions.values()
+    ]
+    for combination in itertools.product(*values):
+        given_values = dict(zip(dimensions, combination, strict=True))
+        row = [outcome(plain.render, text, **given_values) for text in texts.values()]
+        if None in row:
+            expected = None
+            break
+        assert expected is not None
+        expected.append(tuple(map(str, row)))
+    item = {**texts, "dimensions": dimensions}
+    if expected is None:
+        with pytest.raises(TemplateError):
+            rows(item, **named)
+    else:
+        assert rows(item, **named) == expected
+
+
+# -- the sandbox
+
+ESCAPES = [
+    "{{''.__class__.__mro__}}", "{{''['__class__']}}", "{{ f.__globals__ }}", "{{ f.__call__ }}",
+    "{{ f._owner }}", "{{ f['_owner'] }}", "{{ t._template }}", "{{ cycler.__init__.__globals__ }}",
+    "{{ ''|attr('__class__') }}", "{{ '{0.__class__}'.format(f) }}", "{{ '{0._owner}'.format(f) }}",
+    "{{ '{x._owner}'.format_map({'x': f}) }}", "{{ '{0._template}'.format(t) }}",
+    "{{ [f] | map(attribute='_owner') | list }}", "{{ [f] | map('attr', 'x') | list }}",
+    "{{ ['{0._owner}'] | map('format', f) | list }}", "{{ self }}",
+    "{{ self._TemplateReference__context }}", "{{ (''.format)('{0.__class__}').__globals__ }}",
+    "{{ ().__class__.__bases__[0].__subclasses__() }}", "{{ [].append(1) }}", "{{ {}.update(a=1) }}",
+    "{% import 'os' as os %}", "{% include '/etc/passwd' %}", "{% extends 'x' %}", "{{ [u] | random }}",
+    "{{ f(**{'_owner': 1}) }}", "{% block x %}{{ self.x() }}{% endblock %}",
+    "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
+    "{% for a in 'x' %}{{ loop._recurse }}{% endfor %}", "{{ u.format.__globals__ }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_escapes_from_the_sandbox(text: str) -> None:
+    refused(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "caller"]
+)
+def test_no_name_but_the_templates(name: str) -> None:
+    assert refused(f"{{{{ {name} }}}}") == f"'{name}' is undefined"
+    assert refused(f"{{{{ {name}(3) }}}}") == f"'{name}' is undefined"
+
+
+# -- what it may cost
+
+
+@pytest.fixture
+def limits() -> Any:
+    kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
+    before = [resource.getrlimit(kind) for kind in kinds]
+    yield lambda: [resource.getrlimit(kind) for kind in kinds] == before
+    assert [resource.getrlimit(kind) for kind in kinds] == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'x' * 10**10 }}", "{{ u * 10**11 }}", "{{ [1] * 10**9 }}",
+        "{{ '%9999999999d' | format(1) }}", "{{ '{:>9999999999}'.format(1) }}",
+        "{{ u | center(10**11) }}", "{{ (['x' * 100000] * 100000) | join }}",
+    ],
+)  # fmt: skip
+def test_memory_is_bounded(text: str, limits: Any) -> None:
+    assert refused(text) == "takes too much memory to render"
+    assert limits()
+
+
+def test_memory_in_gen_is_bounded_and_the_place_named(limits: Any) -> None:
+    item = {"key": "{{i}}", "url": "{{ 'x' * 10 ** (5 * i) }}", "dimensions": {"i": [0, 2]}}
+    with pytest.raises(TemplateError) as caught:
+        rows(item)
+    assert (caught.value.entry, caught.value.rule) == ("gen[0].url", "takes too much memory to render (i=2)")
+
+
+def test_output_is_bounded() -> None:
+    assert refused("{{ 'x' * 70000 }}") == "renders to more than 65536 characters"
+    assert len(render("{{ 'x' * 65536 }}")) == 65536
+    laughs = {f"l{n}": f"{{{{l{n + 1}}}}}" * 10 for n in range(9)} | {"l9": "ha"}
+    assert "more than 65536 characters" in refused("{{l0}}", **laughs)
+    with pytest.raises(TemplateError) as caught:
+        rows({"key": "k", "url": "{{ 'x' * 70000 }}", "dimensions": {"i": [5]}})
+    assert caught.value.entry == "gen[0].url"
+
+
+ENDLESS = "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", f"{{% set x = 'x' * 9999 %}}{ENDLESS}{{{{ 1 }}}}"])
+def test_time_is_bounded(text: str, tmp_path: Path) -> None:
+    """The process is ended, as only that stops one endless operation in C; the parent says why."""
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": [text]}}))
+    with pytest.raises(SourceError, match="its templates take too much time to render"):
+        sources.plan_source(str(path), Options(index_dir=str(tmp_path)))
+    assert not [name for name in tmp_path.iterdir() if "core" in name.name]
+
+
+def test_time_is_taken_from_one_budget(limits: Any) -> None:
+    budget = Budget(seconds=10)
+    with budget.bounded():
+        start = time.process_time()
+        assert 10 <= resource.getrlimit(resource.RLIMIT_CPU)[0] < math.inf
+        while time.process_time() < start + 0.05:
+            pass
+    assert budget.seconds <= 10 - 0.05
+    assert limits()
+    budget.seconds = 0
+    with pytest.raises(TemplateError, match="too much time"), budget.bounded():
+        pass
+    spent = Templates({"f": "{{c}}"}, budget)
+    budget.seconds = -1
+    with pytest.raises(TemplateError) as caught:
+        list(spent.rows(gen({"key": "{{i}}", "url": "u", "dimensions": {"i": [1]}})))
+    assert (caught.value.entry, caught.value.rule) == ("gen[0]", "takes too much time to render")
+
+
+def test_limits_come_back_after_an_error_and_nest(limits: Any) -> None:
+    budget = Budget()
+
+    def work() -> None:
+        with budget.bounded():
+            inside = resource.getrlimit(resource.RLIMIT_AS)
+            assert not limits()
+            with budget.bounded():
+                assert resource.getrlimit(resource.RLIMIT_AS) == inside
+            assert resource.getrlimit(resource.RLIMIT_AS) == inside
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert limits()
+
+
+def test_rows_leave_no_limit_behind_between_them(limits: Any) -> None:
+    item = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2000}}}
+    for number, row in enumerate(Templates({}).rows(gen(item))):
+        assert row == (str(number), "u")
+        assert number % 500 or limits()
+
+
+def test_lower_limits_of_others_stay() -> None:
+    code = (
+        "import resource\nfrom zarrfs.sources.templates import Budget\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (3, 3))\n"
+        "with Budget(100).bounded(): assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"
+        "assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_where_limits_cannot_be_set_rendering_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: object) -> None:
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(module.resource, "setrlimit", never)
+    assert render("{{ f(c=1 + 1) }}") == "<2>"
+    monkeypatch.setattr(module.resource, "getrlimit", never)
+    assert render("{{ f(c=1 + 1) }}") == "<2>"
+
+
+def test_templates_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    real = Templates._code
+    monkeypatch.setattr(Templates, "_code", lambda self, tree: compiled.append(1) or real(self, tree))
+    named = {"f": "<{{c}}>"}
+    fast = {"key": "{{i}}", "url": "{{f(c=i)}}", "dimensions": {"i": {"stop": 1000}}}
+    assert len(rows(fast, **named)) == 1000
+    assert len(compiled) == 2  # the template, and all fields of the item together
+    compiled.clear()
+    slow = {**fast, "key": "{% if true %}{{i}}{% endif %}"}
+    assert rows(slow, **named) == rows(fast, **named)
+    assert len(compiled) == 3 + 2
+
+
+# -- gen
+
+WHOLE = "expected a whole number, not"
+GOOD = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 2}}}
+
+
+def test_the_last_dimension_varies_fastest() -> None:
+    dimensions = {"b": [1, 0], "a": {"stop": 2}, "c": {"start": 7, "stop": 0, "step": -4}}
+    keys = [row[0] for row in rows({**GOOD, "key": "{{a}}{{b}}{{c}}", "dimensions": dimensions})]
+    assert keys == ["017", "013", "117", "113", "007", "003", "107", "103"]
+
+
+def test_an_item_without_combinations() -> None:
+    for empty in ([], {"stop": 0}, {"start": 3, "stop": 3}, {"stop": 5, "step": -1}):
+        assert rows({**GOOD, "dimensions": {"i": empty, "j": [1, 2]}}) == []
+        assert rows({**GOOD, "dimensions": {"j": [1, 2], "i": empty}}) == []
+    with pytest.raises(TemplateError, match="not a template"):
+        rows({**GOOD, "url": "{{", "dimensions": {"i": []}})
+
+
+@pytest.mark.parametrize(
+    ("change", "entry", "rule"),
+    [
+        (7, "gen[0]", "expected an object, not the number 7"),
+        ({"key": ...}, "gen[0]", "key is required"),
+        ({"url": ...}, "gen[0]", "url is required"),
+        ({"dimensions": ...}, "gen[0]", "dimensions is required"),
+        ({"offset": "1"}, "gen[0]", "offset and length are given together or not at all"),
+        ({"length": "1"}, "gen[0]", "offset and length are given together or not at all"),
+        ({"lenght": "1"}, "gen[0]", "unknown member 'lenght'"),
+        ({"key": 1}, "gen[0].key", "expected a string (a template), not the number 1"),
+        ({"url": ["u"]}, "gen[0].url", "expected a string (a template), not an array"),
+        ({"offset": 0, "length": "1"}, "gen[0].offset", "expected a string (a template), not the number 0"),
+        ({"offset": "0", "length": None}, "gen[0].length", "expected a string (a template), not null"),
+        ({"dimensions": {}}, "gen[0].dimensions", "expected an object with one dimension or more"),
+        ({"dimensions": [1]}, "gen[0].dimensions", "expected an object with one dimension or more"),
+        ({"dimensions": {"i": 5}}, "gen[0].dimensions.i", "expected an object, not the number 5"),
+        ({"dimensions": {"i": {}}}, "gen[0].dimensions.i", "stop is required"),
+        ({"dimensions": {"i": {"start": 1}}}, "gen[0].dimensions.i", "stop is required"),
+        ({"dimensions": {"i": {"stop": 1, "step": 0}}}, "gen[0].dimensions.i", "a step of 0"),
+        ({"dimensions": {"i": {"stop": 1, "by": 1}}}, "gen[0].dimensions.i", "unknown member 'by'"),
+        ({"dimensions": {"i": {"stop": 1.0}}}, "gen[0].dimensions.i.stop", f"{WHOLE} the number 1.0"),
+        ({"dimensions": {"i": {"stop": True}}}, "gen[0].dimensions.i.stop", f"{WHOLE} true"),
+        ({"dimensions": {"i": {"stop": "3"}}}, "gen[0].dimensions.i.stop", f"{WHOLE} a string"),
+        ({"dimensions": {"i": [1, "a"]}}, "gen[0].dimensions.i[1]", f"{WHOLE} a string"),
+        ({"dimensions": {"i": [False]}}, "gen[0].dimensions.i[0]", f"{WHOLE} false"),
+        ({"dimensions": {"u": [1]}}, "gen[0].dimensions.u", "a dimension named like a template"),
+    ],
+)
+def test_errors_of_an_item(change: Any, entry: str, rule: str) -> None:
+    item = change if not isinstance(change, dict) else {**GOOD, **change}
+    if isinstance(item, dict):
+        item = {name: value for name, value in item.items() if value is not ...}
+    with pytest.raises(TemplateError) as caught:
+        read_gen([item], {"u"}, 10)
+    assert (caught.value.entry, caught.value.rule) == (entry, rule)
+
+
+def test_gen_is_an_array() -> None:
+    with pytest.raises(TemplateError) as caught:
+        read_gen({}, (), 10)
+    assert (caught.value.entry, caught.value.rule) == ("gen", "expected an array, not an object")
+
+
+def test_the_second_item_is_named() -> None:
+    with pytest.raises(TemplateError) as caught:
+        read_gen([GOOD, {}], (), 10)
+    assert caught.value.entry == "gen[1]"
+
+
+def test_the_limit_counts_all_items_and_expands_nothing() -> None:
+    huge = {"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**62}, "j": {"stop": 2**62}}}
+    with pytest.raises(TemplateError) as caught:
+        read_gen([GOOD, huge], (), 10**9)
+    assert caught.value.rule == f"expands to {2**124 + 2} entries, more than {10**9} (-o gen_limit=)"
+    assert len(read_gen([GOOD, GOOD], (), 4)) == 2
+    with pytest.raises(TemplateError, match="more than 3"):
+        read_gen([GOOD, GOOD], (), 3)
+
+
+@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
+def test_sizes_of_ranges(start: int, stop: int, step: int) -> None:
+    item = {**GOOD, "dimensions": {"i": {"start": start, "stop": stop, "step": step}}}
+    assert gen(item).count == len(range(start, stop, step))
+
+
+@pytest.mark.parametrize(
+    ("item", "entry", "rule"),
+    [
+        ({"url": "{{nope}}"}, "gen[0].url", "'nope' is undefined (i=0, j=5)"),
+        ({"key": "{{ 1 / (1 - i) }}"}, "gen[0].key", "cannot be rendered: division by zero (i=1, j=5)"),
+        ({"offset": "{{", "length": "1"}, "gen[0].offset", "not a template: unexpected 'end of template'"),
+        ({"offset": "1", "length": "{{f}}"}, "gen[0].length", "in template f: 'c' is undefined (i=0, j=5)"),
+        ({"url": "{{t}}"}, "gen[0].url", "in template t: 'i' is undefined (i=0, j=5)"),
+    ],
+)
+def test_errors_of_rendering_name_field_and_combination(item: dict[str, Any], entry: str, rule: str) -> None:
+    whole = {**GOOD, "dimensions": {"i": [0, 1], "j": [5, 6]}, **item}
+    with pytest.raises(TemplateError) as caught:
+        rows(whole, f="{{c}}", t="{{i}}")
+    assert (caught.value.entry, caught.value.rule) == (entry, rule)
+
+
+def test_what_json_calls_things() -> None:
+    values = [None, True, 1, 1.5, "", [], {}, 10**50]
+    assert [json_type(value) for value in values] == [
+        "null", "true", "the number 1", "the number 1.5", "a string", "an array", "an object",
+        f"the number {10**39}",
+    ]  # fmt: skip
