@@ -89,7 +89,7 @@ RFC: list[dict[str, Any]] = [
 
 def test_the_examples_of_the_rfc() -> None:
     with opened(RFC) as (store, plan):
-        assert plan.warnings == ("1 files need blobs; none given: -o blobs=DIR",)
+        assert plan.warnings == ("1 file needs blobs; none given: -o blobs=DIR",)
 
         async def main() -> None:
             assert (await store.info("appdata/phase1")).mode == 0o775

@@ -1,8 +1,8 @@
 """File archives: the list, the dictionary, and the jobspec that carries one, compiled to an index.
 
 Sources: RFC 37 (file archive format), RFC 14 (attributes.system.files of a jobspec), RFC 10 (blobrefs). What
-the RFC leaves open is decided in docs/archives.md. Most of a bad archive is no archive: a broken rule refuses
-it whole, and names the entry; what is merely odd is ignored with one warning a kind.
+the RFC leaves open is decided in docs/archives.md: an entry that breaks a rule refuses the whole archive, and
+what is merely odd is ignored with one warning of each kind.
 """
 
 from __future__ import annotations
@@ -391,7 +391,8 @@ class _Archive:
             more = f" and {count - 1} more" if count > 1 else ""
             self._compilation.warn(f"{_shown(first)}{more}: {what}")
         if self._with_blobs and not self._compilation.options.blobs:
-            self._compilation.warn(f"{self._with_blobs} files need blobs; none given: -o blobs=DIR")
+            what = "1 file needs" if self._with_blobs == 1 else f"{self._with_blobs} files need"
+            self._compilation.warn(f"{what} blobs; none given: -o blobs=DIR")
 
 
 def _shown(value: Any) -> str:
