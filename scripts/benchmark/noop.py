@@ -35,7 +35,7 @@ class Noop(pyfuse3.Operations):
 
     def __init__(self, data: bytes) -> None:
         super().__init__()
-        self.data = data
+        self.data = memoryview(data)  # a slice of it copies nothing
         self.entries = [attributes(0, 0, 0), attributes(1, stat.S_IFDIR | 0o555, 0)]
         self.starts = [0, 0]
         self.children: dict[int, list[tuple[bytes, int]]] = {1: []}
@@ -75,7 +75,7 @@ class Noop(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
-    async def read(self, fh: int, off: int, size: int) -> bytes:
+    async def read(self, fh: int, off: int, size: int) -> memoryview:
         start = self.starts[fh]
         return self.data[start + off : start + min(off + size, self.entries[fh].st_size)]
 
