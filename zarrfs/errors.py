@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import time
 import traceback
 
 log = logging.getLogger("zarrfs")
@@ -140,23 +141,39 @@ _OS_ERRNOS = frozenset(
 )  # fmt: skip
 
 
+_SILENCE = 60.0  # seconds
+_REMEMBERED = 1024  # failures
+_told: dict[tuple[str, str, type[BaseException]], float] = {}  # when, oldest first
+
+
 def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
-    """The errno that a FUSE reply carries for `exc`; logs a failure once.
+    """The errno that a FUSE reply carries for `exc`; logs a failure once a minute.
 
     Answers of a store (not found, read-only, ...) are not logged. Everything unknown is EIO with a log line.
     """
     if isinstance(exc, StoreError):
         return exc.errno
-    what = f"{operation} {key or '/'}"
-    if isinstance(exc, ReadError):
-        log.error("%s: %s [%s]", what, exc, errno.errorcode[exc.errno])
-        return exc.errno
-    if isinstance(exc, OSError):
-        code = exc.errno if exc.errno in _OS_ERRNOS else errno.EIO
-        log.error("%s: %s [%s]", what, exc, errno.errorcode[code])
-        return code
-    frame = traceback.extract_tb(exc.__traceback__)[-1:]
-    place = "".join(f" at {os.path.basename(step.filename)}:{step.lineno}" for step in frame)
-    log.error("%s: %s: %s%s [EIO]", what, type(exc).__name__, exc, place)
-    log.debug("where it came from:", exc_info=exc)
-    return errno.EIO
+    code = errno.EIO
+    text = str(exc)
+    if isinstance(exc, ReadError) or (isinstance(exc, OSError) and exc.errno in _OS_ERRNOS):
+        code = exc.errno or code
+    elif not isinstance(exc, OSError):
+        frame = traceback.extract_tb(exc.__traceback__)[-1:]
+        place = "".join(f" at {os.path.basename(step.filename)}:{step.lineno}" for step in frame)
+        text = f"{type(exc).__name__}: {exc}{place}"
+    if _news((operation, key, type(exc))):
+        log.error("%s %s: %s [%s]", operation, key or "/", text, errno.errorcode[code])
+        log.debug("where it came from:", exc_info=exc)
+    return code
+
+
+def _news(failure: tuple[str, str, type[BaseException]]) -> bool:
+    """Whether `failure` was not told within the last minute: one read(2) may be many requests."""
+    now = time.monotonic()
+    if now - _told.get(failure, -_SILENCE) < _SILENCE:
+        return False
+    _told.pop(failure, None)
+    _told[failure] = now
+    if len(_told) > _REMEMBERED:
+        del _told[next(iter(_told))]
+    return True

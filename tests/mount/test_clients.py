@@ -35,7 +35,9 @@ def check_hierarchy(name: str, root: Path) -> int:
     expected = json.loads((DATA / f"zarr/expected.{name}.json").read_text())
     for path, about in expected.items():
         array = zarr.open_array(root / path, mode="r")
-        values = np.ascontiguousarray(array[...]).astype(np.dtype(about["dtype"]), copy=False)
+        values = np.ascontiguousarray(array[...])
+        if not about["dtype"].startswith("|V"):
+            values = values.astype(np.dtype(about["dtype"]), copy=False)
         assert hashlib.sha256(values.tobytes()).hexdigest() == about["sha256"], path
     return len(expected)
 

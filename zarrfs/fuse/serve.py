@@ -19,6 +19,7 @@ from zarrfs.fuse.operations import Operations
 from zarrfs.options import Options
 from zarrfs.sources import Plan, open_plan
 from zarrfs.store.api import Store
+from zarrfs.store.index import IndexStore
 
 log = logging.getLogger("zarrfs")
 
@@ -40,6 +41,9 @@ def serve(
             pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel))
         except RuntimeError as exc:
             raise MountError(_why_not_mounted(exc)) from exc
+    mount = mounts.mount_at(mountpoint)
+    if mount is not None and isinstance(store, IndexStore):
+        store.forbid_device(os.makedev(*map(int, mount.device.split(":"))))
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
     try:

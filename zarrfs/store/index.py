@@ -85,6 +85,10 @@ class IndexStore:
         """(entry, rule) of everything that the compiler left out."""
         return list(self._db.execute("SELECT entry, rule FROM problem"))
 
+    def forbid_device(self, device: int) -> None:
+        """Let no target lie on the file system `device` (st_dev): the mount that shows this very store."""
+        self._targets.forbidden_device = device
+
     # -- the Store protocol
 
     async def info(self, key: str) -> Info:

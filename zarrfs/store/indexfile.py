@@ -54,7 +54,6 @@ _COLUMNS = {10: "(?,?,?,?,?,?,?,?,?,?)", 5: "(?,?,0,?,NULL,NULL,1,?,?,NULL)"}
 _INSERT = "INSERT OR REPLACE INTO entry VALUES "
 _AT_ONCE = 50  # rows of one statement
 _FLUSH = 100_000
-_INT64 = range(-(2**63), 2**63)
 
 
 class Place(enum.IntEnum):
@@ -306,5 +305,5 @@ class IndexWriter:
 
 def int64(value: int) -> bool:
     """Whether SQLite can hold `value`."""
-    return value in _INT64
+    return -(2**63) <= value < 2**63
 

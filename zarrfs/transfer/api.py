@@ -11,6 +11,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 class TargetReader(Protocol):
     """Reads ranges of targets: files, URLs, or blobs."""
 
+    forbidden_device: int | None  # st_dev that no local target may lie on: reading there would wait for us
+
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """Exactly the bytes [offset, offset + length) of `url`, or a ReadError.
 

@@ -122,7 +122,7 @@ class CoroutineSystem:
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
-        found = await self._call(path, self._fs._ls, path)
+        found = await self._call(path, self._fs._ls, path, True)
         return listed(path, found)
 
     def child(self, path: str, name: str) -> str:
@@ -188,7 +188,7 @@ class ThreadSystem:
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
-        return listed(path, await self._call(path, self._fs.ls, path))
+        return listed(path, await self._call(path, self._fs.ls, path, True))
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
