@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.conftest import PROGRAM, run
+from tests.conftest import DATA, PROGRAM, run
 from tests.unit.test_check import Targets
 from zarrfs import options, sources
 from zarrfs.cli import COMMANDS, common, main, show
@@ -356,3 +358,77 @@ def test_an_unknown_size_is_a_question_mark() -> None:
 def test_keys_as_users_write_them() -> None:
     assert common.clean_key("/a/b/") == "a/b"
     assert common.clean_key("/") == ""
+
+
+# -- the real thing: samples, through the program
+
+
+@pytest.mark.parametrize("name", json.loads((DATA / "references/expected.json").read_text()))
+def test_reference_sets_check_clean_and_cat_as_recorded(name: str, references: Path) -> None:
+    expected = json.loads((DATA / "references/expected.json").read_text())[name]
+    document = str(references / f"{name}.json")
+    about = json.loads(run("check", "--json", document).stdout)
+    assert (about["clean"], about["ok"]) == (True, len(expected))
+    assert about["bytes_read"] == sum(entry["size"] for entry in expected.values())
+    entries = [json.loads(line) for line in run("ls", "-R", "-l", "--json", document).stdout.splitlines()]
+    assert {e["key"]: e["size"] for e in entries if e["kind"] == "file"} == {
+        key: entry["size"] for key, entry in expected.items()
+    }
+    done = subprocess.run([PROGRAM, "cat", document, *expected], capture_output=True, check=True)
+    at = 0
+    for key, entry in expected.items():
+        piece, at = done.stdout[at : at + entry["size"]], at + entry["size"]
+        assert hashlib.sha256(piece).hexdigest() == entry["sha256"], key
+    assert at == len(done.stdout)
+
+
+def test_an_archive_with_its_blobs_without_them_and_with_a_wrong_one(tmp_path: Path) -> None:
+    document, blobs = DATA / "archives/flux-list.json", tmp_path / "blobs"
+    shutil.copytree(DATA / "archives/blobs", blobs)
+    assert run("check", document, "--blobs", blobs).returncode == 0
+    assert "missing                  3\n" in run("check", document).stdout
+    blob = sorted(blobs.iterdir())[0]
+    blob.write_bytes(blob.read_bytes()[:-1] + b"?")
+    done = run("check", document, "-o", f"blobs={blobs}")
+    assert done.returncode == 1
+    assert "wrong hash               1\n" in done.stdout
+    assert blob.name in done.stdout
+
+
+def test_targets_that_are_gone_or_short(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(b"12345")
+    (tmp_path / "refs.json").write_text(
+        json.dumps({
+            "version": 1,
+            "refs": {
+                "a": ["short", 0, 5], "b": ["short", 3, 5], "c": ["gone"], "d": ["gone", 0, 1],
+                "e": ["x", 1], "f": "",
+            },
+        })
+    )  # fmt: skip
+    done = run("check", "--json", tmp_path / "refs.json")
+    about = json.loads(done.stdout)
+    assert done.returncode == 1
+    counts = {name: about[name] for name in ("ok", "out_of_range", "missing", "left_out")}
+    assert counts == {"ok": 2, "out_of_range": 1, "missing": 2, "left_out": 1}
+    assert run("cat", tmp_path / "refs.json", "b").returncode == 1
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir()))
+def test_zarr_stores(name: str) -> None:
+    store = DATA / "zarr" / name
+    below = sorted(str(path.relative_to(store)) for path in store.rglob("*"))
+    assert sorted(run("ls", "-R", store).stdout.splitlines()) == below
+    about = json.loads(run("check", "--json", store).stdout)
+    files = [path for path in store.rglob("*") if path.is_file()]
+    assert (about["clean"], about["ok"]) == (True, len(files))
+    assert about["bytes_read"] == sum(path.stat().st_size for path in files)
+
+
+def test_a_source_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    for source in (tmp_path / "nothing", tmp_path / "x.json"):
+        for command in ("ls", "tree", "info", "check"):
+            done = run(command, source)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+            assert done.stderr.startswith(f"zarrfs: {source}: ")
