@@ -190,6 +190,20 @@ TABLE: dict[str, dataclasses.Field[Any]] = {
     field.name: field for field in dataclasses.fields(Options) if "parse" in field.metadata
 }
 
+
+def default_text(name: str) -> str:
+    """The default of an option as it would be written; empty where there is none, or the help tells it."""
+    default, parser = TABLE[name].default, TABLE[name].metadata["parse"]
+    if parser is flag or default is None or default == ():
+        return ""
+    if parser is seconds:
+        return f"{default:g}s"
+    if parser is not size:
+        return str(default)
+    power = max(power for power in range(5) if default % 1024**power == 0)
+    return f"{default // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
 # Facts of mount(8): what the kernel takes, and what is for mount's own eyes.
 KERNEL_FLAGS = frozenset(
     (

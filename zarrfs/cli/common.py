@@ -94,7 +94,9 @@ def _click_option(name: str) -> Callable[[Function], Function]:
         names.insert(0, SHORT[name])
     if about["parse"] is options.flag:
         return click.option(*names, is_flag=True, help=about["help"])
-    return click.option(*names, metavar=about["metavar"], multiple=about["many"], help=about["help"])
+    default = options.default_text(name)
+    text = f"{about['help'].removesuffix('.')} (default: {default})." if default else about["help"]
+    return click.option(*names, metavar=about["metavar"], multiple=about["many"], help=text)
 
 
 def _as_items(name: str, value: Any) -> list[str]:

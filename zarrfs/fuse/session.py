@@ -15,6 +15,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 from zarrfs.errors import MountError, ZarrfsError
@@ -40,7 +41,7 @@ def mount(
     note = mounts.check_mountpoint(mountpoint)
     if note:
         tell(note)
-    plan = plan_source(source, options)
+    plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.fuse.serve"))
     for warning in plan.warnings:
         tell(f"{plan.source}: {warning}")
     if parsed.writable:

@@ -12,12 +12,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.store.api import Store
-from zarrfs.store.filesystem import path_of_uri
+from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import TargetReader
 
 
@@ -37,10 +38,13 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
 
-def plan_source(source: str, options: Options, child: bool = True) -> Plan:
+def plan_source(
+    source: str, options: Options, child: bool = True, meanwhile: Callable[[], object] = lambda: None
+) -> Plan:
     """Find out what `source` is, check it and compile it. Raises SourceError or UsageError.
 
-    `child=False` does it in this process, which `memory:` URLs need, as they exist only here.
+    `child=False` does it in this process, which `memory:` URLs need, as they exist only here. `meanwhile` is
+    called while the child works, if there is one.
     """
     if options.blobs:  # not only when an archive is compiled: its index may be there already
         from zarrfs.sources.blobs import check_places
@@ -54,7 +58,7 @@ def plan_source(source: str, options: Options, child: bool = True) -> Plan:
     if path is not None:
         source = os.path.abspath(path)
     if child and not source.startswith("memory:"):
-        return _plan_in_child(source, options)
+        return _plan_in_child(source, options, meanwhile)
     from zarrfs.sources.prepare import prepare
 
     return prepare(source, options)
@@ -97,20 +101,28 @@ def open_source(source: str, options: Options, child: bool = True) -> Store:
     return open_plan(plan_source(source, options, child), options)
 
 
-def _plan_in_child(source: str, options: Options) -> Plan:
-    request = {"source": source, "options": dataclasses.asdict(options)}
+def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object]) -> Plan:
+    request = json.dumps({"source": source, "options": dataclasses.asdict(options)}).encode()
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-m", "zarrfs.sources.prepare"],
-            input=json.dumps(request).encode(),
-            stdout=subprocess.PIPE,
-            check=False,
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
     except OSError as exc:
         raise SourceError(source, f"cannot start {sys.executable}: {exc.strerror}") from exc
-    if done.returncode:
-        raise SourceError(source, _death(done.returncode))
-    return _plan_from(json.loads(done.stdout))
+    with child:
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(request)
+            child.stdin.close()
+            meanwhile()
+            reply = child.stdout.read()
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        raise SourceError(source, _death(child.returncode))
+    return _plan_from(json.loads(reply))
 
 
 def _plan_from(reply: dict[str, Any]) -> Plan:

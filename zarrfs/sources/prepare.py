@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import json
 import os
+import signal
 import sqlite3
 import stat
 import sys
@@ -175,6 +176,7 @@ def _detect(document: Document, parsed: Any, options: Options) -> tuple[str, Cal
 def main() -> None:
     """Answer one request."""
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever waits for us says what there is to say
     request = json.load(sys.stdin)
     given = request["options"]
     given["blobs"] = tuple(given["blobs"])

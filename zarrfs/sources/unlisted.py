@@ -1,8 +1,10 @@
-"""UnlistedStore: a Zarr store on a server that cannot list, where only exact names can be asked for.
+"""UnlistedStore: a Zarr store on a server that lists nothing, or not all: only exact names are sure.
 
-A name is a directory if there is evidence: a redirect to the name with "/", consolidated metadata at the root
-that names it, Zarr metadata beneath it, or an array above it whose chunk keys go through it. Listings show
-metadata documents and the nodes that consolidated metadata names; chunks are there, but not shown.
+Where nothing is listed, a name is a directory if there is evidence: a redirect to the name with "/",
+consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
+keys go through it. Listings then show metadata documents and the nodes that consolidated metadata names;
+chunks are there, but not shown. Where only names with a dot are hidden (nginx and Apache do that), listings
+are completed by the metadata documents with such names.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from typing import Any, NamedTuple
 
 import trio
@@ -70,11 +72,11 @@ def consolidated_nodes(name: str, data: bytes) -> set[str] | None:
 
 
 class UnlistedStore:
-    """See the module. Errors are those of the FsspecStore beneath."""
+    """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath."""
 
-    def __init__(self, store: FsspecStore) -> None:
+    def __init__(self, store: FsspecStore, lists: bool = False) -> None:
         self.immutable = store.immutable
-        self._store = store
+        self._store, self._lists = store, lists
         self._nodes: OrderedDict[str, tuple[float, Node | None]] = OrderedDict()
         self._named: set[str] | None = None
         self._lock = trio.Lock()
@@ -99,26 +101,14 @@ class UnlistedStore:
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         if (await self.info(prefix)).kind is not Kind.DIRECTORY:
             raise NotDirectory(prefix)
-        found: dict[str, Info] = {}
-        for key in await self._consolidated():
-            if key and split_key(key)[0] == prefix:
-                name = split_key(key)[1]
-                found[name] = Info(name, Kind.DIRECTORY)
-
-        async def look(name: str) -> None:
-            try:
-                info = await self._store.info(join_key(prefix, name))
-            except (NotFound, AccessDenied):
-                return
-            if info.kind is Kind.FILE:
-                found[name] = info
-
-        for info in await self._shown(prefix):
+        found = {info.name: info for info in await self._shown(prefix)}
+        if not self._lists:
+            for key in await self._consolidated():
+                parent, name = split_key(key)
+                if key and parent == prefix:
+                    found[name] = Info(name, Kind.DIRECTORY)
+        for info in await self._documents(prefix, found):
             found[info.name] = info
-        if not await self._in_array(prefix):
-            async with trio.open_nursery() as nursery:
-                for name in DOCUMENTS:
-                    nursery.start_soon(look, name)
         for name in sorted(found):
             if name > after:
                 yield found[name]
@@ -154,6 +144,8 @@ class UnlistedStore:
 
     async def _is_directory(self, key: str) -> bool:
         name = split_key(key)[1]
+        if self._lists:
+            return not key
         if not key or key in await self._consolidated():
             return True
         if name in DOCUMENTS:
@@ -179,7 +171,29 @@ class UnlistedStore:
         try:
             return await self._store.listed(prefix) or []
         except (NotFound, NotDirectory, TargetMissing, AccessDenied):
+            if self._lists:
+                raise
             return []
+
+    async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
+        """The metadata documents of a directory that the server does not show."""
+        names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
+        if (self._lists and "zarr.json" in shown) or await self._in_array(prefix):
+            return []
+        found: list[Info] = []
+
+        async def look(name: str) -> None:
+            try:
+                info = await self._store.info(join_key(prefix, name))
+            except (NotFound, AccessDenied):
+                return
+            if info.kind is Kind.FILE:
+                found.append(info)
+
+        async with trio.open_nursery() as nursery:
+            for name in names:
+                nursery.start_soon(look, name)
+        return found
 
     async def _node(self, key: str) -> Node | None:
         """The node at `key`, from the documents beneath it."""

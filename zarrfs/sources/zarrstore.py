@@ -71,9 +71,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
     assert plan.url is not None
     store = FsspecStore(plan.url, options)
-    if plan.lists:
-        return store
-    return UnlistedStore(store)
+    return UnlistedStore(store, plan.lists) if _is_web(plan.url) or not plan.lists else store
 
 
 def _run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
@@ -142,8 +140,8 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         name, data = document
         if name == ".zmetadata" and options.type != "zarr" and _is_parquet_layout(data):
             raise SourceError(shown, _PARQUET)
-        # a page with links that lacks the document is no listing, or hides names with a dot
-        lists = entries is not None and (name in names or not _is_web(url))
+        # many web servers hide names with a dot; another name that is not in the listing makes it none
+        lists = entries is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if entries is not None:
         return Plan(shown, "zarr", url=url)

@@ -13,11 +13,9 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import stat
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
-from urllib.parse import quote, unquote_to_bytes
 
 import trio
 
@@ -33,11 +31,11 @@ from zarrfs.errors import (
     SourceError,
     StoreError,
     TargetMissing,
-    UsageError,
 )
 from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, split_key
 from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.staging import RESERVED, Staging
+from zarrfs.store.uri import file_uri
 from zarrfs.transfer.local import read_file
 
 log = logging.getLogger("zarrfs.store")
@@ -53,42 +51,6 @@ _ANSWERS: dict[int, type[StoreError]] = {
     errno.ENAMETOOLONG: NameTooLong,
     errno.EROFS: ReadOnly,
 }
-
-
-def file_uri(path: str) -> str:
-    """The canonical file: URI of a local path: absolute, percent-encoded (RFC 8089)."""
-    return "file://" + quote(os.fsencode(os.path.abspath(path)), safe="/")
-
-
-def path_of_uri(source: str) -> str | None:
-    """The local path that `source` names; None where it is a URL of another kind.
-
-    A URL has a scheme of two characters or more and ":", and then "//" or anywhere "::" (an fsspec chain);
-    "file:" and "memory:" need no "//". All else is a path, so "a:b" is a file name. UsageError for a file:
-    URI with another host, a query or a fragment, or without an absolute path.
-    """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", source)
-    if scheme is None:
-        return source
-    rest = source[scheme.end() :]
-    name = scheme[1].lower()
-    if "::" in source or (name != "file" and (name == "memory" or rest.startswith("//"))):
-        return None
-    if name != "file":
-        return source
-    if rest.startswith("//"):
-        host, slash, path = rest[2:].partition("/")
-        if host.lower() not in ("", "localhost"):
-            raise UsageError(f"{source}: names the host {host!r}; a local path has three slashes: file:///...")
-        rest = slash + path
-    if not rest.startswith("/"):
-        raise UsageError(f"{source}: a file: URI names an absolute path: file:///...")
-    if "?" in rest or "#" in rest:
-        raise UsageError(f"{source}: '?' and '#' are written %3F and %23 in a file: URI")
-    raw = unquote_to_bytes(rest.encode("utf-8", "surrogateescape"))
-    if b"\0" in raw:
-        raise UsageError(f"{source}: a NUL character")
-    return os.fsdecode(raw)
 
 
 class FileSystemStore:

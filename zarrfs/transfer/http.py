@@ -23,6 +23,7 @@ _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
 _LISTING_MAX = 256 << 20  # bytes of a page with links
 _RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
+_TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
@@ -115,8 +116,8 @@ async def stat(fs: Any, url: str) -> Entry:
 async def listing(fs: Any, url: str) -> list[Entry] | None:
     """The entries of the directory `url`, which ends in "/"; None where the server shows no listing.
 
-    Pages with links are understood (nginx, Apache, http.server, ...): links to things right below `url`.
-    Their sizes are unknown: what a page says of them is often rounded.
+    Pages with links are understood (nginx, Apache, http.server, ...): links to what is right below `url`.
+    Sizes are unknown: what a page says of them is often rounded. Many servers hide names with a dot.
     """
     async with await _request(fs, "GET", url, {}) as response:
         if response.status in (401, 403):
@@ -128,21 +129,31 @@ async def listing(fs: Any, url: str) -> list[Entry] | None:
         base = str(response.url)
     page = _Links()
     page.feed(body.decode("utf-8", "surrogateescape"))
+    return _listed(page, base)
+
+
+def _listed(page: _Links, base: str) -> list[Entry] | None:
+    """What a page at the URL `base` lists; None where it is a page of another kind, such as an index.html.
+
+    A listing has a title that says so, or a link to the directory above, or no links but to what is in it.
+    """
     found: dict[str, Entry] = {}
-    up = False
     here = urlsplit(base)
     prefix = here.path if here.path.endswith("/") else here.path + "/"
+    up = elsewhere = False
     for link in page.links:
         there = urlsplit(urljoin(base, link))
-        up = up or link in ("..", "../") or (prefix != there.path and prefix.startswith(there.path))
-        if there.netloc != here.netloc or not there.path.startswith(prefix) or there.query:
-            continue
-        name, slash, rest = there.path[len(prefix) :].partition("/")
-        if name and not rest:
+        inside = there.netloc == here.netloc and there.path.startswith(prefix)
+        name, slash, rest = there.path[len(prefix) :].partition("/") if inside else ("", "", "")
+        if name and not rest and not there.query:
             text = unquote(name, errors="surrogateescape")
             found.setdefault(text, Entry(text, bool(slash)))
-    titled = page.title.lower().startswith(("index of", "directory"))
-    return list(found.values()) if found or up or titled else None
+        elif there.netloc == here.netloc and prefix.startswith(there.path) and not there.query:
+            up = up or there.path != prefix
+        else:
+            elsewhere = elsewhere or not inside or bool(rest)  # not what sorts the same listing: ?C=N
+    listing = _TITLE.search(page.title) or up or (found and not elsewhere)
+    return list(found.values()) if listing else None
 
 
 class _Links(html.parser.HTMLParser):
