@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zarrfs.errors import UsageError
-from zarrfs.options import TABLE, Options, flag, octal, parse, seconds, size, split_commas
+from zarrfs.options import TABLE, Options, default_text, flag, octal, parse, seconds, size, split_commas
 
 
 @pytest.mark.parametrize(
@@ -136,3 +136,18 @@ def test_every_row_can_be_shown(name: str) -> None:
     assert about["scope"] in ("source", "fetch", "mount", "process")
     assert about["help"].endswith(".")
     assert (about["metavar"] == "") == (about["parse"] is flag)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_default_is_shown_as_it_would_be_written(name: str) -> None:
+    shown = default_text(name)
+    if shown:
+        assert getattr(parse([f"{name}={shown}"]).options, name) == TABLE[name].default
+    else:
+        assert TABLE[name].default in (None, (), True, False)
+
+
+def test_defaults_have_round_units() -> None:
+    assert default_text("read_ahead") == "1MiB"
+    assert default_text("request_timeout") == "60s"
+    assert default_text("on_exit") == "refuse"
