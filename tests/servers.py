@@ -1,0 +1,272 @@
+"""Servers that the tests talk to: nginx with and without listings, one that fails on demand, and S3.
+
+All are real, on loopback, on ports that the system gives; they live for the session.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+_START_SECONDS = 20.0
+
+
+class Web(NamedTuple):
+    """An HTTP server that shows the directory `root` at `url` (no slash at the end)."""
+
+    url: str
+    root: Path
+
+
+class Nginx(NamedTuple):
+    """One nginx, two servers of the same directory: one lists directories, one does not."""
+
+    listing: Web
+    plain: Web
+
+
+_CONFIG = """
+daemon off; master_process off; pid {directory}/pid; error_log {directory}/error.log;
+{user}
+events {{ worker_connections 256; }}
+http {{
+    access_log off;
+    client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    types {{ text/html html; application/json json; }}
+    server {{ listen 127.0.0.1:{listing}; root {root}; autoindex on; }}
+    server {{ listen 127.0.0.1:{plain}; root {root}; autoindex off; }}
+}}
+"""
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
+    """nginx on an empty directory, which tests fill."""
+    program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if program is None:
+        pytest.fail("nginx is not installed: the tests of HTTP need it (nginx-light will do)")
+    directory, root = tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www")
+    process, ports = _start_nginx(program, directory, root)
+    try:
+        yield Nginx(*(Web(f"http://127.0.0.1:{port}", root) for port in ports))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.Popen[bytes], tuple[int, int]]:
+    for _ in range(5):  # a port that was free may be taken by the time nginx asks for it
+        ports = free_port(), free_port()
+        user = "user root;" if os.geteuid() == 0 else ""
+        config = directory / "nginx.conf"
+        config.write_text(
+            _CONFIG.format(directory=directory, user=user, root=root, listing=ports[0], plain=ports[1])
+        )
+        process = subprocess.Popen([program, "-c", str(config), "-e", f"{directory}/early.log"])
+        if all(_answers(port, process) for port in ports):
+            return process, ports
+        process.terminate()
+        process.wait()
+    pytest.fail(f"nginx does not start; see {directory}/error.log")
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int, process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1):
+                return True
+        except OSError:
+            time.sleep(0.01)
+    return False
+
+
+# -- faults
+
+
+class Faulty:
+    """A server of `values` (path -> bytes) that does to requests what `faults` says, in turn.
+
+    A fault is a status, or one of: truncate, reset, slow (no answer until release()), whole (Range ignored),
+    elsewhere (a Content-Range of other bytes), unranged (206 without Content-Range), short (fewer bytes than
+    asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag), html.
+    The last fault of a path given with `forever` never wears off. HEAD is answered without faults unless it
+    is asked for under "HEAD path".
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
+        self._faults: dict[str, list[object]] = {}
+        self._forever: dict[str, object] = {}
+        self._released = threading.Event()
+        self._lock = threading.Lock()
+        handler = type("Handler", (_FaultyHandler,), {"owner": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def put(self, path: str, value: bytes, *faults: object, forever: object = None) -> str:
+        """Serve `value` at `path` with these faults; returns its URL. Forgets earlier requests."""
+        self.values[path] = value
+        self._faults[path], self._forever[path] = list(faults), forever
+        self.requests.clear()
+        self._released.clear()
+        return self.url + path
+
+    def head(self, path: str, *faults: object, forever: object = None) -> None:
+        """Faults of HEAD requests for `path`."""
+        self._faults["HEAD " + path], self._forever["HEAD " + path] = list(faults), forever
+
+    def gets(self) -> int:
+        """How many GET requests came since put()."""
+        return sum(method == "GET" for method, _, _ in self.requests)
+
+    def release(self) -> None:
+        """Let slow answers end."""
+        self._released.set()
+
+    def take(self, path: str) -> object:
+        """The fault of the next request."""
+        with self._lock:
+            faults = self._faults.get(path)
+            return faults.pop(0) if faults else self._forever.get(path)
+
+    def wait(self) -> None:
+        """Until release()."""
+        self._released.wait(60)
+
+    def close(self) -> None:
+        """Stop."""
+        self.release()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _FaultyHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: Faulty
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing: faults are wanted here."""
+
+    def do_HEAD(self) -> None:
+        self.owner.requests.append(("HEAD", self.path, self.headers.get("Range")))
+        value, fault = self.owner.values.get(self.path), self.owner.take("HEAD " + self.path)
+        if isinstance(fault, int) or value is None:
+            return self._send(fault if isinstance(fault, int) else 404, b"", {})
+        headers = {} if fault == "unsized" else {"Content-Length": str(len(value))}
+        return self._send(200, b"", {"ETag": '"1"', **headers}, sized=False)
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.owner.requests.append(("GET", self.path, asked))
+        value, fault = self.owner.values.get(self.path), self.owner.take(self.path)
+        if isinstance(fault, int) or value is None:
+            return self._send(fault if isinstance(fault, int) else 404, b"no", {"Retry-After": "0"})
+        if fault == "slow":
+            self.owner.wait()
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            self.close_connection = True
+            return self.connection.close()
+        headers = {"ETag": '"2"' if fault == "changed" else '"1"'}
+        if fault == "html":
+            headers["Content-Type"] = "text/html"
+        match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "")
+        if match is None or fault in ("whole", "whole truncated"):
+            return self._send(200, value, headers, "truncate" if fault == "whole truncated" else fault)
+        start, stop = int(match[1]), int(match[2]) + 1 if match[2] else len(value)
+        if start >= len(value):
+            return self._send(416, b"", {"Content-Range": f"bytes */{len(value)}"})
+        return self._part(value, start, min(stop, len(value)), headers, fault)
+
+    def _part(self, value: bytes, start: int, stop: int, headers: dict[str, str], fault: object) -> None:
+        if fault == "elsewhere":
+            start, stop = start + 1, stop + 1
+        if fault == "short":
+            stop = start + (stop - start) // 2
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(value)}"
+        if fault == "unranged":
+            del headers["Content-Range"]
+        if fault == "gzip":
+            headers["Content-Encoding"] = "gzip"
+        self._send(206, value[start : stop + 7 if fault == "long" else stop], headers, fault)
+
+    def _send(
+        self, status: int, body: bytes, headers: dict[str, str], fault: object = None, sized: bool = True
+    ) -> None:
+        self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        if sized:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if fault == "truncate":
+            body = body[: len(body) // 2]
+            self.close_connection = True
+        try:
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True
+
+
+@pytest.fixture(scope="session")
+def faulty() -> Iterator[Faulty]:
+    """A server that fails on demand."""
+    server = Faulty()
+    yield server
+    server.close()
+
+
+# -- S3
+
+
+class S3(NamedTuple):
+    """An S3 server with the bucket `bucket`; `client` is boto3's, `options` those for fsspec."""
+
+    endpoint: str
+    bucket: str
+    client: Any
+    options: dict[str, object]
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3]:
+    """moto's server with one bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    client = boto3.client(
+        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    client.create_bucket(Bucket="tests")
+    options: dict[str, object] = {"endpoint_url": endpoint, "key": "a", "secret": "b"}
+    try:
+        yield S3(endpoint, "tests", client, options)
+    finally:
+        server.stop()

@@ -1,0 +1,334 @@
+"""What every Store does, as tests: subclass StoreContract, or WritableContract, and say how a store is made.
+
+A model is a dict of keys and values; its directories are those that its keys go through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zarrfs.errors import InvalidKey, IsDirectory, NameTooLong, NotDirectory, NotFound
+from zarrfs.store.api import Info, Kind, Store, Usage, WritableStore
+
+Tree = dict[str, bytes]
+Check = Callable[[Any], Awaitable[None]]
+
+TREE: Tree = {
+    "zarr.json": b'{"zarr_format": 3, "node_type": "group"}',
+    "a/zarr.json": b"{}",
+    "a/c/0/0": bytes(range(256)) * 40,
+    "a/c/0/1": b"x",
+    "a/c/10/0": b"",
+    "a b/100%/q?x#y&z=1;+'\"": b"odd names",
+    "é/ключ/鍵": b"more names",
+    "b": b"file beside the directory a b",
+    "B": b"capital",
+    "a.b/c": b"sorts between a and a/b",
+}
+
+_NAMES = st.text(
+    st.sampled_from("abcAB019.-_ %?#&+;:@!$'()*,=~[]^\\\"<>|é鍵😀"), min_size=1, max_size=6
+).filter(lambda name: name not in (".", "..") and not name.startswith(".zarrfs-staging"))
+_KEYS = st.lists(_NAMES, min_size=1, max_size=4).map("/".join)
+
+
+def without_conflicts(tree: Tree) -> Tree:
+    """The tree less the keys that go through another key."""
+    kept: Tree = {}
+    for key in sorted(tree):
+        parts = key.split("/")
+        if not any("/".join(parts[:depth]) in kept for depth in range(1, len(parts))):
+            kept[key] = tree[key]
+    return kept
+
+
+TREES = st.dictionaries(_KEYS, st.binary(max_size=300), min_size=1, max_size=12).map(without_conflicts)
+RANGES = st.lists(
+    st.tuples(st.integers(0, 320), st.none() | st.integers(0, 320)), min_size=1, max_size=6
+)
+
+
+def directories(tree: Tree) -> set[str]:
+    """The directories of a model, the root among them."""
+    found = {""}
+    for key in tree:
+        parts = key.split("/")
+        found |= {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+    return found
+
+
+def children(tree: Tree, prefix: str) -> dict[str, Kind]:
+    """The names in a directory of a model, sorted, and what they are."""
+    start = prefix + "/" if prefix else ""
+    found = {}
+    for key in tree:
+        if key.startswith(start):
+            name, slash, _ = key[len(start) :].partition("/")
+            found[name] = Kind.DIRECTORY if slash else Kind.FILE
+    return dict(sorted(found.items()))
+
+
+async def listed(store: Store, prefix: str, after: str = "") -> list[Info]:
+    """list_dir() as a list."""
+    return [info async for info in store.list_dir(prefix, after)]
+
+
+async def keys(store: Store, prefix: str = "") -> list[str]:
+    """list_prefix() as a list."""
+    return [key async for key in store.list_prefix(prefix)]
+
+
+async def check_tree(store: Store, tree: Tree) -> None:
+    """The store holds the model and nothing else."""
+    assert sorted(await keys(store)) == sorted(tree)
+    for prefix in directories(tree):
+        infos = await listed(store, prefix)
+        assert {info.name: info.kind for info in infos} == children(tree, prefix)
+        assert [info.name for info in infos] == list(children(tree, prefix))
+    for key, value in tree.items():
+        assert bytes(await store.get(key)) == value
+        assert (await store.info(key)).size == len(value)
+
+
+async def check_ranges(store: Store, tree: Tree, ranges: list[tuple[int, int | None]]) -> None:
+    """Ranges of every value are those of the model's."""
+    for key, value in tree.items():
+        for start, length in ranges:
+            wanted = value[start:] if length is None else value[start : start + length]
+            assert bytes(await store.get(key, start, length)) == wanted
+
+
+class StoreContract:
+    """Tests of the read part."""
+
+    examples: ClassVar[int] = 25  # random trees; fewer where making one takes long
+
+    def usable(self, tree: Tree) -> Tree:
+        """The part of a random tree that such a store can show."""
+        return tree
+
+    def open(self, tree: Tree) -> AbstractAsyncContextManager[Any]:
+        """A store that holds `tree`, and goes away afterwards."""
+        raise NotImplementedError
+
+    def run(self, check: Check, tree: Tree | None = None) -> None:
+        """`check` of a store that holds `tree`."""
+
+        async def main() -> None:
+            async with self.open(TREE if tree is None else tree) as store:
+                await check(store)
+
+        trio.run(main)
+
+    def test_it_is_a_store(self) -> None:
+        async def check(store: Store) -> None:
+            assert isinstance(store, Store)
+            assert isinstance(store.immutable, bool)
+            assert isinstance(await store.usage(), Usage)
+
+        self.run(check)
+
+    def test_the_tree_is_there(self) -> None:
+        self.run(lambda store: check_tree(store, TREE))
+
+    def test_ranges(self) -> None:
+        ranges = [(0, None), (0, 0), (0, 1), (5, 3), (255, 2), (10_239, 5), (10_240, 1), (99_999, None)]
+        self.run(lambda store: check_ranges(store, TREE, ranges))
+
+    def test_infos(self) -> None:
+        async def check(store: Store) -> None:
+            for directory in directories(TREE):
+                info = await store.info(directory)
+                assert (info.name, info.kind) == (directory.rpartition("/")[2], Kind.DIRECTORY)
+            for key, value in TREE.items():
+                info = await store.info(key)
+                assert (info.name, info.kind) == (key.rpartition("/")[2], Kind.FILE)
+                assert info.size == len(value)
+
+        self.run(check)
+
+    def test_sizes_in_listings_are_right_or_left_open(self) -> None:
+        async def check(store: Store) -> None:
+            for info in await listed(store, "a/c/0"):
+                assert info.size in (None, len(TREE["a/c/0/" + info.name]))
+
+        self.run(check)
+
+    def test_a_listing_goes_on_after_a_name(self) -> None:
+        async def check(store: Store) -> None:
+            names = list(children(TREE, ""))
+            for number, name in enumerate(names):
+                assert [info.name for info in await listed(store, "", name)] == names[number + 1 :]
+            assert [info.name for info in await listed(store, "", "a!")] == [n for n in names if n > "a!"]
+
+        self.run(check)
+
+    def test_keys_below_a_prefix(self) -> None:
+        async def check(store: Store) -> None:
+            for prefix in directories(TREE):
+                start = prefix + "/" if prefix else ""
+                assert sorted(await keys(store, prefix)) == sorted(k for k in TREE if k.startswith(start))
+
+        self.run(check)
+
+    @pytest.mark.parametrize("key", ["nope", "a/nope", "nope/a", "a/c/0/2", "zarr", "zarr.jso", "é/é"])
+    def test_what_is_not_there_is_not_found(self, key: str) -> None:
+        async def check(store: Store) -> None:
+            for call in (store.info, store.get, lambda key: listed(store, key), lambda key: keys(store, key)):
+                with pytest.raises(NotFound):
+                    await call(key)
+
+        self.run(check)
+
+    def test_below_a_value_is_nothing(self) -> None:
+        async def check(store: Store) -> None:
+            for call in (store.info, store.get, lambda key: listed(store, key)):
+                with pytest.raises((NotFound, NotDirectory)):
+                    await call("b/c")
+
+        self.run(check)
+
+    def test_a_directory_has_no_value_and_a_value_no_children(self) -> None:
+        async def check(store: Store) -> None:
+            for key in ("a", "a/c/0", ""):
+                with pytest.raises(IsDirectory):
+                    await store.get(key)
+            for call in (listed, keys):
+                with pytest.raises(NotDirectory):
+                    await call(store, "b")
+
+        self.run(check)
+
+    @pytest.mark.parametrize("key", ["/a", "a/", "a//b", "a/../b", "..", ".", "a/./b", "a\0b", "a/" + "x" * 300])
+    def test_what_is_no_key(self, key: str) -> None:
+        async def check(store: Store) -> None:
+            for call in (store.info, store.get):
+                with pytest.raises((InvalidKey, NotFound)):
+                    await call(key)
+            with contextlib.suppress(InvalidKey, NotFound):
+                assert not await listed(store, key)
+
+        self.run(check)
+
+    def test_values_are_located(self) -> None:
+        async def check(store: Store) -> None:
+            for key in TREE:
+                where = await store.locate(key)
+                assert where
+                assert json.loads(json.dumps(where)) == where
+            with pytest.raises(NotFound):
+                await store.locate("nope")
+
+        self.run(check)
+
+    def test_many_readers_at_once(self) -> None:
+        async def check(store: Store) -> None:
+            async def read(key: str) -> None:
+                assert bytes(await store.get(key)) == TREE[key]
+
+            async with trio.open_nursery() as nursery:
+                for key in [*TREE] * 8:
+                    nursery.start_soon(read, key)
+
+        self.run(check)
+
+    def test_random_trees(self) -> None:
+        @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(tree=TREES, ranges=RANGES)
+        def check(tree: Tree, ranges: list[tuple[int, int | None]]) -> None:
+            async def both(store: Store) -> None:
+                await check_tree(store, part)
+                await check_ranges(store, part, ranges)
+
+            part = self.usable(tree)
+            if part:
+                self.run(both, part)
+
+        check()
+
+
+class WritableContract(StoreContract):
+    """Tests of the write part as well."""
+
+    def test_it_is_writable(self) -> None:
+        async def check(store: Store) -> None:
+            assert isinstance(store, WritableStore)
+
+        self.run(check)
+
+    @pytest.mark.parametrize("value", [b"", b"new", b"x" * 100_000, bytearray(b"ba"), memoryview(b"mv")])
+    @pytest.mark.parametrize("key", ["new", "a/c/0/0", "n/e/w", "a/c/new"])
+    def test_set(self, key: str, value: bytes) -> None:
+        async def check(store: WritableStore) -> None:
+            await store.set(key, value)
+            await check_tree(store, {**TREE, key: bytes(value)})
+
+        self.run(check)
+
+    def test_delete(self) -> None:
+        async def check(store: WritableStore) -> None:
+            left = dict(TREE)
+            for key in TREE:
+                await store.delete(key)
+                del left[key]
+                with pytest.raises(NotFound):
+                    await store.get(key)
+                assert sorted(await keys(store)) == sorted(left)
+
+        self.run(check)
+
+    @pytest.mark.parametrize("prefix", ["a", "a/c", "é"])
+    def test_delete_a_tree(self, prefix: str) -> None:
+        async def check(store: WritableStore) -> None:
+            await store.delete(prefix)
+            left = {key for key in TREE if not key.startswith(prefix + "/")}
+            assert set(await keys(store)) == left
+            with pytest.raises(NotFound):
+                await store.info(prefix)
+
+        self.run(check)
+
+    def test_what_is_not_there_cannot_be_deleted(self) -> None:
+        async def check(store: WritableStore) -> None:
+            for key in ("nope", "a/nope", "nope/nope"):
+                with pytest.raises(NotFound):
+                    await store.delete(key)
+            with pytest.raises((NotFound, NotDirectory)):
+                await store.delete("b/c")
+            await check_tree(store, TREE)
+
+        self.run(check)
+
+    def test_files_and_directories_do_not_replace_each_other(self) -> None:
+        async def check(store: WritableStore) -> None:
+            with pytest.raises(IsDirectory):
+                await store.set("a", b"")
+            with pytest.raises(NotDirectory):
+                await store.set("b/c", b"")
+            with pytest.raises(NotDirectory):
+                await store.set("b/c/d", b"")
+            await check_tree(store, TREE)
+
+        self.run(check)
+
+    @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", "..", ".", "a\0b"])
+    def test_what_is_no_key_is_not_written(self, key: str) -> None:
+        async def check(store: WritableStore) -> None:
+            with pytest.raises(InvalidKey):
+                await store.set(key, b"")
+            with pytest.raises(InvalidKey):
+                await store.delete(key)
+            with pytest.raises(NameTooLong):
+                await store.set("a/" + "x" * 256, b"")
+            await check_tree(store, TREE)
+
+        self.run(check)
