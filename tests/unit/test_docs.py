@@ -1,0 +1,42 @@
+"""The documents agree with the program."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    """scripts/write-docs as a module."""
+    loader = importlib.machinery.SourceFileLoader("write_docs", str(ROOT / "scripts/write-docs"))
+    spec = importlib.util.spec_from_loader("write_docs", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_pages_of_options_are_up_to_date(writer: ModuleType) -> None:
+    assert writer.PAGE.read_text() == writer.page(writer.PAGE.read_text()), "run scripts/write-docs"
+    for name in writer.STATUS:
+        assert (writer.MAN / name).read_text() == writer.manual(name), "run scripts/write-docs"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_man_page_names_every_command(writer: ModuleType) -> None:
+    from zarrfs.cli import COMMANDS
+
+    assert [text.split()[0] for text in writer.COMMANDS] == list(COMMANDS)
