@@ -196,6 +196,8 @@ class IndexStore:
     def _row(self, key: str) -> _Row:
         row = self._rows.get(key)
         if row is None:
+            if key.startswith("/"):  # no key, though it would split into the root and a name
+                raise NotFound(key)
             prefix, name = split_key(key)
             parent = self._directory(prefix) if key else 0
             found = self._db.execute(
