@@ -40,7 +40,7 @@ SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"
 _XATTR_SIZE = 2048  # fits every file system that `cp -a` or `rsync -X` may carry it to
 _DAY = 86_400.0
-_CHECKPOINT = 512  # names of a directory handle kept for seekdir, one in so many
+_PIECE = 512  # entries of a directory taken at a time; one name in so many is kept for seekdir
 _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 _BLOCK = 512  # the unit of st_blocks
 
@@ -72,46 +72,26 @@ class OpenFile(NamedTuple):
 
 
 class DirectoryHandle:
-    """An open directory: where its listing stands, and names by which it can go back.
+    """An open directory: a piece of its listing, and names by which it can go back.
 
-    Offsets count entries: 1 is behind ".", 2 behind "..", 2 + n behind the n-th name.
+    Entries are counted from 0, "." and ".." not among them.
     """
 
     def __init__(self, store: Store, key: str) -> None:
         self.key = key
         self._store = store
-        self._checkpoints = [""]  # [i]: the name before entry number i * _CHECKPOINT
-        self._position = 0  # number of the entry that next() gives
+        self._before = [""]  # [i]: the name before entry number i * _PIECE
+        self._piece: list[Info] = []
+        self._start = 0  # number of the first entry of the piece
         self._listing: AsyncGenerator[Info, None] | None = None
-        self._pending: Info | None = None
 
-    async def seek(self, position: int) -> None:
-        """Make next() give entry number `position`; 0 lists anew."""
-        if position == self._position and self._listing is not None:
-            return
-        await self.close()
-        if position == 0:
-            del self._checkpoints[1:]
-        mark = min(position // _CHECKPOINT, len(self._checkpoints) - 1)
-        self._position, self._pending = mark * _CHECKPOINT, None
-        self._listing = self._open(self._checkpoints[mark])
-        while self._position < position and await self.next() is not None:
-            self.accept()
-
-    async def next(self) -> Info | None:
-        """The entry at the current position, or None at the end; the same until accept()."""
-        if self._pending is None and self._listing is not None:
-            self._pending = await anext(self._listing, None)
-        return self._pending
-
-    def accept(self) -> int:
-        """Go one entry on; returns the offset behind it."""
-        assert self._pending is not None
-        self._position += 1
-        if self._position == len(self._checkpoints) * _CHECKPOINT:
-            self._checkpoints.append(self._pending.name)
-        self._pending = None
-        return self._position + 2
+    async def entries(self, position: int) -> list[Info]:
+        """Some entries from number `position` on; [] at the end. Number 0 lists anew."""
+        if position == 0 or not self._start <= position <= self._start + len(self._piece):
+            await self._seek(position)
+        if position == self._start + len(self._piece):
+            await self._read_on()
+        return self._piece[position - self._start :]
 
     async def close(self) -> None:
         """End the listing."""
@@ -119,8 +99,29 @@ class DirectoryHandle:
             await self._listing.aclose()
             self._listing = None
 
-    def _open(self, after: str) -> AsyncGenerator[Info, None]:
-        return cast(AsyncGenerator[Info, None], self._store.list_dir(self.key, after))
+    async def _seek(self, position: int) -> None:
+        """Go to the piece of entry number `position`, from the nearest name that is known."""
+        await self.close()
+        if position == 0:
+            del self._before[1:]
+        mark = min(position // _PIECE, len(self._before) - 1)
+        self._start, self._piece = mark * _PIECE, []
+        self._listing = cast(AsyncGenerator[Info, None], self._store.list_dir(self.key, self._before[mark]))
+        await self._read_on()
+        while self._piece and position >= self._start + len(self._piece):
+            await self._read_on()
+
+    async def _read_on(self) -> None:
+        """Make the next _PIECE entries of the listing the piece."""
+        self._start += len(self._piece)
+        self._piece = piece = []
+        if self._listing is not None:
+            async for info in self._listing:
+                piece.append(info)
+                if len(piece) == _PIECE:
+                    if self._start + _PIECE == len(self._before) * _PIECE:
+                        self._before.append(info.name)
+                    return
 
 
 class Operations(pyfuse3.Operations):
@@ -159,7 +160,8 @@ class Operations(pyfuse3.Operations):
         self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
-        self._entry = EntryAttributes()  # for readdir, whose replies are copied at once
+        self._mask = ~options.umask
+        self._entry = self._new_entry()  # for readdir, whose replies are copied at once
 
     def init(self) -> None:
         """The kernel is about to send requests: the mount answers."""
@@ -199,12 +201,12 @@ class Operations(pyfuse3.Operations):
             entry.st_ino = InodeT(0)
             entry.entry_timeout = self._negative_timeout
             return entry
-        return self._fill(EntryAttributes(), info, self.inodes.lookup(key, info.kind))
+        return self._fill(self._new_entry(), info, self.inodes.lookup(key, info.kind))
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """The attributes of an inode."""
-        return self._fill(EntryAttributes(), await self.store.info(self.inodes.key(inode)), inode)
+        return self._fill(self._new_entry(), await self.store.info(self.inodes.key(inode)), inode)
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
@@ -240,23 +242,20 @@ class Operations(pyfuse3.Operations):
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
             # the kernel counts no lookup for these two
             inode = self.inodes.peek(key) or pyfuse3.ROOT_INODE
-            entry = self._fill(EntryAttributes(), Info("", Kind.DIRECTORY), inode)
+            entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
                 return
             start_id += 1
-        await directory.seek(start_id - 2)
         prefix = directory.key + "/" if directory.key else ""
-        while (info := await directory.next()) is not None:
-            key = prefix + info.name
-            inode = self.inodes.lookup(key, info.kind)
-            entry = self._fill(self._entry, info, inode)
-            if info.size is None:
-                entry.attr_timeout = 0  # stat asks again, and then the target is asked for its size
-            offset = start_id + 1
-            if not pyfuse3.readdir_reply(token, os.fsencode(info.name), entry, offset):
-                self.inodes.forget(inode, 1)
-                return
-            start_id = directory.accept()
+        while piece := await directory.entries(start_id - 2):
+            for info in piece:
+                inode = self.inodes.lookup(prefix + info.name, info.kind)
+                entry = self._fill(self._entry, info, inode)
+                start_id += 1
+                name = info.name.encode("utf-8", "surrogateescape")
+                if not pyfuse3.readdir_reply(token, name, entry, start_id):
+                    self.inodes.forget(inode, 1)
+                    return
 
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:
@@ -340,25 +339,32 @@ class Operations(pyfuse3.Operations):
         table[number] = value
         return FileHandleT(number)
 
+    def _new_entry(self) -> EntryAttributes:
+        """An entry with what all entries of this mount have in common."""
+        entry = EntryAttributes()
+        entry.st_uid = self._uid
+        entry.st_gid = self._gid
+        entry.st_blksize = 4096
+        entry.entry_timeout = self._entry_timeout
+        return entry
+
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
-        """Write an entry's attributes into `entry`, all of them: it may have been used before."""
+        """Write what differs from entry to entry, all of it: `entry` may have been used before."""
         _name, kind, size, mode, mtime_ns, _target, allocated, links = info
         permissions = self._permissions[kind]
         if permissions is None:
             permissions = (0o555 if kind is Kind.DIRECTORY else 0o444) if mode is None else mode
-        if mtime_ns is None:
-            mtime_ns = self._started_ns
+        if size is None:  # stat asks again, and only then the target is asked for its size
+            size, entry.attr_timeout = 0, 0
+        else:
+            entry.attr_timeout = self._attr_timeout
         entry.st_ino = InodeT(inode)
-        entry.st_mode = pyfuse3.ModeT(_TYPES[kind] | (permissions & ~self._options.umask))
+        entry.st_mode = pyfuse3.ModeT(_TYPES[kind] | (permissions & self._mask))
         entry.st_nlink = links
-        entry.st_uid = self._uid
-        entry.st_gid = self._gid
-        entry.st_size = size or 0
-        entry.st_blocks = -(-((size or 0) if allocated is None else allocated) // _BLOCK)
-        entry.st_blksize = 4096
-        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = mtime_ns
-        entry.attr_timeout = self._attr_timeout
-        entry.entry_timeout = self._entry_timeout
+        entry.st_size = size
+        entry.st_blocks = -(-(size if allocated is None else allocated) // _BLOCK)
+        time_ns = self._started_ns if mtime_ns is None else mtime_ns
+        entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = time_ns
         return entry
 
 
