@@ -1,0 +1,526 @@
+"""The native store: URIs, links, odd files, atomic writes, crashes; and a model run at random."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from tests.store_contract import keys, listed
+from zarrfs.errors import (
+    AccessDenied,
+    InvalidKey,
+    IsDirectory,
+    NotDirectory,
+    NotFound,
+    ReadError,
+    SourceError,
+    TargetMissing,
+    UsageError,
+)
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.staging import RESERVED
+from zarrfs.store.uri import path_of_uri
+
+
+@pytest.fixture(params=[True, False], ids=["openat2", "walk"])
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FileSystemStore]:
+    """A store of tmp_path/base, with and without openat2."""
+    (tmp_path / "base").mkdir()
+    made = FileSystemStore(str(tmp_path / "base"))
+    made._base._kernel_walks = request.param
+    yield made
+    trio.run(made.aclose)
+
+
+def files(base: Path) -> dict[str, bytes]:
+    """All regular files below a directory, whatever their names."""
+    return {
+        os.path.relpath(os.path.join(top, name), base): Path(top, name).read_bytes()
+        for top, _, names in os.walk(base)
+        for name in names
+    }
+
+
+# -- URIs
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("/data/x", "/data/x"),
+        ("data/x", "data/x"),
+        ("a:b", "a:b"),
+        ("ab:c", "ab:c"),
+        ("./a::b", "./a::b"),
+        ("/a/b::c", "/a/b::c"),
+        ("", ""),
+        ("file:///my%20data", "/my data"),
+        ("file://localhost/x", "/x"),
+        ("FILE://LOCALHOST/x", "/x"),
+        ("file:/x", "/x"),
+        ("file:///", "/"),
+        ("file:///%C3%A9/%ff", "/é/\udcff"),
+        ("file:///100%", "/100%"),
+        ("http://host/x", None),
+        ("s3://bucket/x", None),
+        ("memory:x", None),
+        ("memory://x", None),
+        ("zip://a::file:///x.zip", None),
+        ("zip::http://x", None),
+        ("gs+x.y-z://b", None),
+    ],
+)
+def test_sources_that_are_paths(source: str, path: str | None) -> None:
+    assert path_of_uri(source) == path
+
+
+@pytest.mark.parametrize(
+    "source", ["file://host/x", "file://relative", "file:x", "file:", "file:///a?b", "file:///a#b", "file:///a%00b"]
+)
+def test_file_uris_that_name_no_local_path(source: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        path_of_uri(source)
+    assert source in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["my data", "100%", "é", "a?b#c", "\udcff", "a:b"])
+def test_the_uri_of_a_store_leads_back_to_it(tmp_path: Path, name: str) -> None:
+    base = tmp_path / name
+    base.mkdir()
+    uri = FileSystemStore(str(base)).uri
+    assert uri.startswith("file:///")
+    assert uri.isascii()
+    assert path_of_uri(uri) == str(base)
+
+
+def test_a_space_is_written_as_in_the_specification(tmp_path: Path) -> None:
+    (tmp_path / "my data").mkdir()
+    assert FileSystemStore(str(tmp_path / "my data")).uri == f"file://{tmp_path}/my%20data"
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_only_a_directory_can_be_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError) as caught:
+        FileSystemStore(str(tmp_path / name))
+    assert str(tmp_path / name) in str(caught.value)
+
+
+# -- what is in the tree
+
+
+def test_a_key_is_a_path_below_the_base(store: FileSystemStore) -> None:
+    trio.run(store.set, "foo/bar", b"x")
+    assert Path(store.path, "foo", "bar").read_bytes() == b"x"
+
+
+def test_attributes_are_those_of_the_file(store: FileSystemStore) -> None:
+    path = Path(store.path, "f")
+    with path.open("wb") as file:
+        file.truncate(1_000_000)
+    path.chmod(0o640)
+    os.utime(path, ns=(1, 1_234_567_891_234_567_891))
+    os.link(path, path.with_name("g"))
+    info = trio.run(store.info, "f")
+    assert info == Info("f", Kind.FILE, 1_000_000, 0o640, 1_234_567_891_234_567_891, None, 0, 2)
+    assert trio.run(listed, store, "")[0] == info
+
+
+def test_links_that_stay_inside(store: FileSystemStore) -> None:
+    base = Path(store.path)
+    (base / "d").mkdir()
+    (base / "d/f").write_bytes(b"value")
+    links = {
+        "beside": "d/f", "d/up": "../d/f", "absolute": f"{base}/d/f", "twice": "beside", "slashes": "./d//f",
+    }  # fmt: skip
+    for name, target in links.items():
+        (base / name).symlink_to(target)
+    (base / "dir").symlink_to("d")
+    (base / "here").symlink_to(".")
+    for name, target in links.items():
+        assert trio.run(store.info, name)[:6] == trio.run(store.info, name)._replace(
+            name=name.rpartition("/")[2], kind=Kind.SYMLINK, target=os.fsdecode(os.readlink(base / name))
+        )[:6]
+        assert trio.run(store.info, name).size == len(os.readlink(base / name)), target
+        assert bytes(trio.run(store.get, name)) == b"value"
+    assert bytes(trio.run(store.get, "dir/f", 1, 2)) == b"al"
+    assert bytes(trio.run(store.get, "here/here/dir/f")) == b"value"
+    assert {info.name for info in trio.run(listed, store, "dir")} == {"f", "up"}
+    with pytest.raises(IsDirectory):
+        trio.run(store.get, "dir")
+    # no listing goes through a link, so none is endless
+    assert trio.run(keys, store) == sorted([*links, "d/f", "dir", "here"])
+
+
+@pytest.mark.parametrize(
+    "target", ["/etc/hostname", "../secret", "../../secret", "/", "..", "d/../../secret", "../base2/f"]
+)
+def test_no_link_leads_out(store: FileSystemStore, target: str) -> None:
+    base = Path(store.path)
+    (base / "d").mkdir()
+    (base.parent / "secret").write_bytes(b"secret")
+    (base.parent / "base2").mkdir()
+    (base.parent / "base2/f").write_bytes(b"secret")
+    (base / "link").symlink_to(target)
+    (base / "d/link").symlink_to("../link")
+    calls: list[Callable[[], Awaitable[Any]]] = [
+        lambda: store.get("link"), lambda: store.get("d/link"), lambda: store.get("link/secret"),
+        lambda: store.info("link/secret"), lambda: listed(store, "link"), lambda: keys(store, "link"),
+        lambda: store.set("link/new", b""), lambda: store.delete("link/secret"),
+        lambda: store.delete("link/f"), lambda: store.set("link/new/er", b""),
+    ]  # fmt: skip
+    for call in calls:
+        # a link to a file is, as a directory, none
+        with pytest.raises((AccessDenied, NotDirectory)) as caught:
+            trio.run(call)
+        if call in calls[:2]:
+            assert caught.type is AccessDenied
+    assert trio.run(store.info, "link").target == target
+    assert files(base.parent / "base2") == {"f": b"secret"}
+
+
+def test_a_link_that_leads_nowhere_is_a_failure_not_a_missing_key(store: FileSystemStore) -> None:
+    (Path(store.path) / "link").symlink_to("nowhere")
+    (Path(store.path) / "loop").symlink_to("loop")
+    assert trio.run(keys, store) == ["link", "loop"]
+    with pytest.raises(TargetMissing):
+        trio.run(store.get, "link")
+    with pytest.raises(ReadError):
+        trio.run(store.get, "loop")
+
+
+def test_set_and_delete_take_the_link_not_what_it_leads_to(store: FileSystemStore) -> None:
+    base = Path(store.path)
+    (base / "f").write_bytes(b"old")
+    for name in ("a", "b"):
+        (base / name).symlink_to("f")
+    trio.run(store.set, "a", b"new")
+    trio.run(store.delete, "b")
+    assert files(base) == {"f": b"old", "a": b"new"}
+    assert not (base / "a").is_symlink()
+
+
+def test_what_is_no_file_is_no_key(store: FileSystemStore) -> None:
+    base = Path(store.path)
+    os.mkfifo(base / "fifo")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(base / "socket"))
+    (base / "f").touch()
+    if os.geteuid() == 0:
+        os.mknod(base / "null", 0o20666, os.makedev(1, 3))
+    assert [info.name for info in trio.run(listed, store, "")] == ["f"]
+    assert trio.run(keys, store) == ["f"]
+    for name in ("fifo", "socket", "null"):
+        for call in (store.info, store.get):
+            with pytest.raises(NotFound):
+                trio.run(call, name)
+
+
+def test_names_that_are_not_utf8(store: FileSystemStore) -> None:
+    raw = os.path.join(os.fsencode(store.path), b"a\xff\xfe")
+    with open(raw, "wb") as file:
+        file.write(b"x")
+    (key,) = trio.run(keys, store)
+    assert bytes(trio.run(store.get, key)) == b"x"
+    assert trio.run(store.info, key).name == key
+    trio.run(store.set, key, b"yy")
+    with open(raw, "rb") as file:
+        assert file.read() == b"yy"
+    for call in (store.info, store.get):
+        with pytest.raises(InvalidKey):
+            trio.run(call, "\ud800")
+
+
+def test_a_listing_is_bounded_by_pages_not_by_size(store: FileSystemStore) -> None:
+    names = sorted(f"{number}" for number in range(2500))
+    for name in names:
+        Path(store.path, name).touch()
+    assert [info.name for info in trio.run(listed, store, "")] == names
+
+    async def half() -> None:
+        listing = store.list_dir("")
+        seen = [(await anext(listing)).name for _ in range(1500)]
+        for name in names[2000:]:
+            os.unlink(Path(store.path, name))  # names that vanish meanwhile are left out
+        seen += [info.name async for info in listing]
+        assert seen == names[:2000]
+
+    trio.run(half)
+
+
+def test_the_base_is_held(tmp_path: Path) -> None:
+    """A store goes on with its directory when that is renamed."""
+    (tmp_path / "a").mkdir()
+    store = FileSystemStore(str(tmp_path / "a"))
+    (tmp_path / "a").rename(tmp_path / "b")
+    trio.run(store.set, "k", b"v")
+    assert (tmp_path / "b/k").read_bytes() == b"v"
+
+
+def test_bytes_that_are_not_in_the_page_cache(store: FileSystemStore) -> None:
+    value = os.urandom(1 << 20)
+    path = Path(store.path, "f")
+    path.write_bytes(value)
+
+    async def reads() -> None:
+        for start in (0, 5, 600_000):
+            descriptor = os.open(path, os.O_RDWR)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+            assert await store.get("f", start) == value[start:]
+
+    trio.run(reads)
+
+
+# -- writing
+
+
+def test_a_value_that_others_may_not_read_stays_so(store: FileSystemStore) -> None:
+    path = Path(store.path, "f")
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    trio.run(store.set, "f", b"new")
+    trio.run(store.set, "g", b"new")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.with_name("g").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_failed_write_leaves_the_old_value(store: FileSystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    trio.run(store.set, "f", b"old")
+    real = os.write
+
+    def full(descriptor: int, data: memoryview) -> int:
+        if len(data) < 500_000:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data[:400_000])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            trio.run(store.set, "f", bytes(800_000))
+    trio.run(store.aclose)
+    assert files(Path(store.path)) == {"f": b"old"}
+    assert os.listdir(store.path) == ["f"]
+
+
+def test_a_reader_sees_the_old_value_or_the_new_one(store: FileSystemStore) -> None:
+    values = [bytes([number]) * (1000 * number + 1) for number in range(1, 40)]
+    done = False
+
+    async def main() -> None:
+        nonlocal done
+        await store.set("f", values[0])
+
+        async def reader() -> None:
+            while not done:
+                assert bytes(await store.get("f")) in values
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader)
+            nursery.start_soon(reader)
+            for value in values:
+                await store.set("f", value)
+            done = True
+
+    trio.run(main)
+
+
+def test_reserved_names_are_no_keys(store: FileSystemStore) -> None:
+    for key in (RESERVED, f"{RESERVED}/x", f"a/{RESERVED}.1"):
+        with pytest.raises(InvalidKey):
+            trio.run(store.set, key, b"")
+        with pytest.raises(InvalidKey):
+            trio.run(store.delete, key)
+        Path(store.path, key).parent.mkdir(exist_ok=True, parents=True)
+    Path(store.path, f"a/{RESERVED}.1").touch()
+    for call in (store.info, store.get):
+        with pytest.raises(NotFound):
+            trio.run(call, f"a/{RESERVED}.1")
+    assert trio.run(keys, store) == []
+    assert trio.run(listed, store, "a") == []
+
+
+_CRASH = """
+import os, shutil, signal, sys, trio
+from zarrfs.store.filesystem import FileSystemStore
+moment, base = sys.argv[1:]
+
+def die(*arguments, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def half(descriptor, data, write=os.write):
+    write(descriptor, data[: len(data) // 2])
+    die()
+
+store = FileSystemStore(base)
+trio.run(store.set, "other", b"other")
+if moment == "write":
+    os.write = half
+elif moment == "rename":
+    os.rename = die
+elif moment == "after":
+    os.rename = lambda *a, rename=os.rename, **k: (rename(*a, **k), die())
+elif moment == "tree":
+    shutil.rmtree = die
+trio.run(*((store.delete, "tree") if moment == "tree" else (store.set, "a/key", b"new" * 1000)))
+"""
+
+
+@pytest.mark.parametrize("moment", ["write", "rename", "after", "tree"])
+def test_a_kill_leaves_old_or_new_and_the_next_writer_cleans_up(tmp_path: Path, moment: str) -> None:
+    for name in ("a", "tree"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "key").write_bytes(b"old")
+    died = subprocess.run([sys.executable, "-c", _CRASH, moment, str(tmp_path)], check=False)
+    assert died.returncode == -9
+    expected = {"other": b"other", "a/key": b"old", "tree/key": b"old"}
+    if moment == "after":
+        expected["a/key"] = b"new" * 1000
+    if moment == "tree":
+        del expected["tree/key"]
+
+    async def check() -> None:
+        store = FileSystemStore(str(tmp_path))
+        assert {key: bytes(await store.get(key)) for key in await keys(store)} == expected
+        await store.set("last", b"")
+        await store.aclose()
+
+    trio.run(check)
+    assert files(tmp_path) == {**expected, "last": b""}
+    assert sorted(os.listdir(tmp_path)) == ["a", "last", "other", *(["tree"] if moment != "tree" else [])]
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    """Two stores on one directory: the second cleans up while the first has a value half written."""
+    first, second = FileSystemStore(str(tmp_path)), FileSystemStore(str(tmp_path))
+    staged = first._stage().create(None, 0o666)
+    os.write(staged.descriptor, b"half")
+    tree = tmp_path / RESERVED / "abandoned"
+    tree.mkdir()
+    (tree / "f").touch()
+    trio.run(second.set, "k", b"v")
+    trio.run(second.delete, "k")
+    assert not tree.exists()
+    staged.place(os.open(tmp_path, os.O_PATH), b"whole")
+    trio.run(first.aclose)
+    trio.run(second.aclose)
+    assert files(tmp_path) == {"whole": b"half"}
+    assert os.listdir(tmp_path) == ["whole"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs, which takes root")
+def test_a_file_system_mounted_in_the_tree(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", inner], check=False).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        debris = inner / f"{RESERVED}.0123"
+        debris.write_bytes(b"left by a crash")
+
+        async def check() -> None:
+            store = FileSystemStore(str(tmp_path), fsync=True)
+            assert await keys(store) == []
+            await store.set("inner/a/b", b"v")
+            await store.set("inner/c", b"v")
+            assert await keys(store) == ["inner/a/b", "inner/c"]
+            await store.delete("inner/a")
+            await store.aclose()
+
+        trio.run(check)
+        assert files(inner) == {"c": b"v"}
+    finally:
+        subprocess.run(["umount", inner], check=True)
+
+
+# -- at random
+
+
+class Model(RuleBasedStateMachine):
+    """FileSystemStore against a dict; empty directories stay, as the specification knows them."""
+
+    known = Bundle("known")
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.base = tempfile.TemporaryDirectory()
+        self.store = FileSystemStore(self.base.name)
+        self.model: dict[str, bytes] = {}
+        self.directories = {""}
+
+    @rule(target=known, parts=st.lists(st.sampled_from("abc"), min_size=1, max_size=3))
+    def name(self, parts: list[str]) -> Any:
+        return multiple("/".join(parts))
+
+    @rule(key=known, value=st.binary(max_size=50))
+    def set(self, key: str, value: bytes) -> None:
+        above = {"/".join(key.split("/")[:depth]) for depth in range(1, key.count("/") + 1)}
+        if key in self.directories:
+            with pytest.raises(IsDirectory):
+                trio.run(self.store.set, key, value)
+        elif above & self.model.keys():
+            with pytest.raises(NotDirectory):
+                trio.run(self.store.set, key, value)
+        else:
+            trio.run(self.store.set, key, value)
+            self.model[key] = value
+            self.directories |= above
+
+    @rule(key=consumes(known))
+    def delete(self, key: str) -> None:
+        below = {other for other in {*self.model, *self.directories} if (other + "/").startswith(key + "/")}
+        with contextlib.ExitStack() as stack:
+            if not below:
+                stack.enter_context(pytest.raises((NotFound, NotDirectory)))
+            trio.run(self.store.delete, key)
+        self.directories -= below
+        for other in below & self.model.keys():
+            del self.model[other]
+
+    @rule(key=known, start=st.integers(0, 60), length=st.none() | st.integers(0, 60))
+    def get(self, key: str, start: int, length: int | None) -> None:
+        if key in self.model:
+            wanted = self.model[key][start:] if length is None else self.model[key][start : start + length]
+            assert bytes(trio.run(self.store.get, key, start, length)) == wanted
+            assert trio.run(self.store.info, key).size == len(self.model[key])
+            return
+        with pytest.raises(IsDirectory if key in self.directories else (NotFound, NotDirectory)):
+            trio.run(self.store.get, key, start, length)
+
+    @invariant()
+    def the_same_tree(self) -> None:
+        assert trio.run(keys, self.store) == sorted(self.model, key=lambda key: key.split("/"))
+        shown = {
+            (directory + "/" if directory else "") + info.name
+            for directory in self.directories
+            for info in trio.run(listed, self.store, directory)
+        }
+        assert shown | {""} == self.model.keys() | self.directories
+
+    def teardown(self) -> None:
+        trio.run(self.store.aclose)
+        assert files(Path(self.base.name)) == self.model
+        self.base.cleanup()
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
