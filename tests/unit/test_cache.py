@@ -1,0 +1,359 @@
+"""The block cache: one fetch for all who want a block, bounds, cancellation; and the bridge to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zarrfs.errors import ReadError
+from zarrfs.transfer import bridge
+from zarrfs.transfer.cache import BlockCache
+
+
+class Source:
+    """Counts fetches and lets each end when told."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+        self.started = self.ended = self.cancelled = 0
+        self.gate = trio.Event()
+        self.error: Exception | None = None
+
+    async def fetch(self) -> bytes:
+        self.started += 1
+        try:
+            await self.gate.wait()
+        except trio.Cancelled:
+            self.cancelled += 1
+            raise
+        self.ended += 1
+        if self.error is not None:
+            raise self.error
+        return bytes(self.size)
+
+
+def run(check: Callable[[], Awaitable[None]]) -> None:
+    trio.run(check)
+
+
+def test_a_block_is_fetched_once() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(100), Source()
+        source.gate.set()
+        first = await cache.get("k", 10, source.fetch)
+        assert await cache.get("k", 10, source.fetch) is first
+        assert source.started == 1
+        assert cache.stats()["hits"] == 1
+
+    run(check)
+
+
+def test_readers_of_one_block_share_its_fetch() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(100), Source()
+        got = []
+
+        async def read() -> None:
+            got.append(await cache.get("k", 10, source.fetch))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            source.gate.set()
+        assert source.started == 1
+        assert got == [bytes(10)] * 20
+
+    run(check)
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_a_reader_that_leaves_takes_nothing_from_the_others(leaver: int) -> None:
+    async def check() -> None:
+        cache, source = BlockCache(100), Source()
+        got = []
+        scopes = [trio.CancelScope() for _ in range(3)]
+
+        async def read(scope: trio.CancelScope) -> None:
+            with scope:
+                got.append(await cache.get("k", 10, source.fetch))
+
+        async with trio.open_nursery() as nursery:
+            for scope in scopes:
+                nursery.start_soon(read, scope)
+            await trio.testing.wait_all_tasks_blocked()
+            scopes[leaver].cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            assert not source.cancelled
+            source.gate.set()
+        assert got == [bytes(10)] * 2
+        assert source.started == 1
+
+    run(check)
+
+
+def test_a_fetch_that_nobody_waits_for_ends() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(100), Source()
+        with trio.move_on_after(0) as scope:
+            await cache.get("k", 10, source.fetch)
+        assert scope.cancelled_caught
+        await trio.testing.wait_all_tasks_blocked()
+        assert source.started == source.cancelled
+        assert cache.stats()["expected"] == 0
+        source.gate.set()
+        assert await cache.get("k", 10, source.fetch) == bytes(10)
+
+    run(check)
+
+
+def test_a_new_reader_beside_a_fetch_that_is_being_cancelled() -> None:
+    """The cancelled fetch must not take the new one out of the table, nor fail the new reader."""
+
+    async def check() -> None:
+        cache, source, slow = BlockCache(100), Source(), trio.Event()
+
+        async def stubborn() -> bytes:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await slow.wait()
+            raise AssertionError
+
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(cache.get, "k", 10, stubborn)
+                    await trio.testing.wait_all_tasks_blocked()
+                    scope.cancel()
+            nursery.start_soon(cache.get, "k", 10, source.fetch)
+            await trio.testing.wait_all_tasks_blocked()
+            slow.set()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(cache.get, "k", 10, source.fetch)
+            await trio.testing.wait_all_tasks_blocked()
+            source.gate.set()
+        assert source.started == 1
+
+    run(check)
+
+
+def test_failures_reach_all_who_wait_and_are_not_kept() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(100), Source()
+        source.error = ReadError("here", "broken")
+        caught = []
+
+        async def read() -> None:
+            with pytest.raises(ReadError) as error:
+                await cache.get("k", 10, source.fetch)
+            caught.append(error.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            source.gate.set()
+        assert len(caught) == 2
+        source.error = None
+        assert await cache.get("k", 10, source.fetch) == bytes(10)
+        assert source.started == 2
+
+    run(check)
+
+
+def test_the_least_recently_used_block_goes_first() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(30), Source()
+        source.gate.set()
+        for key in "abc":
+            await cache.get(key, 10, source.fetch)
+        await cache.get("a", 10, source.fetch)
+        await cache.get("d", 10, source.fetch)
+        before = source.started
+        for key in "acd":
+            await cache.get(key, 10, source.fetch)
+        assert source.started == before
+        await cache.get("b", 10, source.fetch)
+        assert source.started == before + 1
+
+    run(check)
+
+
+def test_fetches_wait_for_room() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(30), Source()
+        async with trio.open_nursery() as nursery:
+            for key in range(10):
+                nursery.start_soon(cache.get, key, 10, source.fetch)
+            await trio.testing.wait_all_tasks_blocked()
+            assert source.started == 3
+            source.gate.set()
+        assert source.ended == 10
+        assert cache.stats()["kept"] == 30
+
+    run(check)
+
+
+def test_a_block_larger_than_everything_is_fetched_alone() -> None:
+    async def check() -> None:
+        cache, large, small = BlockCache(30), Source(100), Source(10)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cache.get, "large", 100, large.fetch)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(cache.get, "small", 10, small.fetch)
+            await trio.testing.wait_all_tasks_blocked()
+            assert (large.started, small.started) == (1, 0)
+            large.gate.set()
+            small.gate.set()
+        assert small.ended == 1
+        assert cache.stats()["kept"] == 10
+
+    run(check)
+
+
+def test_drop_and_resize() -> None:
+    async def check() -> None:
+        cache, source = BlockCache(50), Source()
+        source.gate.set()
+        for key in range(5):
+            await cache.get(key, 10, source.fetch)
+        cache.drop(lambda key: key == 2)
+        assert cache.stats()["kept"] == 40
+        cache.resize(20)
+        assert (cache.stats()["kept"], cache.stats()["blocks"]) == (20, 2)
+
+    run(check)
+
+
+@settings(deadline=None)
+@given(
+    limit=st.integers(1, 50),
+    wanted=st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=60),
+)
+def test_bytes_kept_and_expected_stay_within_the_bound(limit: int, wanted: list[tuple[int, bool]]) -> None:
+    """Key k has 3k bytes; readers come in any order and some leave at once."""
+    held = 0
+
+    async def check() -> None:
+        cache = BlockCache(limit)
+
+        async def read(key: int, leaves: bool) -> None:
+            async def fetch() -> bytes:
+                nonlocal held
+                held += 3 * key
+                try:
+                    assert held <= max(limit, 3 * key)
+                    await trio.lowlevel.checkpoint()
+                finally:
+                    held -= 3 * key
+                return bytes([key]) * (3 * key)
+
+            with trio.CancelScope() as scope:
+                if leaves:
+                    scope.cancel()
+                assert await cache.get(key, 3 * key, fetch) == bytes([key]) * (3 * key)
+
+        async with trio.open_nursery() as nursery:
+            for key, leaves in wanted:
+                nursery.start_soon(read, key, leaves)
+        await trio.testing.wait_all_tasks_blocked()
+        stats = cache.stats()
+        assert stats["kept"] <= limit
+        assert stats["expected"] == 0
+
+    run(check)
+
+
+# -- the bridge
+
+
+def test_results_and_exceptions_cross() -> None:
+    async def double(number: int) -> int:
+        await asyncio.sleep(0)
+        if number < 0:
+            raise ValueError(number)
+        return 2 * number
+
+    async def check() -> None:
+        assert await bridge.call(double, 21) == 42
+        with pytest.raises(ValueError, match="-1"):
+            await bridge.call(double, -1)
+
+    run(check)
+
+
+def test_a_call_that_takes_too_long() -> None:
+    ended = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def check() -> None:
+        with pytest.raises(TimeoutError):
+            await bridge.call(forever, timeout=0.01)
+        assert ended == [True]
+
+    run(check)
+
+
+def test_cancelling_crosses_and_waits_for_the_end() -> None:
+    ended = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    async def check() -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bridge.call, forever)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert ended == [True]
+
+    run(check)
+
+
+def test_a_task_that_cancels_itself_is_no_cancellation_here() -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    async def check() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await bridge.call(cancelled)
+
+    run(check)
+
+
+def test_many_calls_at_once() -> None:
+    async def echo(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    async def check() -> None:
+        got = []
+
+        async def one(number: int) -> None:
+            got.append(await bridge.call(echo, number))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(500):
+                nursery.start_soon(one, number)
+        assert sorted(got) == list(range(500))
+
+    run(check)

@@ -1,0 +1,363 @@
+"""Targets: forms of a target, what is refused, local files that change, vanish or are none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
+from zarrfs.options import Options
+from zarrfs.transfer import local, urls
+from zarrfs.transfer.api import TargetReader
+from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.targets import Targets
+
+DATA = bytes(range(256)) * 100
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/f").write_bytes(DATA)
+    (tmp_path / "f").write_bytes(DATA)
+    (tmp_path / "a b").write_bytes(DATA)
+    (tmp_path / "c%20d").write_bytes(DATA)
+    (tmp_path / "e::f").write_bytes(DATA)
+    return tmp_path
+
+
+def read(targets: Targets, url: str, offset: int = 3, length: int = 5) -> bytes:
+    """One read, and the end of the reader."""
+
+    async def main() -> bytes:
+        try:
+            return bytes(await targets.read(url, offset, length, 0, len(DATA)))
+        finally:
+            await targets.aclose()
+
+    return trio.run(main)
+
+
+def test_targets_are_a_target_reader() -> None:
+    reader: TargetReader = Targets(Options())
+    assert isinstance(reader.stats(), dict)
+
+
+# -- forms
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("{base}/f", "f"),
+        ("file://{base}/f", "f"),
+        ("file:{base}/f", "f"),
+        ("local://{base}/f", "f"),
+        ("file://{base}/a b", "a b"),
+        ("file://{base}/a%20b", "a b"),
+        ("file://{base}/c%20d", "c%20d"),
+        ("{base}/e::f", "e::f"),
+        ("f", "f"),
+        ("sub/f", "sub/f"),
+        ("sub/../f", "sub/../f"),
+        ("a b", "a b"),
+        ("file://sub/f", "sub/f"),
+    ],
+)
+@pytest.mark.parametrize("form", ["{base}/", "file://{base}/"])
+def test_local_forms(base: Path, url: str, path: str, form: str) -> None:
+    targets = Targets(Options(), form.format(base=base))
+    url = url.format(base=base)
+    assert read(targets, url) == DATA[3:8]
+    assert trio.run(targets.size, url) == len(DATA)
+    assert os.path.samefile(targets.resolve(url).replace("%20b", " b"), base / path)
+
+
+def test_relative_to_the_directory_of_the_process(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base)
+    assert read(Targets(Options()), "sub/f") == DATA[3:8]
+
+
+@pytest.mark.parametrize(
+    ("base_url", "relative", "absolute"),
+    [
+        ("http://h/d/", "x/y", "http://h/d/x/y"),
+        ("http://h/d/", "../x", "http://h/x"),
+        ("http://h/d/", "../../../x", "http://h/x"),
+        ("http://h/d/", "file://x/y", "http://h/d/x/y"),
+        ("s3://b/d/e/", "./x", "s3://b/d/e/x"),
+        ("http://u:p@h/d/", "x", "http://h/d/x"),
+        ("http://h/d/", "http://other/x", "http://other/x"),
+    ],
+)
+def test_relative_to_a_url(base_url: str, relative: str, absolute: str) -> None:
+    assert Targets(Options(), base_url).resolve(relative) == absolute
+
+
+def test_a_memory_target_and_base() -> None:
+    fsspec.filesystem("memory").pipe("/targets/f", DATA)
+    assert read(Targets(Options()), "memory://targets/f") == DATA[3:8]
+    assert read(Targets(Options(), "memory://targets/"), "f") == DATA[3:8]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:secret@h:80/x", "http://h:80/x"),
+        ("https://h/x?X-Amz-Signature=1&b=2", "https://h/x"),
+        ("https://h/x?sig=1", "https://h/x"),
+        ("https://h/x?AWSAccessKeyId=1&Expires=2", "https://h/x"),
+        ("https://h/x?id=5", "https://h/x?id=5"),
+        ("zip://a::http://u:p@h/x.zip", "zip://a::http://h/x.zip"),
+        ("abfs://container@account/x", "abfs://container@account/x"),
+        ("s3://bucket/a@b?c", "s3://bucket/a@b?c"),
+        ("http://[bad/x?token=5", "http://..."),
+    ],
+)
+def test_shown_without_secrets(url: str, shown: str) -> None:
+    assert Targets(Options()).resolve(url) == shown
+
+
+@given(st.text(max_size=30))
+def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
+    targets = Targets(Options(retries=0), "/nowhere/")
+    assert isinstance(targets.resolve(url), str)
+    if not urls.protocols(url):
+        with pytest.raises(ReadError):
+            read(targets, url)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize("url", ["{base}/f", "file://{base}/f", "zip://x::file://{base}/f", "zip://x::{base}/f"])
+def test_a_document_from_the_network_reaches_no_local_file(base: Path, url: str) -> None:
+    with pytest.raises(AccessDenied, match="reaches no local file"):
+        read(Targets(Options(), "http://h/d/"), url.format(base=base))
+
+
+@pytest.mark.parametrize(
+    "url", ["reference://x", "simplecache::file:///etc/passwd", "sftp://h/x", "github://a:b@/x", "dask://x"]
+)
+def test_protocols_that_are_not_enabled(url: str) -> None:
+    with pytest.raises(AccessDenied, match="not enabled"):
+        read(Targets(Options()), url)
+
+
+def test_naming_options_enables_a_protocol_but_never_some() -> None:
+    options = Options(storage={"nosuch": {}, "reference": {}}, retries=0)
+    with pytest.raises(ReadError, match="unknown"):
+        read(Targets(options), "nosuch://x")
+    with pytest.raises(AccessDenied, match="not enabled"):
+        read(Targets(options), "reference://x")
+
+
+def test_a_relative_target_in_an_archive() -> None:
+    with pytest.raises(ReadError, match="say option base"):
+        read(Targets(Options(), "zip://refs.json::http://h/"), "x")
+
+
+# -- local files
+
+
+async def _read(files: LocalFiles, path: Path, offset: int = 0, length: int = 10) -> bytes:
+    return bytes(await files.read(str(path), offset, length))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("missing", TargetMissing),
+        ("f/below", TargetMissing),
+        ("sub", ReadError),
+        ("fifo", ReadError),
+        ("/dev/zero", ReadError),
+    ],
+)
+def test_only_regular_files(base: Path, name: str, error: type[ReadError]) -> None:
+    os.mkfifo(base / "fifo")
+    with pytest.raises(error) as caught:
+        trio.run(_read, LocalFiles(), base / name)
+    assert caught.type is error
+    assert str(base / name) in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_permission_denied(base: Path) -> None:
+    (base / "f").chmod(0)
+    with pytest.raises(AccessDenied):
+        trio.run(_read, LocalFiles(), base / "f")
+
+
+@pytest.mark.parametrize(("offset", "length"), [(len(DATA), 1), (len(DATA) - 5, 6), (0, len(DATA) + 1), (10**15, 1)])
+def test_beyond_the_end(base: Path, offset: int, length: int) -> None:
+    with pytest.raises(OutOfRange):
+        trio.run(_read, LocalFiles(), base / "f", offset, length)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def rewrite(path: Path) -> None:
+    status = path.stat()
+    path.write_bytes(DATA[::-1])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 100)
+
+
+def replace(path: Path) -> None:
+    status = path.stat()
+    new = path.with_name("new")
+    new.write_bytes(DATA[::-1])
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+    new.rename(path)
+
+
+@pytest.mark.parametrize("change", [grow, rewrite, truncate])
+def test_a_file_that_changes_while_it_is_open(base: Path, change: Callable[[Path], None]) -> None:
+    async def main() -> None:
+        files = LocalFiles()
+        assert await _read(files, base / "f") == DATA[:10]
+        change(base / "f")
+        with pytest.raises(TargetChanged):
+            await _read(files, base / "f")
+        await files.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("change", [grow, rewrite, truncate, replace])
+def test_a_file_that_changes_between_two_opens(base: Path, change: Callable[[Path], None]) -> None:
+    async def main() -> None:
+        files = LocalFiles()
+        files.capacity = 1
+        assert await _read(files, base / "f") == DATA[:10]
+        assert await _read(files, base / "a b") == DATA[:10]  # closes the first
+        change(base / "f")
+        with pytest.raises(TargetChanged):
+            await _read(files, base / "f")
+        await files.aclose()
+
+    trio.run(main)
+
+
+def test_a_file_that_is_replaced_while_it_is_open_stays_the_old_one(base: Path) -> None:
+    async def main() -> None:
+        files = LocalFiles()
+        assert await _read(files, base / "f") == DATA[:10]
+        replace(base / "f")
+        assert await _read(files, base / "f", 20) == DATA[20:30]
+        await files.aclose()
+
+    trio.run(main)
+
+
+def test_a_target_in_the_mount_that_refers_to_it(base: Path) -> None:
+    targets = Targets(Options())
+    targets.forbidden_device = os.stat(base).st_dev
+    assert targets.forbidden_device == os.stat(base).st_dev
+    with pytest.raises(Loop):
+        read(targets, str(base / "f"))
+
+
+def test_open_files_are_bounded_and_given_back(base: Path) -> None:
+    paths = []
+    for number in range(20):
+        path = base / f"n{number}"
+        path.write_bytes(DATA)
+        paths.append(path)
+    before = len(os.listdir("/proc/self/fd"))
+
+    async def main() -> None:
+        files = LocalFiles()
+        files.capacity = 3
+
+        async def many(start: int) -> None:
+            for number in range(60):
+                path = paths[(start + 7 * number) % 20]
+                assert await _read(files, path, number, 10) == DATA[number : number + 10]
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            for start in range(10):
+                nursery.start_soon(many, start)
+        assert files.stats()["open"] <= 3
+        await files.aclose()
+
+    trio.run(main)
+    assert len(os.listdir("/proc/self/fd")) <= before + 3  # trio's own
+
+
+def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor is closed when the last reader is done with it, not when it leaves the set."""
+    started, go = trio.Event(), trio.Event()
+    real = trio.to_thread.run_sync
+
+    async def slow(function: Callable[..., object], *args: object, **more: object) -> object:
+        if function is local._read_and_stat:
+            started.set()
+            await go.wait()
+        return await real(function, *args, **more)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        files = LocalFiles()
+        files.capacity = 1
+        monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
+        monkeypatch.setattr(trio.to_thread, "run_sync", slow)
+        async with trio.open_nursery() as nursery:
+            got = []
+
+            async def reader() -> None:
+                got.append(await _read(files, base / "f"))
+
+            nursery.start_soon(reader)
+            await started.wait()
+            (base / "other").write_bytes(b"other")
+            await files.size(str(base / "other"))
+            go.set()
+        assert got == [DATA[:10]]
+        await files.aclose()
+
+    trio.run(main)
+
+
+def test_what_the_page_cache_lacks_is_read_in_a_thread(base: Path) -> None:
+    path = base / "cold"
+    path.write_bytes(DATA * 50)
+
+    async def main() -> None:
+        files = LocalFiles()
+        await files.size(str(path))
+        descriptor = os.open(path, os.O_RDWR)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        whole = DATA * 50
+        assert bytes(await files.read(str(path), 0, len(whole))) == whole
+        assert bytes(await files.read(str(path), 7, len(whole) - 7)) == whole[7:]
+        await files.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_read_file_is_short_only_at_the_end(base: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cached:
+        monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
+        monkeypatch.setattr(local, "read_ends", lambda *_: False)
+    descriptor = os.open(base / "f", os.O_RDONLY)
+    for offset, length in ((0, 10), (0, len(DATA) + 10), (len(DATA) - 3, 10), (len(DATA), 5), (10**9, 1)):
+        assert bytes(trio.run(local.read_file, descriptor, offset, length)) == DATA[offset : offset + length]
+    os.close(descriptor)
