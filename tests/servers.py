@@ -121,8 +121,7 @@ class Faulty:
         self._released = threading.Event()
         self._lock = threading.Lock()
         handler = type("Handler", (_FaultyHandler,), {"owner": self})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -161,6 +160,11 @@ class Faulty:
         self.release()
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
 
 
 class _FaultyHandler(http.server.BaseHTTPRequestHandler):

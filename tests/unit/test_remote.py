@@ -1,0 +1,603 @@
+"""Bytes over HTTP and S3 when things go wrong: nothing wrong is ever given, and nothing that fails is absent."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.servers import S3, Faulty, Nginx, free_port
+from tests.store_contract import keys, listed
+from zarrfs.errors import (
+    AccessDenied,
+    NotFound,
+    OutOfRange,
+    ReadError,
+    TargetChanged,
+    TargetMissing,
+)
+from zarrfs.options import Options
+from zarrfs.store.api import Kind
+from zarrfs.store.remote import FsspecStore
+from zarrfs.transfer import remote
+from zarrfs.transfer.http import _Links, _listed
+from zarrfs.transfer.remote import BLOCK, RemoteFiles
+
+VALUE = bytes(range(256)) * 40
+OPTIONS = Options(retries=2, request_timeout=20.0)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+
+
+def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options = OPTIONS) -> Any:
+    """What `check` gives with a RemoteFiles that is closed afterwards."""
+
+    async def main() -> Any:
+        files = RemoteFiles(options)
+        try:
+            return await check(files)
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
+
+
+def read(url: str, offset: int = 10, length: int = 100, high: int = 1000, options: Options = OPTIONS) -> bytes:
+    """One read of the value [0, high)."""
+
+    async def one(files: RemoteFiles) -> bytes:
+        return bytes(await files.read(url, offset, length, 0, high))
+
+    found: bytes = using(one, options)
+    return found
+
+
+# -- faults that pass
+
+
+@pytest.mark.parametrize("fault", [500, 502, 503, 504, 429, 408, "reset", "truncate", "short", "whole truncated"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_fault_that_passes(faulty: Faulty, fault: object, times: int) -> None:
+    url = faulty.put("/v", VALUE, *[fault] * times)
+    assert read(url, high=len(VALUE)) == VALUE[10:110]
+    assert faulty.gets() == times + 1
+
+
+def test_a_slow_answer_that_is_not_waited_for(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, "slow")
+    assert read(url, options=Options(retries=1, request_timeout=0.2)) == VALUE[10:110]
+    faulty.release()
+
+
+# -- faults that stay
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "gets"),
+    [
+        (500, ReadError, 3),
+        (429, ReadError, 3),
+        ("reset", ReadError, None),  # aiohttp repeats by itself, too
+        ("truncate", ReadError, 3),
+        ("short", ReadError, 3),
+        (404, TargetMissing, 1),
+        (410, TargetMissing, 1),
+        (401, AccessDenied, 1),
+        (403, AccessDenied, 1),
+        (400, ReadError, 1),
+        (418, ReadError, 1),
+        ("elsewhere", ReadError, 1),
+        ("unranged", ReadError, 1),
+        ("gzip", ReadError, None),
+    ],
+)
+def test_a_fault_that_stays(faulty: Faulty, fault: object, error: type[ReadError], gets: int | None) -> None:
+    url = faulty.put("/v", VALUE, forever=fault)
+    with pytest.raises(ReadError) as caught:
+        read(url)
+    assert caught.type is error
+    assert url in str(caught.value)
+    assert gets is None or faulty.gets() == gets
+
+
+def test_the_attempts_are_told(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, forever=503)
+    with pytest.raises(ReadError, match=r"HTTP status 503 .*\(3 attempts\)"):
+        read(url)
+
+
+def test_a_server_that_never_answers(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, forever="slow")
+    with pytest.raises(ReadError, match=r"no answer within 0.1 s \(2 attempts\)"):
+        read(url, options=Options(retries=1, request_timeout=0.1))
+    faulty.release()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/x", "http://nosuchhost.invalid/x"])
+def test_a_host_that_cannot_be_reached(url: str) -> None:
+    with pytest.raises(ReadError) as caught:
+        read(url.format(port=free_port()))
+    assert caught.type is ReadError
+    assert "ssl" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://", "http:///x", "http://[bad/x", "http://h:99999/x"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(ReadError):
+        read(url, options=Options(retries=0))
+
+
+# -- servers that do it their way
+
+
+@pytest.mark.parametrize(("offset", "length", "high"), [(10, 100, 1000), (0, 1000, 1000), (0, 10_240, 10_240)])
+@pytest.mark.parametrize("low", [0, 5])
+def test_a_server_that_ignores_ranges(faulty: Faulty, offset: int, length: int, high: int, low: int) -> None:
+    url = faulty.put("/v", VALUE, forever="whole")
+
+    async def one(files: RemoteFiles) -> None:
+        end = min(high + low, len(VALUE))
+        got = await files.read(url, low + offset, min(length, end - low - offset), low, end)
+        assert bytes(got) == VALUE[low + offset : low + offset + len(got)]
+
+    using(one)
+
+
+def test_a_server_that_sends_more_than_was_asked_for(faulty: Faulty) -> None:
+    assert read(faulty.put("/v", VALUE, forever="long")) == VALUE[10:110]
+
+
+@pytest.mark.parametrize("fault", [None, "whole"])
+def test_beyond_the_end(faulty: Faulty, fault: object) -> None:
+    url = faulty.put("/v", b"0123456789", forever=fault)
+    for offset, length, high in ((5, 6, 11), (10, 1, 11), (100, 1, 200), (0, 11, 11)):
+        with pytest.raises(OutOfRange):
+            read(url, offset, length, high)
+    assert read(url, 2, 8, 20) == b"23456789"  # what is there can be had
+
+
+def test_sizes(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE)
+    size = lambda files: files.size(url)  # noqa: E731
+    assert using(size) == len(VALUE)
+    for fault in ("unsized", 405, 501, 403):
+        faulty.head("/v", forever=fault)
+        assert using(size) == len(VALUE)
+        faulty.put("/v", VALUE, forever="whole")
+        assert using(size) == len(VALUE)
+        faulty.put("/v", VALUE)
+    faulty.put("/v", b"")
+    assert using(size) == 0
+    faulty.head("/v")
+    with pytest.raises(TargetMissing):
+        using(lambda files: files.size(faulty.url + "/none"))
+
+
+# -- a value that changes
+
+
+def test_a_target_that_changes(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, None, "changed")
+
+    async def two(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
+        with pytest.raises(TargetChanged):
+            await files.read(url, 200, 10, 200, 300)
+
+    using(two)
+
+
+def test_a_target_that_grows(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE)
+
+    async def two(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
+        faulty.put("/v", VALUE + b"x")
+        with pytest.raises(TargetChanged):
+            await files.read(url, 200, 10, 200, 300)
+
+    using(two)
+
+
+def test_a_value_of_a_store_that_changes_is_read_anew(faulty: Faulty) -> None:
+    async def main() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        faulty.put("/v", VALUE)
+        assert bytes(await store.get("v")) == VALUE
+        faulty.put("/v", VALUE[::-1], "changed")
+        store.files.cache.drop(lambda key: True)
+        faulty.put("/v", VALUE, forever="changed")
+        with pytest.raises(TargetChanged):  # the server says one thing and does another
+            await store.get("v")
+        faulty.put("/v", b"new")
+        assert bytes(await store.get("v")) == b"new"
+        del faulty.values["/v"]
+        store.files.cache.drop(lambda key: True)
+        with pytest.raises(NotFound):
+            await store.get("v")
+        await store.aclose()
+
+    trio.run(main)
+
+
+# -- what is fetched
+
+
+def test_a_small_value_is_fetched_whole_and_once(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE)
+
+    async def many(files: RemoteFiles) -> None:
+        async def one(number: int) -> None:
+            start = 100 + number * 10
+            assert bytes(await files.read(url, start, 10, 100, 5100)) == VALUE[start : start + 10]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(200):
+                nursery.start_soon(one, number)
+
+    using(many)
+    assert faulty.requests == [("GET", "/v", "bytes=100-5099")]
+
+
+def test_a_large_value_is_fetched_in_blocks(faulty: Faulty) -> None:
+    value = os.urandom(1 << 20) * 10
+    url = faulty.put("/v", value)
+    low, high = 1000, len(value)
+
+    async def check(files: RemoteFiles) -> None:
+        for offset, length in ((low, 10), (low + BLOCK - 5, 10), (high - 3, 3), (low, high - low), (low + 7, 5 << 20)):
+            assert await files.read(url, offset, length, low, high) == value[offset : offset + length]
+
+    using(check)
+    ranges = [asked for _, _, asked in faulty.requests]
+    assert sorted(ranges) == sorted(
+        f"bytes={start}-{min(start + BLOCK, high) - 1}" for start in range(low, high, BLOCK)
+    )
+
+
+def test_a_reader_that_leaves_does_not_fail_another(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, "slow")
+
+    async def main(files: RemoteFiles) -> None:
+        scope = trio.CancelScope()
+
+        async def leaves() -> None:
+            with scope:
+                await files.read(url, 0, 10, 0, 100)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leaves)
+            await trio.testing.wait_all_tasks_blocked()
+
+            async def stays() -> None:
+                assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
+
+            nursery.start_soon(stays)
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            faulty.release()
+
+    using(main)
+    assert faulty.gets() == 1
+
+
+def test_memory_is_bounded(faulty: Faulty) -> None:
+    value = bytes(1 << 20)
+    url = faulty.put("/v", value)
+
+    async def check(files: RemoteFiles) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(64):
+                low = number * 4096
+                nursery.start_soon(files.read, url, low, 4096, low, low + 4096)
+        assert files.stats()["cache"]["kept"] <= 40_000
+
+    using(check, Options(memory_limit=40_000))
+
+
+# -- protocols
+
+
+def test_a_protocol_that_is_unknown() -> None:
+    with pytest.raises(ReadError, match="the protocol 'nosuch' is unknown"):
+        read("nosuch://x/y")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "package", "hint"), [("s3", "s3fs", r"zarrfs\[s3\]"), ("gs", "gcsfs", r"zarrfs\[gcs\]")]
+)
+def test_a_protocol_that_lacks_its_package(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, package: str, hint: str
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == package:
+            raise ImportError(name)
+        return real(name, *arguments, **more)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ReadError, match=f"{protocol} needs the package {package}: pip install {hint}"):
+        read(f"{protocol}://x/y")
+
+
+def test_options_that_cannot_be_used() -> None:
+    with pytest.raises(ReadError, match="nosuch"):
+        read("s3://x/y", options=Options(storage={"s3": {"nosuch": 1}}, retries=0))
+    with pytest.raises(ReadError, match="cannot be used with these options"):
+        read("memory://x/y", options=Options(storage={"memory": {"skip_instance_cache": True}}, retries=0))
+
+
+def test_options_reach_the_protocol_under_each_of_its_names(s3: S3) -> None:
+    s3.client.put_object(Bucket=s3.bucket, Key="names", Body=VALUE)
+    for name in ("s3", "s3a"):
+        for protocol in ("s3", "s3a"):
+            options = Options(storage={name: s3.options}, retries=0)
+            assert read(f"{protocol}://{s3.bucket}/names", options=options) == VALUE[10:110]
+
+
+def test_header_options_are_sent(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE)
+    assert read(url, options=Options(storage={"https": {"headers": {"Range": "bytes=0-1"}}})) == VALUE[10:110]
+
+
+# -- S3
+
+
+def s3_options(s3: S3, **more: Any) -> Options:
+    return Options(storage={"s3": {**s3.options, **more}}, retries=0, request_timeout=20.0)
+
+
+def test_s3_errors(s3: S3) -> None:
+    s3.client.put_object(Bucket=s3.bucket, Key="v", Body=VALUE)
+    options = s3_options(s3)
+    assert read(f"s3://{s3.bucket}/v", options=options) == VALUE[10:110]
+    with pytest.raises(OutOfRange):
+        read(f"s3://{s3.bucket}/v", 0, len(VALUE) + 1, len(VALUE) + 1, options)
+    for url in (f"s3://{s3.bucket}/none", "s3://nosuchbucket/v"):
+        with pytest.raises(TargetMissing):
+            read(url, options=options)
+    dead = s3_options(s3, endpoint_url=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ReadError) as caught:
+        read(f"s3://{s3.bucket}/v", options=dead)
+    assert caught.type is ReadError
+
+
+def test_an_s3_server_that_fails(s3: S3, faulty: Faulty) -> None:
+    """A server of nothing but errors: no key is taken for absent."""
+    for status, error in ((500, ReadError), (503, ReadError), (403, AccessDenied)):
+        faulty.put("/tests/v", VALUE, forever=status)
+        faulty.head("/tests/v", forever=status)
+
+        async def check(error: type[ReadError] = error) -> None:
+            store = FsspecStore("s3://tests", s3_options(s3, endpoint_url=faulty.url))
+            for call in (store.get, store.info):
+                with pytest.raises(ReadError) as caught:
+                    await call("v")
+                assert caught.type is error
+            await store.aclose()
+
+        trio.run(check)
+
+
+def test_an_s3_object_that_changes(s3: S3) -> None:
+    s3.client.put_object(Bucket=s3.bucket, Key="changes", Body=VALUE)
+    url = f"s3://{s3.bucket}/changes"
+
+    async def check(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
+        s3.client.put_object(Bucket=s3.bucket, Key="changes", Body=VALUE[::-1])
+        with pytest.raises(TargetChanged):
+            await files.read(url, 200, 10, 200, 300)
+
+    using(check, s3_options(s3))
+
+
+def test_an_s3_value_beside_keys_below_it(s3: S3) -> None:
+    for key in ("both", "both/below", "both/", "marked/", "marked/x"):
+        s3.client.put_object(Bucket=s3.bucket, Key=f"odd/{key}", Body=b"x")
+
+    async def check() -> None:
+        store = FsspecStore(f"s3://{s3.bucket}/odd", s3_options(s3))
+        assert {info.name: info.kind for info in await listed(store, "")} == {
+            "both": Kind.FILE, "marked": Kind.DIRECTORY,
+        }  # fmt: skip
+        assert (await store.info("both")).kind is Kind.FILE
+        assert [info.name for info in await listed(store, "marked")] == ["x"]
+        await store.aclose()
+
+    trio.run(check)
+
+
+# -- stores
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(500, ReadError), (503, ReadError), ("reset", ReadError), (403, AccessDenied)]
+)
+def test_a_server_that_fails_has_not_said_that_a_key_is_absent(
+    faulty: Faulty, fault: object, error: type[ReadError]
+) -> None:
+    faulty.put("/v", VALUE, forever=fault)
+    faulty.head("/v", forever=fault if isinstance(fault, int) else 500)
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, Options(retries=0))
+        for call in (store.info, store.get, lambda key: listed(store, key)):
+            with pytest.raises(ReadError) as caught:
+                await call("v")
+            assert caught.type in (ReadError, error)
+        await store.aclose()
+
+    try:
+        trio.run(check)
+    finally:
+        faulty.put("/v", VALUE)
+        faulty.head("/v")
+
+
+def test_opening_a_store_touches_no_network(faulty: Faulty) -> None:
+    faulty.requests.clear()
+    store = FsspecStore(faulty.url, OPTIONS)
+    assert trio.run(store.info, "").kind is Kind.DIRECTORY
+    trio.run(store.usage)
+    trio.run(store.aclose)
+    assert not faulty.requests
+
+
+def test_the_place_of_a_value_is_told_without_secrets(faulty: Faulty) -> None:
+    faulty.put("/a%20b/v", VALUE)
+    url = faulty.url.replace("http://", "http://user:secret@")
+
+    async def check() -> None:
+        store = FsspecStore(url, OPTIONS)
+        assert await store.locate("a b/v") == {"url": faulty.url + "/a%20b/v"}
+        assert store.uri == faulty.url
+        assert "secret" not in json.dumps(await store.locate("a b/v"))
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_a_query_stays_with_every_key(faulty: Faulty) -> None:
+    faulty.put("/d/v?token=1", VALUE)
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url + "/d?token=1", OPTIONS)
+        assert bytes(await store.get("v")) == VALUE
+        assert "token" not in str(await store.locate("v"))
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_a_zip_file_that_is_damaged(nginx: Nginx) -> None:
+    path = nginx.plain.root / "damaged.zip"
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            archive.writestr("ok", VALUE)
+            archive.writestr("bad", VALUE[::-1] * 20)
+        data = bytearray(path.read_bytes())
+        data[-len(data) // 3] ^= 0xFF
+        path.write_bytes(data)
+
+        async def check() -> None:
+            store = FsspecStore(f"zip://::{nginx.plain.url}/damaged.zip", OPTIONS)
+            assert await keys(store) == ["bad", "ok"]
+            assert bytes(await store.get("ok")) == VALUE
+            with pytest.raises(ReadError, match="bad zip file"):
+                await store.get("bad")
+            await store.aclose()
+
+        trio.run(check)
+
+
+def test_a_large_compressed_member(tmp_path: Path) -> None:
+    """Read in pieces, forwards, backwards and by several readers, as a file system does."""
+    value = b"".join(number.to_bytes(4, "big") for number in range(3_000_000))
+    path = tmp_path / "large.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("v", value)
+
+    async def check() -> None:
+        store = FsspecStore(f"zip://::file://{path}", Options(memory_limit=1 << 20))
+
+        async def reader(starts: range) -> None:
+            for start in starts:
+                assert await store.get("v", start, 300_000) == value[start : start + 300_000]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader, range(0, len(value), 1_900_000))
+            nursery.start_soon(reader, range(len(value) - 1, 0, -2_700_000))
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_an_archive_within_an_archive_on_a_server(nginx: Nginx) -> None:
+    inner, outer = nginx.plain.root / "inner.zip", nginx.plain.root / "outer.zip"
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("a/v", VALUE)
+    with zipfile.ZipFile(outer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(inner, "in/inner.zip")
+
+    async def check() -> None:
+        store = FsspecStore(f"zip://::zip://in/inner.zip::{nginx.plain.url}/outer.zip", OPTIONS)
+        assert await keys(store) == ["a/v"]
+        assert bytes(await store.get("a/v")) == VALUE
+        await store.aclose()
+
+    trio.run(check)
+
+
+# -- pages with listings
+
+
+PAGES = {
+    "nginx": '<title>Index of /d/</title><a href="../">../</a><a href="a%20b">a b</a><a href="c/">c/</a>',
+    "apache": '<title>Index of /d</title><a href="?C=N;O=D">Name</a><a href="/">Parent Directory</a>'
+    '<a href="a%20b">a b</a><a href="c/">c/</a>',
+    "python": "<title>Directory listing for /d/</title><a href='a%20b'>a b</a><a href='c/'>c/</a>",
+    "iis": '<title>h - /d/</title><A HREF="/">[To Parent Directory]</A><A HREF="/d/a%20b">a b</A>'
+    '<A HREF="/d/c/">c</A>',
+    "relative": '<title>d</title><a href="./a%20b">a b</a><a href="./c/">c</a><a href="./?sort=name">n</a>',
+    "whole": '<title>x</title><a href="http://h/d/a%20b">a b</a><a href="http://h/d/c/">c</a>',
+}
+
+
+@pytest.mark.parametrize("server", PAGES)
+def test_listings_of_many_servers(server: str) -> None:
+    page = _Links()
+    page.feed(PAGES[server])
+    found = _listed(page, "http://h/d/")
+    assert found is not None
+    assert {(entry.name, entry.directory) for entry in found} == {("a b", False), ("c", True)}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<title>My data</title><a href='http://elsewhere/'>x</a><a href='about.html'>y</a>",
+        "<h1>It works!</h1>",
+        "",
+        "<title>Data</title><a href='v/1/2'>deep</a>",
+    ],
+)
+def test_pages_that_are_no_listings(page: str) -> None:
+    links = _Links()
+    links.feed(page)
+    assert _listed(links, "http://h/d/") is None
+    assert _listed(links, "http://h/") is None
+
+
+def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:
+    faulty.put("/d", b"<title>Index of d</title>", forever="html")
+    faulty.put("/d/", b"<title>Index of d</title><a href='v'>v</a>", forever="html")
+    faulty.put("/d/v", VALUE)
+    faulty.put("/page.html", b"<title>Index of all</title>", forever="html")
+    faulty.head("/d", forever="unsized")
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        assert (await store.info("d")).kind is Kind.DIRECTORY
+        assert await keys(store, "d") == ["d/v"]
+        assert (await store.info("page.html")).kind is Kind.FILE
+        await store.aclose()
+
+    trio.run(check)
