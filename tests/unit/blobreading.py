@@ -12,7 +12,8 @@ import trio
 
 from tests.unit.archives import blobref
 from zarrfs.errors import ReadError, to_errno
-from zarrfs.sources.blobs import BlobReader, sized
+from zarrfs.sources.blobrefs import sized
+from zarrfs.sources.blobs import BlobReader
 
 T = TypeVar("T")
 DATA = bytes(range(256)) * 40

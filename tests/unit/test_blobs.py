@@ -18,7 +18,8 @@ from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
 from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
 from zarrfs.sources import blobs
-from zarrfs.sources.blobs import BlobReader, canonical, check_places, sized
+from zarrfs.sources.blobrefs import canonical, check_places, sized
+from zarrfs.sources.blobs import BlobReader
 
 # -- reading
 

@@ -16,7 +16,8 @@ from tests.unit.archives import put
 from tests.unit.blobreading import DATA, REF, fails, run, whole
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 from zarrfs.sources import blobs
-from zarrfs.sources.blobs import BlobReader, sized
+from zarrfs.sources.blobrefs import sized
+from zarrfs.sources.blobs import BlobReader
 
 # -- change
 

@@ -47,7 +47,7 @@ def plan_source(
     called while the child works, if there is one.
     """
     if options.blobs:  # not only when an archive is compiled: its index may be there already
-        from zarrfs.sources.blobs import check_places
+        from zarrfs.sources.blobrefs import check_places
 
         check_places(options.blobs)
     path = path_of_uri(source)

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError
-from zarrfs.sources.blobs import canonical, check_places, sized
+from zarrfs.sources.blobrefs import canonical, check_places, sized
 from zarrfs.sources.compilation import Compilation
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64

@@ -12,12 +12,10 @@ import errno
 import hashlib
 import logging
 import os
-import re
 import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import trio
@@ -29,9 +27,9 @@ from zarrfs.errors import (
     ReadError,
     TargetChanged,
     TargetMissing,
-    UsageError,
     WrongHash,
 )
+from zarrfs.sources.blobrefs import canonical
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import read_cached
 
@@ -43,29 +41,6 @@ _PIECE = 1 << 20  # bytes hashed at a time
 _HASHING = 4  # blobs hashed at once
 _ATTEMPTS = 3  # how often a blob may change under a reader before that is an error
 _TICK_NS = 20_000_000  # longer than the clock of file times stands still (10 ms at 100 Hz)
-
-_BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
-
-
-def canonical(text: str) -> str | None:
-    """The blobref `text` in lower case, or None: nothing else ever becomes part of a path."""
-    text = text.lower()
-    return text if _BLOBREF.fullmatch(text) else None
-
-
-def sized(blobref: str, length: int) -> str:
-    """The url of a blob that must be `length` bytes long, as indexes hold it and BlobReader takes it."""
-    return f"{blobref}:{length}"
-
-
-def check_places(directories: Iterable[str]) -> None:
-    """Raise UsageError for a place of blobs that is not a directory."""
-    for directory in directories:
-        try:
-            if not stat.S_ISDIR(os.stat(directory).st_mode):
-                raise UsageError(f"option blobs={directory}: not a directory")
-        except OSError as exc:
-            raise UsageError(f"option blobs={directory}: {(exc.strerror or str(exc)).lower()}") from None
 
 
 class _Identity(NamedTuple):

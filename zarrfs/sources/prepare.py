@@ -151,7 +151,7 @@ def _base(document: Document, options: Options) -> str:
 
 def _known(path: str) -> dict[str, str] | None:
     """The notes of an index compiled before; None where there is none, or a damaged one."""
-    from zarrfs.store.index import open_database
+    from zarrfs.store.indexfile import open_database
 
     if not os.path.exists(path):
         return None

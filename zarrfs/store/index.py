@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sqlite3
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound
 from zarrfs.store.api import Buffer, Info, Kind, Usage, join_key, split_key
-from zarrfs.store.indexfile import APPLICATION_ID, INDEX_VERSION, ROOT, Place
+from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
@@ -35,26 +32,6 @@ class _Row(NamedTuple):
     ref: int
     start: int
     held: int | None
-
-
-def open_database(path: str) -> sqlite3.Connection:
-    """A read-only, mapped connection to an index; raises SourceError for anything that is not one."""
-    try:
-        db = sqlite3.connect(
-            f"file:{quote(os.path.abspath(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
-        )
-        found = (
-            db.execute("PRAGMA application_id").fetchone()[0],
-            db.execute("PRAGMA user_version").fetchone()[0],
-        )
-        if found != (APPLICATION_ID, INDEX_VERSION):
-            db.close()
-            raise SourceError(path, f"not an index of version {INDEX_VERSION}")
-        db.execute("PRAGMA mmap_size=1099511627776")
-        db.execute("SELECT 1 FROM entry LIMIT 1").fetchone()
-    except sqlite3.Error as exc:
-        raise SourceError(path, f"not a usable index: {exc}") from exc
-    return db
 
 
 class IndexStore:

@@ -17,7 +17,9 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
+from urllib.parse import quote
 
+from zarrfs.errors import SourceError
 from zarrfs.store.api import Buffer, Kind, split_key
 
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
@@ -79,6 +81,26 @@ _Full = tuple[
     int, str, int, int | None, int | None, int | None, int | None, int | None, int | None, int | None
 ]
 _Row = _Full | tuple[int, str, int, int, int]
+
+
+def open_database(path: str) -> sqlite3.Connection:
+    """A read-only, mapped connection to an index; raises SourceError for anything that is not one."""
+    try:
+        db = sqlite3.connect(
+            f"file:{quote(os.path.abspath(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+        )
+        found = (
+            db.execute("PRAGMA application_id").fetchone()[0],
+            db.execute("PRAGMA user_version").fetchone()[0],
+        )
+        if found != (APPLICATION_ID, INDEX_VERSION):
+            db.close()
+            raise SourceError(path, f"not an index of version {INDEX_VERSION}")
+        db.execute("PRAGMA mmap_size=1099511627776")
+        db.execute("SELECT 1 FROM entry LIMIT 1").fetchone()
+    except sqlite3.Error as exc:
+        raise SourceError(path, f"not a usable index: {exc}") from exc
+    return db
 
 
 class IndexWriter:
