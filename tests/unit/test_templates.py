@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.unit.referencesets import Plain
 from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
@@ -131,32 +131,6 @@ def test_deep_chains_are_an_error_not_a_crash() -> None:
 
 
 # -- against jinja itself
-
-
-class Plain:
-    """Named templates as plain jinja would have them: the model."""
-
-    def __init__(self, named: dict[str, str]) -> None:
-        self.environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-        self.environment.globals.clear()
-        self.names: dict[str, Any] = {}
-        for name, source in named.items():
-            self.names[name] = self._function(source) if "{{" in source else source
-
-    def render(self, text: str, **values: object) -> str:
-        return self.environment.from_string(text).render(**{**self.names, **values})
-
-    def _function(self, source: str) -> Any:
-        plain = self
-
-        class Function:
-            def __call__(self, **values: object) -> str:
-                return plain.render(source, **values)
-
-            def __str__(self) -> str:
-                return self()
-
-        return Function()
 
 
 def outcome(function: Any, *arguments: object, **more: object) -> str | None:

@@ -175,7 +175,7 @@ class _Checks:
         self._templates = templates
         self._parents = {""}
         self._urls: dict[str, str] = {}  # as written -> rendered
-        self._last = ""
+        self._last: str | None = None
 
     def key(self, key: str) -> None:
         """Raises _Bad."""

@@ -75,19 +75,17 @@ class Budget:
         if self.seconds <= 0:
             raise TemplateError("takes too much time to render")
         start = time.process_time()
-        saved = [
-            _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds)),
-            _lower(resource.RLIMIT_CORE, 0),  # SIGXCPU would dump one
-            _lower(resource.RLIMIT_AS, _address_space() + self.memory),
-        ]
+        saved: list[tuple[int, tuple[int, int]]] = []
         self._inside = True
         try:
+            _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds), saved)
+            _lower(resource.RLIMIT_CORE, 0, saved)  # SIGXCPU would dump one
+            _lower(resource.RLIMIT_AS, _address_space() + self.memory, saved)
             yield
         finally:
             self._inside = False
-            for which, limits in filter(None, saved):
-                with contextlib.suppress(ValueError, OSError):
-                    resource.setrlimit(which, limits)
+            for which, limits in reversed(saved):  # memory first: the rest may need some
+                resource.setrlimit(which, limits)
             self.seconds -= time.process_time() - start
 
 
@@ -451,15 +449,13 @@ def _reason(exc: Exception) -> str:
 # -- limits of the process
 
 
-def _lower(which: int, soft: int) -> tuple[int, tuple[int, int]] | None:
-    """Lower a soft limit to `soft`; returns what restores it, or None where it cannot be set."""
-    try:
+def _lower(which: int, soft: int, saved: list[tuple[int, tuple[int, int]]]) -> None:
+    """Lower a soft limit to `soft` and note in `saved` what it was; where it cannot be set, nothing happens."""
+    with contextlib.suppress(ValueError, OSError):
         old, hard = resource.getrlimit(which)
         bounds = [soft, *(limit for limit in (old, hard) if limit != resource.RLIM_INFINITY)]
         resource.setrlimit(which, (min(bounds), hard))
-    except (ValueError, OSError):
-        return None
-    return which, (old, hard)
+        saved.append((which, (old, hard)))
 
 
 def _limited_time() -> float:
