@@ -20,6 +20,7 @@ import trio
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, TargetMissing
 from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, split_key
 from zarrfs.store.remote import FsspecStore
+from zarrfs.transfer.tasks import at_once
 
 # Per generation of Zarr: documents that make a node, and those that may lie beside them.
 NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")
@@ -190,9 +191,7 @@ class UnlistedStore:
             if info.kind is Kind.FILE:
                 found.append(info)
 
-        async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(look, name)
+        await at_once(look, names)
         return found
 
     async def _node(self, key: str) -> Node | None:
@@ -208,9 +207,7 @@ class UnlistedStore:
             if node is not None:
                 found[name] = node
 
-        async with trio.open_nursery() as nursery:
-            for name in NODE_DOCUMENTS:
-                nursery.start_soon(look, name)
+        await at_once(look, NODE_DOCUMENTS)
         node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
         self._nodes[key] = trio.current_time() + _FRESH, node
         self._nodes.move_to_end(key)

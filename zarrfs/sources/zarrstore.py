@@ -7,18 +7,16 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import outcome
-import trio
-
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.options import Options
-from zarrfs.sources.unlisted import DOCUMENTS, UnlistedStore, read_node
-from zarrfs.store.api import Store
 from zarrfs.transfer import urls
-from zarrfs.transfer.answers import Entry
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a local directory needs none of what fetching does
+    import outcome
+
     from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+    from zarrfs.transfer.answers import Entry
     from zarrfs.transfer.remote import RemoteFiles
     from zarrfs.transfer.systems import System
 
@@ -67,6 +65,7 @@ def read_document(url: str, options: Options) -> bytes | None:
 
 def open_remote(plan: Plan, options: Options) -> Store:
     """The store of a plan made by plan_remote; touches no network."""
+    from zarrfs.sources.unlisted import UnlistedStore
     from zarrfs.store.remote import FsspecStore
 
     assert plan.url is not None
@@ -76,6 +75,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
 def _run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
     """`function` on a trio loop of its own, its failures as SourceError."""
+    import trio
 
     async def main() -> T:
         from zarrfs.transfer.remote import RemoteFiles
@@ -93,6 +93,8 @@ def _run(url: str, options: Options, function: Callable[[RemoteFiles, str, Optio
         return trio.run(main)
     # A caller on trio gets its answer the same way, from a loop in another thread.
     import threading
+
+    import outcome
 
     results: list[outcome.Outcome[T]] = []
     thread = threading.Thread(target=lambda: results.append(outcome.capture(trio.run, main)))
@@ -122,6 +124,7 @@ async def _read_document(files: RemoteFiles, url: str, options: Options) -> byte
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.sources import Plan
+    from zarrfs.sources.unlisted import DOCUMENTS
 
     shown = urls.without_secrets(url)
     system, path = await files.find(url)
@@ -154,6 +157,8 @@ async def _root_document(
     files: RemoteFiles, system: System, path: str, names: Sequence[str]
 ) -> tuple[str, bytes] | None:
     """(name, bytes) of a metadata document at the root, .zmetadata first; None where there is none."""
+    from zarrfs.sources.unlisted import read_node
+
     for name in sorted(names, key=lambda name: name != ".zmetadata"):
         try:
             data = await files.read_all_at(system, system.child(path, name))

@@ -22,6 +22,7 @@ from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cache import BlockCache
 from zarrfs.transfer.systems import System
+from zarrfs.transfer.tasks import at_once
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -104,7 +105,7 @@ class RemoteFiles:
             part = await self._part(system, path, number, start, stop - start, low, high, expected)
             buffer[start - offset : stop - offset] = part
 
-        await _all(put, range(first, last + 1))
+        await at_once(put, range(first, last + 1))
         return buffer
 
     async def read_all_at(self, system: System, path: str) -> bytes:
@@ -197,21 +198,3 @@ def _cut(block: Buffer, at: int, length: int, system: System, path: str, low: in
         have, wanted = low + len(block), low + at + length
         raise OutOfRange(system.shown(path), f"has {have} bytes, {wanted} are referenced")
     return memoryview(block)[at : at + length]
-
-
-async def _all(function: Callable[[int], Awaitable[None]], numbers: range) -> None:
-    """`function` of every number, at once; the first failure is raised as itself, not in a group."""
-    failed: list[ReadError] = []
-
-    async def one(number: int) -> None:
-        try:
-            await function(number)
-        except ReadError as exc:
-            failed.append(exc)
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for number in numbers:
-            nursery.start_soon(one, number)
-    if failed:
-        raise failed[0]
