@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from data import Data
+from data import PIECE, Data, keys
 
 HERE = Path(__file__).parent
 ZARRFS = Path(sys.executable).parent / "zarrfs"
@@ -102,11 +102,26 @@ def fsspec_fuse(document: Path, data: Data) -> Iterator[Path]:
             yield mountpoint
 
 
+@contextlib.contextmanager
+def plain(data: Data) -> Iterator[Path]:
+    """Not a mount: the same tree as files of a directory, in the kernel's caches."""
+    root = data.directory / "plain"
+    if not root.exists():
+        for directory, name in keys(data.entries):
+            path = root / directory / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                file.truncate(PIECE)
+        subprocess.run(["ls", "-lR", root], check=True, stdout=subprocess.DEVNULL)
+    yield root
+
+
 # the large reference set, by everybody
 MANY = {
     "zarrfs": lambda data: zarrfs(data.many, data),
     "no-op": lambda data: noop(["many", str(data.entries)], data),
     "fsspec.fuse": lambda data: fsspec_fuse(data.many, data),
+    "plain": lambda data: plain(data),
 }
 # one large file
 BIG = {
