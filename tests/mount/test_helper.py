@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,14 +23,13 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mount(8) needs root")
 
 @pytest.fixture(scope="module", autouse=True)
 def _helper() -> Iterator[None]:
-    """The helper as its installer installs it, for this interpreter."""
+    """The helper as its installer installs it."""
     before = [path for path in ("/sbin/mount.zarrfs", "/sbin/mount.fuse.zarrfs") if os.path.lexists(path)]
     assert not before, f"{before} exist: uninstall them first (scripts/install-helper --uninstall)"
     script = str(ROOT / "scripts/install-helper")
-    environment = {**os.environ, "ZARRFS_PYTHON": sys.executable}
-    subprocess.run([script], check=True, env=environment, capture_output=True)
+    subprocess.run([script], check=True, capture_output=True)
     yield
-    subprocess.run([script, "--uninstall"], check=True, env=environment, capture_output=True)
+    subprocess.run([script, "--uninstall"], check=True, capture_output=True)
 
 
 @pytest.fixture
