@@ -264,6 +264,9 @@ def test_a_bad_key_is_bad_again_below_a_parent_that_is_known() -> None:
     with compiled({"d/a": "", "d/.": "", "d/..": "", "d/": "", "d/b": "", "/c": "", "d/\0": "", "": ""}) as made:
         assert made.keys() == ["d/a", "d/b"]
         assert len(made.problems) == 6
+    long = "/".join(["d" * 200] * 20)
+    with compiled({f"{long}/a": "", f"{long}/{'b' * 200}": "", f"{long}/c": ""}) as made:
+        assert made.keys() == [f"{long}/a", f"{long}/c"]
 
 
 def test_messages_show_any_key_on_one_line() -> None:
@@ -441,6 +444,7 @@ BAD_GENERATED = [
     ({"offset": "{{ i if i else '1_0' }}", "length": "1"}, "expected a whole number, not '1_0'"),
     ({"offset": "{{ i if i else '+1' }}", "length": "1"}, "expected a whole number, not '+1'"),
     ({"offset": "{{ i if i else '١' }}", "length": "1"}, "expected a whole number, not '١'"),
+    ({"offset": "{{ i if i else '\u2003' + '1' }}", "length": "1"}, "expected a whole number, not '\\u20031'"),
     ({"offset": "{{ i if i else '' }}", "length": "1"}, "expected a whole number, not ''"),
     ({"offset": "{{ i if i else 2**63 }}", "length": "1"}, "offset + length is over 2^63 - 1"),
     ({"offset": "{{ i if i else '9' * 9999 }}", "length": "1"}, "offset + length is over 2^63 - 1"),

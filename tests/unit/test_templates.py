@@ -108,6 +108,7 @@ def test_passed_names_hide_templates_and_stay_where_they_were_passed() -> None:
         "{{ 1 // 0 }}": "cannot be rendered: integer division or modulo by zero",
         "{{ u": "not a template: unexpected end of template, expected 'end of print statement'.",
         "{{ u | nope }}": "not a template: No filter named 'nope'.",
+        "{{ u | attr('upper') }}": "not a template: No filter named 'attr'.",
     }.items(),
 )
 def test_errors_of_a_text(text: str, rule: str) -> None:
@@ -159,6 +160,8 @@ PIECES = st.one_of(
 
 @given(st.lists(PIECES, max_size=5).map("".join))
 @example("{% set f = 1 %}{{f}}")
+@example("{{true}}")
+@example("{{f(c='x',c='y')}}")
 @example("{{u}}\r\n{{u}}\n")
 def test_texts_render_as_plain_jinja_renders_them(text: str) -> None:
     named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t", "in": "I", "true": "T", "none": "N", "not": "X"}
@@ -329,6 +332,14 @@ def test_time_is_taken_from_one_budget(limits: Any) -> None:
     with pytest.raises(TemplateError) as caught:
         list(spent.rows(gen({"key": "{{i}}", "url": "u", "dimensions": {"i": [1]}})))
     assert (caught.value.entry, caught.value.rule) == ("gen[0]", "takes too much time to render")
+
+
+def test_nested_time_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "process_time", itertools.count().__next__)
+    budget = Budget(seconds=10)
+    with budget.bounded(), budget.bounded():
+        pass
+    assert budget.seconds == 9
 
 
 def test_limits_come_back_after_an_error_and_nest(limits: Any) -> None:

@@ -228,7 +228,7 @@ class Templates:
 
     def _code(self, tree: nodes.Template) -> jinja2.Template:
         environment = self._environment
-        return environment.template_class.from_code(environment, environment.compile(tree), {})
+        return environment.template_class.from_code(environment, environment.compile(tree), environment.globals)
 
     def _render(self, code: jinja2.Template, values: Mapping[str, Any]) -> str:
         return _joined(code.root_render_func(code.new_context(dict(values))))
