@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
 import os
 import sys
@@ -30,7 +31,7 @@ from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer import remote
 from zarrfs.transfer.http import _Links, _listed
-from zarrfs.transfer.remote import BLOCK, RemoteFiles
+from zarrfs.transfer.remote import BLOCK, WHOLE, RemoteFiles
 
 VALUE = bytes(range(256)) * 40
 OPTIONS = Options(retries=2, request_timeout=20.0)
@@ -251,6 +252,13 @@ def test_a_small_value_is_fetched_whole_and_once(faulty: Faulty) -> None:
     assert faulty.requests == [("GET", "/v", "bytes=100-5099")]
 
 
+def test_a_value_of_some_megabytes_is_one_request(faulty: Faulty) -> None:
+    value = bytes(WHOLE)
+    url = faulty.put("/v", value)
+    assert read(url, 5_000_000, 3, WHOLE) == bytes(3)
+    assert faulty.requests == [("GET", "/v", f"bytes=0-{WHOLE - 1}")]
+
+
 def test_a_large_value_is_fetched_in_blocks(faulty: Faulty) -> None:
     value = os.urandom(1 << 20) * 10
     url = faulty.put("/v", value)
@@ -394,6 +402,14 @@ def test_an_s3_server_that_fails(s3: S3, faulty: Faulty) -> None:
             await store.aclose()
 
         trio.run(check)
+
+
+@pytest.mark.parametrize(("fault", "gets"), [(500, 2), ("reset", 4)])  # aiohttp repeats a reset by itself
+def test_s3_requests_are_repeated_by_nobody_else(s3: S3, faulty: Faulty, fault: object, gets: int) -> None:
+    faulty.put("/tests/v", VALUE, forever=fault)
+    with pytest.raises(ReadError, match="2 attempts"):
+        read("s3://tests/v", options=dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), retries=1))
+    assert faulty.gets() <= gets
 
 
 def test_an_s3_object_that_changes(s3: S3) -> None:

@@ -314,6 +314,7 @@ def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatc
     async def main() -> None:
         files = LocalFiles()
         files.capacity = 1
+        descriptors = len(os.listdir("/proc/self/fd"))
         monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
         monkeypatch.setattr(trio.to_thread, "run_sync", slow)
         async with trio.open_nursery() as nursery:
@@ -326,9 +327,12 @@ def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatc
             await started.wait()
             (base / "other").write_bytes(b"other")
             await files.size(str(base / "other"))
+            assert len(os.listdir("/proc/self/fd")) == descriptors + 2
             go.set()
         assert got == [DATA[:10]]
+        assert len(os.listdir("/proc/self/fd")) == descriptors + 1
         await files.aclose()
+        assert len(os.listdir("/proc/self/fd")) == descriptors
 
     trio.run(main)
 

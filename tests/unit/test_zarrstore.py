@@ -222,6 +222,34 @@ def test_a_missing_chunk_costs_one_request(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "nested", NESTED), check)
 
 
+def test_a_missing_document_costs_one_request(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        await store.info("two")
+        for key in (".zattrs", "two/.zattrs", "two/zarr.json"):
+            faulty.requests.clear()
+            with pytest.raises(NotFound):
+                await store.info(key)
+            assert faulty.requests == [("HEAD", f"/nested/{key}", None)]
+
+    with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def test_a_group_that_only_consolidated_metadata_knows(faulty: Faulty) -> None:
+    array = b'{"zarr_format": 2, "shape": [4]}'
+    tree = {
+        ".zgroup": b'{"zarr_format": 2}', "a/b/.zarray": array, "a/b/0": b"chunk",
+        ".zmetadata": b'{"metadata": {".zgroup": {}, "a/b/.zarray": ' + array + b"}}",
+    }  # fmt: skip
+
+    async def check(store: Store, plan: Any) -> None:
+        assert (await store.info("a")).kind is Kind.DIRECTORY
+        assert await keys(store) == [".zgroup", ".zmetadata", "a/b/.zarray"]
+        with pytest.raises(NotFound):
+            await store.info("b")
+
+    with_store(put_exact(faulty, "implicit", tree), check)
+
+
 def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:
     """A page is no metadata, so it makes no directory."""
     tree = {"zarr.json": NESTED["zarr.json"], "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}
@@ -350,11 +378,12 @@ def test_the_parquet_layout_behind_a_url() -> None:
 
 
 def test_errors_show_no_secrets(nginx: Nginx) -> None:
-    url = nginx.plain.url.replace("http://", "http://user:secret@") + "/nope"
-    for call in (plan_remote, plan_source):
-        with pytest.raises(SourceError) as caught:
-            call(url, OPTIONS)
-        assert "secret" not in str(caught.value)
+    for place in (f"{nginx.plain.url}/nope", f"http://127.0.0.1:{free_port()}/x"):
+        url = place.replace("http://", "http://user:secret@")
+        for call in (plan_remote, plan_source):
+            with pytest.raises(SourceError) as caught:
+                call(url, OPTIONS)
+            assert "secret" not in str(caught.value)
 
 
 # -- documents
