@@ -235,12 +235,13 @@ BAD_KEYS = {
     "x/" + "é" * 128: "not a key: a name over 255 bytes (ENAMETOOLONG)",
     "n" * 256 + "/x": "not a key: a name over 255 bytes (ENAMETOOLONG)",
     "a/" * 2047 + "bc": "not a key: a key over 4095 bytes",
+    "a/" * 101 + "b": "not a key: over 100 directories deep",
     "\ud800": "a key with a lone surrogate, which UTF-8 cannot hold",
     "x\udc80/y": "a key with a lone surrogate, which UTF-8 cannot hold",
 }
 GOOD_KEYS = [
     "a", ".zarray", "...", "..a", "a/.zattrs", "a/b/c", "a b", "a\nb", "é/ü", "x/" + "n" * 255, "x/" + "é" * 127,
-    "a/" * 2047 + "b", "\\", "~", "-", "c/0/0", "\u2028", "\U0001f600",
+    "a/" * 100 + "b", ("d" * 200 + "/") * 20 + "n" * 75, "\\", "~", "-", "c/0/0", "\u2028", "\U0001f600",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from zarrfs.sources.templates import RENDERED_MAX, Gen, TemplateError, Templates
 from zarrfs.store.api import NAME_MAX, key_rule
 
 KEY_MAX = 4095  # bytes: Linux takes no longer path
+DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its own name
 OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: what a file can have
 
 _MEMBERS = {"version", "templates", "gen", "refs"}
@@ -193,7 +194,11 @@ class _Checks:
             size = len(key.encode())
         except UnicodeEncodeError:
             raise _Bad("a key with a lone surrogate, which UTF-8 cannot hold") from None
-        rule = f"a key over {KEY_MAX} bytes" if size > KEY_MAX else key_rule(key)
+        rule = key_rule(key)
+        if size > KEY_MAX:
+            rule = f"a key over {KEY_MAX} bytes"
+        elif key.count("/") > DEPTH_MAX:
+            rule = f"over {DEPTH_MAX} directories deep"
         if rule:
             raise _Bad(f"not a key: {rule}")
         if len(parent) < KEY_MAX - NAME_MAX:
