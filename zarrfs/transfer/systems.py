@@ -284,5 +284,7 @@ _NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs"
 
 
 def _reason(exc: BaseException) -> str:
-    """One line, without what aiohttp says of TLS to hosts that it could not even reach."""
+    """One line, without error numbers, and what aiohttp says of TLS to hosts that it could not reach."""
+    if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
+        return exc.strerror
     return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__
