@@ -21,7 +21,8 @@ from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.sources import templates as module
-from zarrfs.sources.templates import Budget, Gen, TemplateError, Templates, json_type, read_gen
+from zarrfs.sources.gen import Gen, TemplateError, json_type, read_gen
+from zarrfs.sources.templates import Budget, Templates
 
 NAMED = {"u": "server/path", "f": "<{{c}}>", "t": "{{u}}/t", "g": "{{f(c=a)}}{{ b | default('-') }}"}
 

@@ -6,14 +6,18 @@ Source: the fsspec reference set specification; where it is silent, docs/referen
 from __future__ import annotations
 
 import binascii
+import functools
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from zarrfs.sources.compilation import Compilation
-from zarrfs.sources.templates import RENDERED_MAX, Gen, TemplateError, Templates, json_type, read_gen
+from zarrfs.sources.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
 from zarrfs.store.api import NAME_MAX, key_rule
+
+if TYPE_CHECKING:
+    from zarrfs.sources.templates import Templates
 
 KEY_MAX = 4095  # bytes: Linux takes no longer path
 DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its own name
@@ -107,11 +111,19 @@ def _version_1(document: dict[str, Any], compilation: Compilation) -> Iterator[E
         if not isinstance(source, str):
             raise TemplateError(f"expected a string, not {json_type(source)}", f"templates.{name}")
     gens = read_gen(document.get("gen", []), sources.keys(), compilation.options.gen_limit)
-    templates = Templates(sources)
+
+    @functools.cache
+    def templates() -> Templates:
+        from zarrfs.sources.templates import Templates  # most sets have none, and need no jinja2
+
+        return Templates(sources)
+
+    if sources:
+        templates()  # a bad one is told although nothing may use it
     checks = _Checks(templates)
     yield from _refs(refs, checks, compilation)
     for gen in gens:
-        yield from _generated(gen, templates, checks, compilation)
+        yield from _generated(gen, templates(), checks, compilation)
 
 
 def _refs(refs: dict[str, Any], checks: _Checks, compilation: Compilation) -> Iterator[Entry]:
@@ -172,7 +184,7 @@ def _inline(text: str) -> bytes:
 class _Checks:
     """What keys and references must be; remembers parents and URLs, which thousands of keys share."""
 
-    def __init__(self, templates: Templates | None) -> None:
+    def __init__(self, templates: Callable[[], Templates] | None) -> None:
         self._templates = templates
         self._parents = {""}
         self._urls: dict[str, str] = {}  # as written -> rendered
@@ -217,7 +229,7 @@ class _Checks:
         if url is None:
             url = raw
             if self._templates is not None and "{{" in raw:
-                url = self._templates.text(raw)
+                url = self._templates().text(raw)
             self._urls[raw] = self._url(url)
         return value if url is raw else [url, *value[1:]]
 

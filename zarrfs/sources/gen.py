@@ -1,0 +1,120 @@
+"""The items of `gen` in a reference set, read and checked; rendering them is for templates.py.
+
+Source: the fsspec reference set specification. Apart from templates.py, so that a set without templates
+needs no jinja2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from zarrfs.errors import ZarrfsError
+
+RENDERED_MAX = 64 << 10  # characters of one rendered text
+_FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of gen, in the order of a row
+
+
+class TemplateError(ZarrfsError):
+    """A template, or an item of `gen`, that breaks `rule`; `entry` is the member at fault, where known."""
+
+    def __init__(self, rule: str, entry: str | None = None) -> None:
+        self.rule, self.entry = rule, entry
+        super().__init__(rule if entry is None else f"{entry}: {rule}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gen:
+    """One item of `gen`, checked: `where` is its place, `fields` are templates, in the order of a row."""
+
+    where: str
+    fields: Mapping[str, str]  # key, url and perhaps offset, length
+    dimensions: dict[str, Sequence[int]]
+    count: int  # of the product of the dimensions
+
+    def combination(self, number: int) -> dict[str, int]:
+        """The values of the dimensions in the `number`th combination; the last one varies fastest."""
+        values = {}
+        for name in reversed(self.dimensions):
+            dimension = self.dimensions[name]
+            number, at = divmod(number, len(dimension))
+            values[name] = dimension[at]
+        return values
+
+
+def read_gen(items: object, names: Collection[str], limit: int) -> list[Gen]:
+    """Check the member `gen`; `names` are those of the templates. Raises TemplateError.
+
+    More than `limit` combinations in all are refused, from the sizes of the dimensions alone.
+    """
+    if not isinstance(items, list):
+        raise TemplateError(f"expected an array, not {json_type(items)}", "gen")
+    gens = [_read_item(item, f"gen[{number}]", names) for number, item in enumerate(items)]
+    total = sum(gen.count for gen in gens)
+    if total > limit:
+        raise TemplateError(f"expands to {total} entries, more than {limit} (-o gen_limit=)", "gen")
+    return gens
+
+
+def json_type(value: object) -> str:
+    """What JSON calls the type of `value`; a number shows itself."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value!r:.40}"
+    names: dict[type, str] = {type(None): "null", str: "a string", list: "an array", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _read_item(item: object, where: str, names: Collection[str]) -> Gen:
+    members = _members(item, where, {*_FIELDS, "dimensions"})
+    for name in ("key", "url", "dimensions"):
+        if name not in members:
+            raise TemplateError(f"{name} is required", where)
+    if ("offset" in members) != ("length" in members):
+        raise TemplateError("offset and length are given together or not at all", where)
+    fields = {name: members[name] for name in _FIELDS if name in members}
+    for name, source in fields.items():
+        if not isinstance(source, str):
+            raise TemplateError(f"expected a string (a template), not {json_type(source)}", f"{where}.{name}")
+    dimensions = members["dimensions"]
+    if not isinstance(dimensions, dict) or not dimensions:
+        raise TemplateError("expected an object with one dimension or more", f"{where}.dimensions")
+    count = 1
+    read: dict[str, Sequence[int]] = {}
+    for name, value in dimensions.items():
+        place = f"{where}.dimensions.{name}"
+        if name in names:
+            raise TemplateError("a dimension named like a template", place)
+        read[name], size = _read_dimension(value, place)
+        count *= size
+    return Gen(where, fields, read, count)
+
+
+def _read_dimension(value: object, where: str) -> tuple[Sequence[int], int]:
+    """(values, how many): an array of whole numbers, or start, stop and step as those of range()."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            if type(item) is not int:
+                raise TemplateError(f"expected a whole number, not {json_type(item)}", f"{where}[{number}]")
+        return value, len(value)
+    bounds = _members(value, where, {"start", "stop", "step"})
+    if "stop" not in bounds:
+        raise TemplateError("stop is required", where)
+    for name, number in bounds.items():
+        if type(number) is not int:
+            raise TemplateError(f"expected a whole number, not {json_type(number)}", f"{where}.{name}")
+    start, stop, step = bounds.get("start", 0), bounds["stop"], bounds.get("step", 1)
+    if step == 0:
+        raise TemplateError("a step of 0", where)
+    return range(start, stop, step), max(0, -((start - stop) // step))
+
+
+def _members(value: object, where: str, known: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TemplateError(f"expected an object, not {json_type(value)}", where)
+    unknown = [name for name in value if name not in known]
+    if unknown:
+        raise TemplateError(f"unknown member {unknown[0]!r:.80}", where)
+    return value
