@@ -1,4 +1,4 @@
-"""The native store: URIs, links, odd files, atomic writes, crashes; and a model run at random."""
+"""The native store: links, odd files, atomic writes, crashes; and a model run at random."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ from zarrfs.errors import (
     ReadError,
     SourceError,
     TargetMissing,
-    UsageError,
 )
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.store.staging import RESERVED
-from zarrfs.store.uri import path_of_uri
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])
@@ -52,63 +50,6 @@ def files(base: Path) -> dict[str, bytes]:
         for top, _, names in os.walk(base)
         for name in names
     }
-
-
-# -- URIs
-
-
-@pytest.mark.parametrize(
-    ("source", "path"),
-    [
-        ("/data/x", "/data/x"),
-        ("data/x", "data/x"),
-        ("a:b", "a:b"),
-        ("ab:c", "ab:c"),
-        ("./a::b", "./a::b"),
-        ("/a/b::c", "/a/b::c"),
-        ("", ""),
-        ("file:///my%20data", "/my data"),
-        ("file://localhost/x", "/x"),
-        ("FILE://LOCALHOST/x", "/x"),
-        ("file:/x", "/x"),
-        ("file:///", "/"),
-        ("file:///%C3%A9/%ff", "/é/\udcff"),
-        ("file:///100%", "/100%"),
-        ("http://host/x", None),
-        ("s3://bucket/x", None),
-        ("memory:x", None),
-        ("memory://x", None),
-        ("zip://a::file:///x.zip", None),
-        ("zip::http://x", None),
-        ("gs+x.y-z://b", None),
-    ],
-)
-def test_sources_that_are_paths(source: str, path: str | None) -> None:
-    assert path_of_uri(source) == path
-
-
-@pytest.mark.parametrize(
-    "source", ["file://host/x", "file://relative", "file:x", "file:", "file:///a?b", "file:///a#b", "file:///a%00b"]
-)
-def test_file_uris_that_name_no_local_path(source: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        path_of_uri(source)
-    assert source in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["my data", "100%", "é", "a?b#c", "\udcff", "a:b"])
-def test_the_uri_of_a_store_leads_back_to_it(tmp_path: Path, name: str) -> None:
-    base = tmp_path / name
-    base.mkdir()
-    uri = FileSystemStore(str(base)).uri
-    assert uri.startswith("file:///")
-    assert uri.isascii()
-    assert path_of_uri(uri) == str(base)
-
-
-def test_a_space_is_written_as_in_the_specification(tmp_path: Path) -> None:
-    (tmp_path / "my data").mkdir()
-    assert FileSystemStore(str(tmp_path / "my data")).uri == f"file://{tmp_path}/my%20data"
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])

@@ -1,0 +1,209 @@
+"""Stores behind URLs: failures that are not absence, archives, and pages that list."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from tests.servers import Faulty, Nginx
+from tests.store_contract import keys, listed
+from zarrfs.errors import (
+    AccessDenied,
+    ReadError,
+)
+from zarrfs.options import Options
+from zarrfs.store.api import Kind
+from zarrfs.store.remote import FsspecStore
+from zarrfs.transfer import remote
+from zarrfs.transfer.http import _Links, _listed
+
+VALUE = bytes(range(256)) * 40
+OPTIONS = Options(retries=2, request_timeout=20.0)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+
+
+# -- stores
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"), [(500, ReadError), (503, ReadError), ("reset", ReadError), (403, AccessDenied)]
+)
+def test_a_server_that_fails_has_not_said_that_a_key_is_absent(
+    faulty: Faulty, fault: object, error: type[ReadError]
+) -> None:
+    faulty.put("/v", VALUE, forever=fault)
+    faulty.head("/v", forever=fault if isinstance(fault, int) else 500)
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, Options(retries=0))
+        for call in (store.info, store.get, lambda key: listed(store, key)):
+            with pytest.raises(ReadError) as caught:
+                await call("v")
+            assert caught.type in (ReadError, error)
+        await store.aclose()
+
+    try:
+        trio.run(check)
+    finally:
+        faulty.put("/v", VALUE)
+        faulty.head("/v")
+
+
+def test_opening_a_store_touches_no_network(faulty: Faulty) -> None:
+    faulty.requests.clear()
+    store = FsspecStore(faulty.url, OPTIONS)
+    assert trio.run(store.info, "").kind is Kind.DIRECTORY
+    trio.run(store.usage)
+    trio.run(store.aclose)
+    assert not faulty.requests
+
+
+def test_the_place_of_a_value_is_told_without_secrets(faulty: Faulty) -> None:
+    faulty.put("/a%20b/v", VALUE)
+    url = faulty.url.replace("http://", "http://user:secret@")
+
+    async def check() -> None:
+        store = FsspecStore(url, OPTIONS)
+        assert await store.locate("a b/v") == {"url": faulty.url + "/a%20b/v"}
+        assert store.uri == faulty.url
+        assert "secret" not in json.dumps(await store.locate("a b/v"))
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_a_query_stays_with_every_key(faulty: Faulty) -> None:
+    faulty.put("/d/v?token=1", VALUE)
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url + "/d?token=1", OPTIONS)
+        assert bytes(await store.get("v")) == VALUE
+        assert "token" not in str(await store.locate("v"))
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_a_zip_file_that_is_damaged(nginx: Nginx) -> None:
+    path = nginx.plain.root / "damaged.zip"
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(path, "w", method) as archive:
+            archive.writestr("ok", VALUE)
+            archive.writestr("bad", VALUE[::-1] * 20)
+        data = bytearray(path.read_bytes())
+        data[-len(data) // 3] ^= 0xFF
+        path.write_bytes(data)
+
+        async def check() -> None:
+            store = FsspecStore(f"zip://::{nginx.plain.url}/damaged.zip", OPTIONS)
+            assert await keys(store) == ["bad", "ok"]
+            assert bytes(await store.get("ok")) == VALUE
+            with pytest.raises(ReadError, match="bad zip file"):
+                await store.get("bad")
+            await store.aclose()
+
+        trio.run(check)
+
+
+def test_a_large_compressed_member(tmp_path: Path) -> None:
+    """Read in pieces, forwards, backwards and by several readers, as a file system does."""
+    value = b"".join(number.to_bytes(4, "big") for number in range(3_000_000))
+    path = tmp_path / "large.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("v", value)
+
+    async def check() -> None:
+        store = FsspecStore(f"zip://::file://{path}", Options(memory_limit=1 << 20))
+
+        async def reader(starts: range) -> None:
+            for start in starts:
+                assert await store.get("v", start, 300_000) == value[start : start + 300_000]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader, range(0, len(value), 1_900_000))
+            nursery.start_soon(reader, range(len(value) - 1, 0, -2_700_000))
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_an_archive_within_an_archive_on_a_server(nginx: Nginx) -> None:
+    inner, outer = nginx.plain.root / "inner.zip", nginx.plain.root / "outer.zip"
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("a/v", VALUE)
+    with zipfile.ZipFile(outer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(inner, "in/inner.zip")
+
+    async def check() -> None:
+        store = FsspecStore(f"zip://::zip://in/inner.zip::{nginx.plain.url}/outer.zip", OPTIONS)
+        assert await keys(store) == ["a/v"]
+        assert bytes(await store.get("a/v")) == VALUE
+        await store.aclose()
+
+    trio.run(check)
+
+
+# -- pages with listings
+
+
+PAGES = {
+    "nginx": '<title>Index of /d/</title><a href="../">../</a><a href="a%20b">a b</a><a href="c/">c/</a>',
+    "apache": '<title>Index of /d</title><a href="?C=N;O=D">Name</a><a href="/">Parent Directory</a>'
+    '<a href="a%20b">a b</a><a href="c/">c/</a>',
+    "python": "<title>Directory listing for /d/</title><a href='a%20b'>a b</a><a href='c/'>c/</a>",
+    "iis": '<title>h - /d/</title><A HREF="/">[To Parent Directory]</A><A HREF="/d/a%20b">a b</A>'
+    '<A HREF="/d/c/">c</A>',
+    "relative": '<title>d</title><a href="./a%20b">a b</a><a href="./c/">c</a><a href="./?sort=name">n</a>',
+    "whole": '<title>x</title><a href="http://h/d/a%20b">a b</a><a href="http://h/d/c/">c</a>',
+}
+
+
+@pytest.mark.parametrize("server", PAGES)
+def test_listings_of_many_servers(server: str) -> None:
+    page = _Links()
+    page.feed(PAGES[server])
+    found = _listed(page, "http://h/d/")
+    assert found is not None
+    assert {(entry.name, entry.directory) for entry in found} == {("a b", False), ("c", True)}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<title>My data</title><a href='http://elsewhere/'>x</a><a href='about.html'>y</a>",
+        "<h1>It works!</h1>",
+        "",
+        "<title>Data</title><a href='v/1/2'>deep</a>",
+    ],
+)
+def test_pages_that_are_no_listings(page: str) -> None:
+    links = _Links()
+    links.feed(page)
+    assert _listed(links, "http://h/d/") is None
+    assert _listed(links, "http://h/") is None
+
+
+def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:
+    faulty.put("/d", b"<title>Index of d</title>", forever="html")
+    faulty.put("/d/", b"<title>Index of d</title><a href='v'>v</a>", forever="html")
+    faulty.put("/d/v", VALUE)
+    faulty.put("/page.html", b"<title>Index of all</title>", forever="html")
+    faulty.head("/d", forever="unsized")
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        assert (await store.info("d")).kind is Kind.DIRECTORY
+        assert await keys(store, "d") == ["d/v"]
+        assert (await store.info("page.html")).kind is Kind.FILE
+        await store.aclose()
+
+    trio.run(check)
