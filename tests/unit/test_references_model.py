@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fsspec.implementations.reference import ReferenceFileSystem
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.referencesets import Plain, compiled
@@ -28,6 +28,7 @@ def without_conflicts(entries: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if key not in directories}
 
 
+@settings(deadline=None)
 @given(st.dictionaries(KEYS, INLINE | st.tuples(URLS).map(list) | st.tuples(URLS, NUMBERS, NUMBERS).map(list)))
 def test_random_sets_of_version_0(document: dict[str, Any]) -> None:
     document.pop("version", None)
@@ -80,6 +81,7 @@ def model(document: dict[str, Any]) -> dict[str, Any]:
     return entries
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         KEYS,
@@ -99,6 +101,7 @@ def test_random_sets_of_version_1(refs: dict[str, Any], items: list[dict[str, An
         assert made.tree() == {key: resolved(value) for key, value in expected.items()}
 
 
+@settings(deadline=None)
 @given(st.lists(ITEMS, max_size=3))
 def test_random_sets_of_version_1_as_fsspec_reads_them(items: list[dict[str, Any]]) -> None:
     """Where its templates do what the specification says: no template uses another."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.referencesets import Plain
@@ -159,6 +159,7 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(PIECES, max_size=5).map("".join))
 @example("{% set f = 1 %}{{f}}")
 @example("{{true}}")
@@ -194,6 +195,7 @@ DIMENSION = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     st.tuples(FIELDS, FIELDS),
     st.none() | st.tuples(FIELDS, FIELDS),
@@ -481,6 +483,7 @@ def test_the_limit_counts_all_items_and_expands_nothing() -> None:
         read_gen([GOOD, GOOD], (), 3)
 
 
+@settings(deadline=None)
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
 def test_sizes_of_ranges(start: int, stop: int, step: int) -> None:
     item = {**GOOD, "dimensions": {"i": {"start": start, "stop": stop, "step": step}}}

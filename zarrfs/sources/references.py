@@ -114,12 +114,10 @@ def _version_1(document: dict[str, Any], compilation: Compilation) -> Iterator[E
 
     @functools.cache
     def templates() -> Templates:
-        from zarrfs.sources.templates import Templates  # most sets have none, and need no jinja2
+        from zarrfs.sources.templates import Templates  # most sets use none, and need no jinja2
 
         return Templates(sources)
 
-    if sources:
-        templates()  # a bad one is told although nothing may use it
     checks = _Checks(templates)
     yield from _refs(refs, checks, compilation)
     for gen in gens:
