@@ -283,7 +283,7 @@ def test_a_reader_that_leaves_does_not_fail_another(faulty: Faulty) -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leaves)
-            await trio.testing.wait_all_tasks_blocked()
+            await trio.to_thread.run_sync(faulty.arrived.wait)
 
             async def stays() -> None:
                 assert bytes(await files.read(url, 0, 10, 0, 100)) == VALUE[:10]
@@ -335,7 +335,7 @@ def test_a_protocol_that_lacks_its_package(
 
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ReadError, match=f"{protocol} needs the package {package}: pip install {hint}"):
         read(f"{protocol}://x/y")
