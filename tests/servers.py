@@ -119,6 +119,7 @@ class Faulty:
         self._faults: dict[str, list[object]] = {}
         self._forever: dict[str, object] = {}
         self._released = threading.Event()
+        self.arrived = threading.Event()  # a request that is answered slowly has come
         self._lock = threading.Lock()
         handler = type("Handler", (_FaultyHandler,), {"owner": self})
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -131,6 +132,7 @@ class Faulty:
         self._faults[path], self._forever[path] = list(faults), forever
         self.requests.clear()
         self._released.clear()
+        self.arrived.clear()
         return self.url + path
 
     def head(self, path: str, *faults: object, forever: object = None) -> None:
@@ -153,6 +155,7 @@ class Faulty:
 
     def wait(self) -> None:
         """Until release()."""
+        self.arrived.set()
         self._released.wait(60)
 
     def close(self) -> None:

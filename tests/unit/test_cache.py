@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
 import trio.testing
+from fsspec.asyn import get_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -308,9 +310,10 @@ def test_a_call_that_takes_too_long() -> None:
 
 
 def test_cancelling_crosses_and_waits_for_the_end() -> None:
-    ended = []
+    begun, ended = threading.Event(), []
 
     async def forever() -> None:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -321,12 +324,33 @@ def test_cancelling_crosses_and_waits_for_the_end() -> None:
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(bridge.call, forever)
-                await trio.testing.wait_all_tasks_blocked()
+                await trio.to_thread.run_sync(begun.wait)
                 scope.cancel()
         assert scope.cancelled_caught
         assert ended == [True]
 
     run(check)
+
+
+def test_a_call_that_is_cancelled_before_it_begins() -> None:
+    """Start and end reach a busy loop together."""
+    release, begun = threading.Event(), []
+
+    async def call() -> None:
+        begun.append(True)
+
+    async def check() -> None:
+        get_loop().call_soon_threadsafe(release.wait)
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bridge.call, call)
+                await trio.testing.wait_all_tasks_blocked()
+                scope.cancel()
+                release.set()
+        assert scope.cancelled_caught
+
+    run(check)
+    assert not begun
 
 
 def test_a_task_that_cancels_itself_is_no_cancellation_here() -> None:

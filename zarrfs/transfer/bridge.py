@@ -36,7 +36,7 @@ class _Call:
         timeout: float | None,
     ) -> None:
         self._loop, self._function, self._args, self._timeout = loop, function, args, timeout
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._raise_cancel: Callable[[], None] | None = None
 
     async def wait(self) -> Any:
@@ -62,19 +62,18 @@ class _Call:
 
     def _start(self) -> None:
         self._task = self._loop.create_task(self._run())
+        # not at the end of _run(): a task that is cancelled before its first step never gets there
+        self._task.add_done_callback(self._ended)
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self) -> None:
-        result: outcome.Outcome[Any]
-        try:
-            async with asyncio.timeout(self._timeout):
-                result = outcome.Value(await self._function(*self._args))
-        except asyncio.CancelledError as exc:
-            result = outcome.Error(exc)
-        except Exception as exc:
-            result = outcome.Error(exc)
+    async def _run(self) -> Any:
+        async with asyncio.timeout(self._timeout):
+            return await self._function(*self._args)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        result = outcome.capture(task.result)
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._resume, result)
