@@ -115,6 +115,9 @@ class Options:
     gen_limit: int = _option(
         "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."
     )
+    document_limit: int = _option(
+        "source", 4 << 30, size, "SIZE", "Refuse a compressed document that expands to more than SIZE."
+    )
     index_dir: str | None = _option(
         "source", None, text, "DIR",
         "Where indexes are kept (default: zarrfs/index in the user's cache directory).",

@@ -523,8 +523,7 @@ def test_through_the_child(tmp_path: Path) -> None:
 
 
 def test_what_json_allows_beyond_the_standard() -> None:
-    from zarrfs.sources.prepare import Document
 
     text = b'{"a": {"fill_value": NaN}, "b": "\\ud800", "c": "x"}'
-    with compiled(parse_json(Document("set.json", text, "", None))) as made:
+    with compiled(parse_json(text, "set.json")) as made:
         assert made.tree() == {"a": b'{"fill_value":NaN}', "c": b"x"}

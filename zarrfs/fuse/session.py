@@ -22,6 +22,7 @@ from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import logs, mounts
 from zarrfs.options import Options, Parsed
 from zarrfs.sources import Plan, plan_source
+from zarrfs.transfer.urls import without_secrets
 
 log = logging.getLogger("zarrfs")
 
@@ -48,7 +49,7 @@ def mount(
         tell(f"{mountpoint}: mounted read-only: there is no upper directory to write to")
     options = dataclasses.replace(
         options,
-        fsname=options.fsname or source,
+        fsname=options.fsname or without_secrets(source),
         log_file=options.log_file and os.path.abspath(options.log_file),
         pid_file=options.pid_file and os.path.abspath(options.pid_file),
         blobs=tuple(place if "://" in place else os.path.abspath(place) for place in options.blobs),

@@ -24,6 +24,7 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.sources import Plan
 from zarrfs.sources.compilation import Compilation
+from zarrfs.sources.compressed import expanded
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
@@ -70,11 +71,12 @@ def fetch_local(path: str) -> Document | Plan:
 def fetch_remote(url: str, options: Options) -> Document | Plan:
     """Fetch a document behind an fsspec URL, or plan the Zarr store that it turns out to be."""
     from zarrfs.sources.zarrstore import plan_remote, read_document
+    from zarrfs.transfer.urls import without_secrets
 
     data = None if options.type == "zarr" else read_document(url, options)
     if data is None:
         return plan_remote(url, options)
-    return Document(url, data, url.rpartition("/")[0] + "/", None)
+    return Document(without_secrets(url), data, url.rpartition("/")[0] + "/", None)
 
 
 def compile_document(document: Document, options: Options) -> Plan:
@@ -92,7 +94,7 @@ def compile_document(document: Document, options: Options) -> Plan:
     known = None if temporary else _known(path)
     if known is not None:
         return dataclasses.replace(plan, kind=known["kind"], warnings=tuple(json.loads(known["warnings"])))
-    parsed = parse_json(document)
+    parsed = parse_json(expanded(document.data, options.document_limit, document.source), document.source)
     kind, compile_ = _detect(document, parsed, options)
     try:
         with IndexWriter(path) as writer:
@@ -106,18 +108,18 @@ def compile_document(document: Document, options: Options) -> Plan:
     return dataclasses.replace(plan, kind=kind, warnings=warnings)
 
 
-def parse_json(document: Document) -> Any:
-    """The document's JSON; orjson refuses NaN and lone surrogates, which the standard parser takes."""
+def parse_json(text: bytes | bytearray, source: str) -> Any:
+    """The JSON of `text`; orjson refuses NaN and lone surrogates, which the standard parser takes."""
     import orjson
 
     try:
-        return orjson.loads(document.data)
+        return orjson.loads(text)
     except orjson.JSONDecodeError as first:
         try:
-            return json.loads(document.data)
+            return json.loads(text)
         except (ValueError, RecursionError) as exc:
             reason = f"nested too deeply: {first}" if isinstance(exc, RecursionError) else str(first)
-            raise SourceError(document.source, f"not JSON: {reason}") from None
+            raise SourceError(source, f"not JSON: {reason}") from None
 
 
 def index_directory(options: Options) -> tuple[str, bool]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.options import Options
+from zarrfs.sources.compressed import is_compressed
 from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
@@ -57,8 +58,8 @@ def plan_remote(url: str, options: Options) -> Plan:
 def read_document(url: str, options: Options) -> bytes | None:
     """The document at `url`; None where a store is there, or nothing that tells itself a document.
 
-    A document is a file whose name ends in ".json" or whose first character is "{" or "[". SourceError where
-    the server cannot be reached.
+    A document is a file whose name ends in ".json" or whose first character is "{" or "[", or a compressed
+    file. SourceError where the server cannot be reached.
     """
     return _run(url, options, _read_document)
 
@@ -117,7 +118,7 @@ async def _read_document(files: RemoteFiles, url: str, options: Options) -> byte
         if entry.html:
             return None
         head = await _head(files, system, path)
-        if head.lstrip()[:1] not in (b"{", b"["):
+        if head.lstrip()[:1] not in (b"{", b"[") and not is_compressed(head):
             return None
     return await files.read_all_at(system, path)
 
