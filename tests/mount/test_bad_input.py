@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import DATA, run
+from tests.conftest import DATA, PROGRAM, run
 from tests.mount.mounting import mount_lines, mounted
 
 ARCHIVE_FILE = {"path": "a", "mode": 0o100644, "size": 1, "encoding": "utf-8", "data": "x"}
@@ -113,3 +116,32 @@ def test_a_bad_key_takes_nothing_else_away(tmp_path: Path) -> None:
     with mounted(document, tmp_path / "mnt") as root:
         assert sorted(str(path.relative_to(root)) for path in root.rglob("*")) == ["also", "also/good", "good"]
         assert (root / "also/good").read_bytes() == b"\0\1\2"
+
+
+def test_mountpoint_inside_the_source(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", tmp_path, tmp_path / "mnt")
+    assert done.returncode == 1
+    assert "inside the source" in done.stderr
+    assert not mount_lines(tmp_path / "mnt")
+
+
+def test_mount_over_the_source_itself(tmp_path: Path) -> None:
+    source = tmp_path / "store"
+    shutil.copytree(DATA / "zarr/v2_hier", source)
+    with mounted(source, source) as root:
+        assert (root / ".zgroup").read_bytes() == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
+
+
+def test_interrupted_compilation_leaves_nothing(tmp_path: Path) -> None:
+    document, index, mnt = tmp_path / "refs.json", tmp_path / "index", tmp_path / "mnt"
+    mnt.mkdir()
+    gen = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2_000_000}}}
+    document.write_text(json.dumps({"version": 1, "gen": [gen]}))
+    mount = subprocess.Popen([PROGRAM, "mount", document, mnt, "-o", f"index_dir={index}"], stderr=subprocess.PIPE)
+    while not index.exists() or not list(index.iterdir()):
+        assert mount.poll() is None
+    mount.send_signal(signal.SIGINT)
+    assert mount.wait(20) == 130
+    assert list(index.iterdir()) == []
+    assert not mount_lines(mnt)

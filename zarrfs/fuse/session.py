@@ -43,6 +43,8 @@ def mount(
     if note:
         tell(note)
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.fuse.serve"))
+    if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
+        raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
     for warning in plan.warnings:
         tell(f"{plan.source}: {warning}")
     if parsed.writable:

@@ -118,7 +118,8 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
             meanwhile()
             reply = child.stdout.read()
         except BaseException:
-            child.kill()
+            child.terminate()
+            child.wait()
             raise
     if child.returncode:
         raise SourceError(source, _death(child.returncode))

@@ -6,6 +6,7 @@ Its memory, threads and event loops end with it; only the index file and the pla
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -17,6 +18,7 @@ import sqlite3
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +27,7 @@ from zarrfs.options import Options
 from zarrfs.sources import Plan
 from zarrfs.sources.compilation import Compilation
 from zarrfs.sources.compressed import expanded
-from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
+from zarrfs.store.indexfile import INDEX_VERSION, TEMPORARY, IndexWriter
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
@@ -96,6 +98,7 @@ def compile_document(document: Document, options: Options) -> Plan:
         return dataclasses.replace(plan, kind=known["kind"], warnings=tuple(json.loads(known["warnings"])))
     parsed = parse_json(expanded(document.data, options.document_limit, document.source), document.source)
     kind, compile_ = _detect(document, parsed, options)
+    _sweep(directory)
     try:
         with IndexWriter(path) as writer:
             compilation = Compilation(document.source, writer, options)
@@ -143,6 +146,14 @@ def index_directory(options: Options) -> tuple[str, bool]:
     return tempfile.mkdtemp(prefix="zarrfs-"), True
 
 
+def _sweep(directory: str) -> None:
+    """Remove what writers that were killed have left: the temporary files that nobody has touched for a day."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if TEMPORARY.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > 86_400:
+                os.unlink(entry.path)
+
+
 def _base(document: Document, options: Options) -> str:
     """What relative target URLs are relative to: a directory or URL that ends in "/"."""
     if options.base is None:
@@ -178,7 +189,8 @@ def _detect(document: Document, parsed: Any, options: Options) -> tuple[str, Cal
 def main() -> None:
     """Answer one request."""
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever waits for us says what there is to say
+    for number in (signal.SIGINT, signal.SIGTERM):  # leave no half an index; whoever waits for us does the talking
+        signal.signal(number, lambda *_: sys.exit(130))
     request = json.load(sys.stdin)
     given = request["options"]
     given["blobs"] = tuple(given["blobs"])

@@ -12,6 +12,7 @@ import enum
 import itertools
 import operator
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ from zarrfs.errors import SourceError
 from zarrfs.store.api import Buffer, Kind, split_key
 
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
+TEMPORARY = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 INDEX_VERSION = 1  # part of every cache key: a new layout never meets an old file
 
 SCHEMA = """
