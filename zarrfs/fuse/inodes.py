@@ -11,7 +11,8 @@ from zarrfs.store.api import Kind
 class InodeTable:
     """Every inode that the kernel knows; an entry leaves with the kernel's last forget.
 
-    A key keeps its inode as long as it keeps its kind: the kernel gives up on an inode that changes type.
+    A key keeps its inode as long as it stays the same file: the kernel gives up on an inode that changes type,
+    and would mix the pages of two files that share one.
     """
 
     def __init__(self) -> None:
@@ -21,6 +22,7 @@ class InodeTable:
         self._more: dict[int, int] = {}  # lookups beyond the first
         self._kinds: dict[int, Kind] = {}  # of what is not a file
         self._kinds[root] = Kind.DIRECTORY
+        self._identities: dict[int, int] = {}
         self._next = root + 1
 
     def __len__(self) -> int:
@@ -33,36 +35,50 @@ class InodeTable:
         except KeyError:
             raise NotFound(f"inode {inode}") from None
 
-    def lookup(self, key: str, kind: Kind) -> int:
+    def identity(self, inode: int) -> int | None:
+        """What Info.identity was when the inode was made."""
+        return self._identities.get(inode)
+
+    def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
         """The inode of `key`, counted as looked up once more."""
         inode = self._inodes.get(key)
-        if inode is not None and self._kinds.get(inode, Kind.FILE) is kind:
+        if (
+            inode is not None
+            and self._kinds.get(inode, Kind.FILE) is kind
+            and (identity is None or self._identities.get(inode) == identity or not key)
+        ):
             self._more[inode] = self._more.get(inode, 0) + 1
             return inode
-        # where the kind has changed, the old inode lives on without a name until the kernel forgets it
+        # what the inode stood for lives on without a name until the kernel forgets it
         inode = self._next
         self._next += 1
         self._keys[inode] = key
         self._inodes[key] = inode
         if kind is not Kind.FILE:
             self._kinds[inode] = kind
+        if identity is not None:
+            self._identities[inode] = identity
         return inode
 
     def peek(self, key: str) -> int | None:
         """The inode of `key` where the kernel knows one; counts nothing."""
         return self._inodes.get(key)
 
-    def forget(self, inode: int, lookups: int) -> None:
-        """Take `lookups` off the count of `inode`; at none left it is dropped."""
+    def forget(self, inode: int, lookups: int) -> bool:
+        """Take `lookups` off the count of `inode`; at none left it is dropped. Whether it was."""
         more = self._more.get(inode, 0) - lookups
         if more >= 0:
             if more:
                 self._more[inode] = more
             else:
                 self._more.pop(inode, None)
-        elif inode != pyfuse3.ROOT_INODE:
+            return False
+        if inode != pyfuse3.ROOT_INODE:
             self._more.pop(inode, None)
             self._kinds.pop(inode, None)
+            self._identities.pop(inode, None)
             key = self._keys.pop(inode, None)
             if key is not None and self._inodes.get(key) == inode:
                 del self._inodes[key]
+            return True
+        return False

@@ -31,7 +31,8 @@ from zarrfs.errors import NotFound, ReadError, to_errno
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD, Pusher
 from zarrfs.options import Options
-from zarrfs.store.api import Info, Kind, Store, check_key, join_key, split_key
+from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, Store, check_key, join_key, split_key
+from zarrfs.transfer.local import read_file
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
         except Exception as exc:
             key = ""
             with contextlib.suppress(Exception):
-                key = cast(Operations, args[0]).describe(operation, cast(int, args[1]))
+                key = cast(Operations, args[0]).describe(operation, *args[1:3])
             raise pyfuse3.FUSEError(to_errno(exc, operation, key)) from None
 
     return wrapped
@@ -69,6 +70,7 @@ class OpenFile(NamedTuple):
 
     key: str
     inode: int
+    descriptor: int | None  # of a value that is a file: held, so that it stays one version
 
 
 class DirectoryHandle:
@@ -157,6 +159,8 @@ class Operations(pyfuse3.Operations):
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
         self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
+        self._descriptors = store if isinstance(store, DescriptorStore) else None
+        self._versions: dict[int, tuple[int, ...]] = {}  # of the pages that the kernel may have, by inode
         self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
@@ -168,8 +172,10 @@ class Operations(pyfuse3.Operations):
         self.started.set()
         self._on_ready()
 
-    def describe(self, operation: str, number: int) -> str:
+    def describe(self, operation: str, number: Any, name: Any = b"") -> str:
         """The key that a request is about, for the log; `number` is its inode or handle."""
+        if operation == "lookup":
+            return join_key(self.inodes.key(number), os.fsdecode(name))
         if operation in ("read", "release"):
             return self._files[number].key
         if operation in ("readdir", "releasedir"):
@@ -201,12 +207,20 @@ class Operations(pyfuse3.Operations):
             entry.st_ino = InodeT(0)
             entry.entry_timeout = self._negative_timeout
             return entry
-        return self._fill(self._new_entry(), info, self.inodes.lookup(key, info.kind))
+        return self._fill(self._new_entry(), info, self.inodes.lookup(key, info.kind, info.identity))
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """The attributes of an inode."""
-        return self._fill(self._new_entry(), await self.store.info(self.inodes.key(inode)), inode)
+        key, identity = self.inodes.key(inode), self.inodes.identity(inode)
+        try:
+            info = await self.store.info(key)
+        except NotFound:
+            info = self._held(inode)
+        else:
+            if identity not in (None, info.identity):  # another file has taken the name
+                info = self._held(inode)
+        return self._fill(self._new_entry(), info, inode)
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
@@ -220,7 +234,8 @@ class Operations(pyfuse3.Operations):
         """The kernel drops inodes."""
         try:
             for inode, lookups in inode_list:
-                self.inodes.forget(inode, lookups)
+                if self.inodes.forget(inode, lookups):
+                    self._versions.pop(inode, None)
         except Exception as exc:  # no request waits, so there is nobody to tell but the log
             to_errno(exc, "forget")
 
@@ -249,7 +264,7 @@ class Operations(pyfuse3.Operations):
         prefix = directory.key + "/" if directory.key else ""
         while piece := await directory.entries(start_id - 2):
             for info in piece:
-                inode = self.inodes.lookup(prefix + info.name, info.kind)
+                inode = self.inodes.lookup(prefix + info.name, info.kind, info.identity)
                 entry = self._fill(self._entry, info, inode)
                 start_id += 1
                 name = info.name.encode("utf-8", "surrogateescape")
@@ -266,19 +281,27 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file for reading; pages of it that the kernel has stay valid."""
+        """Open a file for reading; pages that the kernel has stay valid unless the value is another one."""
         self.counters["open"] += 1
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
         key = self.inodes.key(inode)
-        return FileInfo(fh=self._handle(self._files, OpenFile(key, inode)), keep_cache=True)
+        descriptor, version = await self._open(key)
+        keep = version is not None and self._versions.get(inode, version) == version
+        if version is not None and not self.store.immutable:
+            self._versions[inode] = version
+        return FileInfo(fh=self._handle(self._files, OpenFile(key, inode, descriptor)), keep_cache=keep)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """[off, off + size) of a file, cut at its end."""
         file = self._files[fh]
+        data: Buffer
         try:
-            data = await self.store.get(file.key, off, size)
+            if file.descriptor is not None:
+                data = await read_file(file.descriptor, off, size)
+            else:
+                data = await self.store.get(file.key, off, size)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
             raise ReadError(file.key, "removed while open") from None
         if self.pusher is not None and off == 0 and size >= READ_AHEAD:
@@ -292,7 +315,9 @@ class Operations(pyfuse3.Operations):
     @handler
     async def release(self, fh: FileHandleT) -> None:
         """Close a file."""
-        del self._files[fh]
+        file = self._files.pop(fh)
+        if file.descriptor is not None:
+            os.close(file.descriptor)
 
     # -- the rest
 
@@ -339,6 +364,29 @@ class Operations(pyfuse3.Operations):
         table[number] = value
         return FileHandleT(number)
 
+    async def _open(self, key: str) -> tuple[int | None, tuple[int, ...] | None]:
+        """(descriptor or None, what tells versions of the value apart, or None where nothing does)."""
+        if self.store.immutable:
+            return None, ()
+        if self._descriptors is None:
+            info = await self.store.info(key)
+            known = info.size is not None and info.mtime_ns is not None
+            return None, (info.size or 0, info.mtime_ns or 0) if known else None
+        descriptor = await self._descriptors.open_value(key)
+        status = os.fstat(descriptor)
+        return descriptor, (
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
+        )  # fmt: skip
+
+    def _held(self, inode: int) -> Info:
+        """The attributes of a file that has lost its name, from a descriptor of it; NotFound without one."""
+        for file in self._files.values():
+            if file.inode == inode and file.descriptor is not None:
+                status = os.fstat(file.descriptor)
+                return Info("", Kind.FILE, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns,
+                            allocated=status.st_blocks * _BLOCK, links=status.st_nlink)  # fmt: skip
+        raise NotFound(self.inodes.key(inode))
+
     def _new_entry(self) -> EntryAttributes:
         """An entry with what all entries of this mount have in common."""
         entry = EntryAttributes()
@@ -350,7 +398,7 @@ class Operations(pyfuse3.Operations):
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
         """Write what differs from entry to entry, all of it: `entry` may have been used before."""
-        _name, kind, size, mode, mtime_ns, _target, allocated, links = info
+        _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity = info
         permissions = self._permissions[kind]
         if permissions is None:
             permissions = (0o555 if kind is Kind.DIRECTORY else 0o444) if mode is None else mode

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ def serve(
     detach: bool = False,
 ) -> None:
     """Mount and serve until the mount is gone. Threads, sockets and loops are made from here on."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
     store = open_plan(plan, options)
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind}
     operations = Operations(store, options, about, lambda: _announce(options, ready))
@@ -98,9 +101,13 @@ async def _main(operations: Operations, store: Store, mountpoint: str, options: 
     finally:
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
             await store.aclose()
-        if options.pid_file is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(options.pid_file)
+        _remove_pid_file(options)
+
+
+def _remove_pid_file(options: Options) -> None:
+    if options.pid_file is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(options.pid_file)
 
 
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
@@ -143,6 +150,7 @@ async def _stop(mountpoint: str, options: Options) -> None:
             log.error("%s (on_exit=abort would leave a dead endpoint)", exc)
             return
         log.error("%s; on_exit=abort: leaving a dead endpoint", exc)
+        _remove_pid_file(options)
         os._exit(1)
 
 

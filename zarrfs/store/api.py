@@ -34,6 +34,7 @@ class Info(NamedTuple):
     target: str | None = None  # of a symlink
     allocated: int | None = None  # bytes held, where less than size (holes); None: all
     links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 where nobody counted
+    identity: int | None = None  # changes when another file takes the name; None: nobody can tell
 
 
 class Usage(NamedTuple):
@@ -95,6 +96,15 @@ class WritableStore(Store, Protocol):
 
     async def delete(self, key: str) -> None:
         """Remove a file, or a directory with all below it."""
+        ...
+
+
+@runtime_checkable
+class DescriptorStore(Store, Protocol):
+    """A Store whose values are files of the operating system."""
+
+    async def open_value(self, key: str) -> int:
+        """A descriptor of the value, for the caller to close: it stays that value, whatever is set later."""
         ...
 
 

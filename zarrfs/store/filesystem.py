@@ -91,17 +91,23 @@ class FileSystemStore:
         return found
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        descriptor = await self.open_value(key)
+        try:
+            with _answers(key):
+                size = os.fstat(descriptor).st_size
+                stop = size if length is None else min(size, start + length)
+                return await read_file(descriptor, start, stop - start) if start < stop else b""
+        finally:
+            os.close(descriptor)
+
+    async def open_value(self, key: str) -> int:
+        """As DescriptorStore.open_value."""
         path = _path_of_key(key, root=True)
         with _answers(key):
             try:
-                descriptor, size = self._open_value(key, path, cached=True)
+                return self._open_value(key, path, cached=True)
             except BlockingIOError:
-                descriptor, size = await trio.to_thread.run_sync(self._open_value, key, path)
-            try:
-                stop = size if length is None else min(size, start + length)
-                return await read_file(descriptor, start, stop - start) if start < stop else b""
-            finally:
-                os.close(descriptor)
+                return await trio.to_thread.run_sync(self._open_value, key, path)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         path = _path_of_key(prefix, root=True)
@@ -184,8 +190,8 @@ class FileSystemStore:
             os.close(descriptor)
         return _info(split_key(key)[1], status, target)
 
-    def _open_value(self, key: str, path: bytes, cached: bool = False) -> tuple[int, int]:
-        """(descriptor, size) of a regular file, through links."""
+    def _open_value(self, key: str, path: bytes, cached: bool = False) -> int:
+        """The descriptor of a regular file, through links."""
         try:
             descriptor = self._base.open(path, os.O_RDONLY, cached)
         except FileNotFoundError:
@@ -194,7 +200,7 @@ class FileSystemStore:
             raise
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
-            return descriptor, status.st_size
+            return descriptor
         os.close(descriptor)
         raise IsDirectory(key) if stat.S_ISDIR(status.st_mode) else NotFound(key)
 
@@ -354,7 +360,9 @@ def _info(name: str, status: os.stat_result, target: bytes | None) -> Info | Non
     if stat.S_ISREG(status.st_mode):
         held = status.st_blocks * 512
         allocated = held if held < size else None
-        return Info(name, Kind.FILE, size, mode, status.st_mtime_ns, None, allocated, status.st_nlink)
+        return Info(
+            name, Kind.FILE, size, mode, status.st_mtime_ns, None, allocated, status.st_nlink, status.st_ino
+        )
     if stat.S_ISDIR(status.st_mode):
         return Info(name, Kind.DIRECTORY, 0, mode, status.st_mtime_ns, links=status.st_nlink)
     if target is not None:
