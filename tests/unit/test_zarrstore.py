@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.store.remote import FsspecStore
 
 OPTIONS = Options(retries=0)
+TIME_NS = 1_234_567_890 * 10**9
 SAMPLES = sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir())
 
 
@@ -407,8 +409,22 @@ def test_errors_show_no_secrets(nginx: Nginx) -> None:
 )
 def test_documents(nginx: Nginx, name: str, data: bytes, kind: str | None, found: bool) -> None:
     (nginx.plain.root / name).write_bytes(data)
+    os.utime(nginx.plain.root / name, ns=(TIME_NS, TIME_NS))
     read = read_document(f"{nginx.plain.url}/{name}", Options(retries=0, type=kind))
-    assert read == (data if found else None)
+    assert read == ((data, TIME_NS) if found else None)
+
+
+def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
+    (nginx.plain.root / "set.json").write_text('{"a": "inline"}')
+    os.utime(nginx.plain.root / "set.json", ns=(TIME_NS, TIME_NS))
+    assert plan_source(f"{nginx.plain.url}/set.json", OPTIONS).mtime_ns == TIME_NS
+    untold = faulty.put("/set.json", b'{"a": "inline"}')
+    assert read_document(untold, OPTIONS) == (b'{"a": "inline"}', None)
+    assert plan_source(untold, OPTIONS).mtime_ns is None
+    s3.client.put_object(Bucket=s3.bucket, Key="set.json", Body=b'{"a": "inline"}')
+    time = s3.client.head_object(Bucket=s3.bucket, Key="set.json")["LastModified"].timestamp()
+    plan = plan_source(f"s3://{s3.bucket}/set.json", Options(retries=0, storage={"s3": s3.options}))
+    assert plan.mtime_ns == int(time) * 10**9
 
 
 def test_what_is_no_document(nginx: Nginx) -> None:
@@ -423,7 +439,7 @@ def test_what_is_no_document(nginx: Nginx) -> None:
 def test_a_large_document(nginx: Nginx) -> None:
     data = b'{"a": "' + b"x" * 20_000_000 + b'"}'
     (nginx.plain.root / "large.json").write_bytes(data)
-    assert read_document(f"{nginx.plain.url}/large.json", Options(memory_limit=1 << 20)) == data
+    assert read_document(f"{nginx.plain.url}/large.json", Options(memory_limit=1 << 20))[0] == data
 
 
 def test_a_reference_set_over_http_as_a_source(nginx: Nginx) -> None:

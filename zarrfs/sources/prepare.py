@@ -75,10 +75,10 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     from zarrfs.sources.zarrstore import plan_remote, read_document
     from zarrfs.transfer.urls import without_secrets
 
-    data = None if options.type == "zarr" else read_document(url, options)
-    if data is None:
+    found = None if options.type == "zarr" else read_document(url, options)
+    if found is None:
         return plan_remote(url, options)
-    return Document(without_secrets(url), data, url.rpartition("/")[0] + "/", None)
+    return Document(without_secrets(url), found[0], url.rpartition("/")[0] + "/", found[1])
 
 
 def compile_document(document: Document, options: Options) -> Plan:

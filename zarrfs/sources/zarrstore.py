@@ -55,8 +55,8 @@ def plan_remote(url: str, options: Options) -> Plan:
     return _run(url, options, _plan_remote)
 
 
-def read_document(url: str, options: Options) -> bytes | None:
-    """The document at `url`; None where a store is there, or nothing that tells itself a document.
+def read_document(url: str, options: Options) -> tuple[bytes, int | None] | None:
+    """(document at `url`, its mtime in ns where the server tells); None: a store, or nothing that is a document.
 
     A document is a file whose name ends in ".json" or whose first character is "{" or "[", or a compressed
     file. SourceError where the server cannot be reached.
@@ -104,7 +104,7 @@ def _run(url: str, options: Options, function: Callable[[RemoteFiles, str, Optio
     return results[0].unwrap()
 
 
-async def _read_document(files: RemoteFiles, url: str, options: Options) -> bytes | None:
+async def _read_document(files: RemoteFiles, url: str, options: Options) -> tuple[bytes, int | None] | None:
     if url.partition("?")[0].endswith("/"):
         return None
     system, path = await files.find(url)
@@ -120,7 +120,7 @@ async def _read_document(files: RemoteFiles, url: str, options: Options) -> byte
         head = await _head(files, system, path)
         if head.lstrip()[:1] not in (b"{", b"[") and not is_compressed(head):
             return None
-    return await files.read_all_at(system, path)
+    return await files.read_all_at(system, path), entry.mtime_ns
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
