@@ -160,8 +160,15 @@ def test_a_server_that_sends_more_than_was_asked_for(faulty: Faulty) -> None:
 def test_beyond_the_end(faulty: Faulty, fault: object) -> None:
     url = faulty.put("/v", b"0123456789", forever=fault)
     for offset, length, high in ((5, 6, 11), (10, 1, 11), (100, 1, 200), (0, 11, 11)):
-        with pytest.raises(OutOfRange):
+        said = rf"has 10 bytes, bytes \[{offset}, {offset + length}\) were asked for"
+        with pytest.raises(OutOfRange, match=said):
             read(url, offset, length, high)
+
+    async def beyond(files: RemoteFiles) -> None:
+        await files.read(url, 20, 5, 20, 30)
+
+    with pytest.raises(OutOfRange, match=r"has at most 20 bytes, bytes \[20, 25\) were"):
+        using(beyond)
     assert read(url, 2, 8, 20) == b"23456789"  # what is there can be had
 
 

@@ -198,7 +198,8 @@ def test_permission_denied(base: Path) -> None:
 
 @pytest.mark.parametrize(("offset", "length"), [(len(DATA), 1), (len(DATA) - 5, 6), (0, len(DATA) + 1), (10**15, 1)])
 def test_beyond_the_end(base: Path, offset: int, length: int) -> None:
-    with pytest.raises(OutOfRange):
+    said = rf"has {len(DATA)} bytes, bytes \[{offset}, {offset + length}\) were asked for"
+    with pytest.raises(OutOfRange, match=said):
         trio.run(_read, LocalFiles(), base / "f", offset, length)
 
 

@@ -103,7 +103,8 @@ class LocalFiles:
             file = await self._opened(path)
         self._reads += 1
         if offset + length > file.identity[2]:
-            raise OutOfRange(path, f"has {file.identity[2]} bytes, {offset + length} are referenced")
+            asked = f"bytes [{offset}, {offset + length}) were asked for"
+            raise OutOfRange(path, f"has {file.identity[2]} bytes, {asked}")
         descriptor = file.descriptor
         file.readers += 1
         try:

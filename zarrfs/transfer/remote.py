@@ -195,6 +195,7 @@ class RemoteFiles:
 def _cut(block: Buffer, at: int, length: int, system: System, path: str, low: int) -> memoryview:
     """`length` bytes of a block from `at` on; the block starts at `low`, and ends where the value does."""
     if at + length > len(block):
-        have, wanted = low + len(block), low + at + length
-        raise OutOfRange(system.shown(path), f"has {have} bytes, {wanted} are referenced")
+        asked = f"bytes [{low + at}, {low + at + length}) were asked for"
+        most = "" if block or not low else "at most "  # of a block beyond the end, that is all one knows
+        raise OutOfRange(system.shown(path), f"has {most}{low + len(block)} bytes, {asked}")
     return memoryview(block)[at : at + length]
