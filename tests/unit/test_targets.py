@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -271,6 +272,32 @@ def test_a_target_in_the_mount_that_refers_to_it(base: Path) -> None:
     assert targets.forbidden_device == os.stat(base).st_dev
     with pytest.raises(Loop):
         read(targets, str(base / "f"))
+
+
+@pytest.mark.parametrize("archive", ["{base}/t.zip", "file://{base}/t.zip", "zip://inner.zip::{base}/outer.zip"])
+def test_an_archive_in_the_mount_that_refers_to_it(base: Path, archive: str) -> None:
+    for name in ("t.zip", "inner.zip"):
+        with zipfile.ZipFile(base / name, "w") as file:
+            file.writestr("a", DATA)
+    with zipfile.ZipFile(base / "outer.zip", "w") as file:
+        file.write(base / "inner.zip", "inner.zip")
+    url = "zip://a::" + archive.format(base=base)
+
+    async def main() -> None:
+        descriptors = set(os.listdir("/proc/self/fd"))
+        targets = Targets(Options())
+        assert bytes(await targets.read(url, 3, 5, 0, len(DATA))) == DATA[3:8]
+        await targets.aclose()
+        assert set(os.listdir("/proc/self/fd")) <= descriptors
+        targets = Targets(Options())
+        targets.forbidden_device = os.stat(base).st_dev
+        for call in (targets.read(url, 3, 5, 0, len(DATA)), targets.size(url)):
+            with pytest.raises(Loop, match=r"\.zip: lies in the mount that refers to it"):
+                await call
+        assert set(os.listdir("/proc/self/fd")) <= descriptors
+        await targets.aclose()
+
+    trio.run(main)
 
 
 def test_open_files_are_bounded_and_given_back(base: Path) -> None:

@@ -21,10 +21,10 @@ import trio
 from zarrfs.errors import ReadError, TargetMissing
 from zarrfs.transfer.answers import Entry, Fetched
 from zarrfs.transfer.api import Buffer
-from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.urls import without_secrets
 
 if TYPE_CHECKING:
+    from zarrfs.transfer.local import LocalFiles
     from zarrfs.transfer.remote import RemoteFiles
 
 T = TypeVar("T")
@@ -58,8 +58,8 @@ class Archive(Protocol):
 class LocalArchive:
     """An archive that is a local file."""
 
-    def __init__(self, path: str) -> None:
-        self.shown, self._files = path, LocalFiles()
+    def __init__(self, files: LocalFiles, path: str) -> None:
+        self.shown, self._files = path, files
 
     async def size(self) -> int:
         return await self._files.size(self.shown)
@@ -68,7 +68,7 @@ class LocalArchive:
         return await self._files.read(self.shown, offset, length)
 
     async def aclose(self) -> None:
-        await self._files.aclose()
+        """The LocalFiles is its owner's."""
 
 
 class RemoteArchive:

@@ -91,7 +91,7 @@ class Openers:
             if system is None:
                 found = urls.protocols(archive)
                 if not found or found in (["file"], ["local"]):
-                    system = ZipSystem(LocalArchive(os.path.abspath(urls.file_path(archive))))
+                    system = ZipSystem(LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive))))
                 else:
                     system = ZipSystem(RemoteArchive(self._files.below(), archive))
                 self._systems[archive] = system

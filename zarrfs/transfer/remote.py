@@ -21,6 +21,7 @@ from zarrfs.transfer import openers
 from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cache import BlockCache
+from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
 
@@ -37,9 +38,14 @@ Pin = tuple[str | None, int | None]  # tag, size
 
 
 class RemoteFiles:
-    """Values behind URLs. Errors: ReadError and its kinds (TargetMissing, AccessDenied, OutOfRange, ...)."""
+    """Values behind URLs. Errors: ReadError and its kinds (TargetMissing, AccessDenied, OutOfRange, ...).
 
-    def __init__(self, options: Options) -> None:
+    `local` reads the archives that are local files, and keeps to its forbidden_device; it stays the caller's.
+    """
+
+    def __init__(self, options: Options, local: LocalFiles | None = None) -> None:
+        self.local = LocalFiles() if local is None else local
+        self._owns_local = local is None
         self.cache = BlockCache(options.memory_limit)
         self._options = options
         self._openers = openers.Openers(options, self)
@@ -78,7 +84,7 @@ class RemoteFiles:
         """
         if self._below is None:
             quarter = self.cache.max_bytes // 4
-            self._below = RemoteFiles(dataclasses.replace(self._options, memory_limit=quarter))
+            self._below = RemoteFiles(dataclasses.replace(self._options, memory_limit=quarter), self.local)
             self.cache.resize(self.cache.max_bytes - quarter)
         return self._below
 
@@ -147,6 +153,8 @@ class RemoteFiles:
         await self._openers.aclose()
         if self._below is not None:
             await self._below.aclose()
+        if self._owns_local:
+            await self.local.aclose()
 
     # -- parts
 

@@ -94,7 +94,7 @@ class Targets:
         if self._remote is None:
             from zarrfs.transfer.remote import RemoteFiles
 
-            self._remote = RemoteFiles(self._options)
+            self._remote = RemoteFiles(self._options, self.local)
         return self._remote
 
     async def _find(self, url: str) -> tuple[str | None, str]:
