@@ -48,6 +48,14 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def user_id(text: str) -> int:
+    """A user or group number; the last one, -1 to the system, is none."""
+    number = natural(text)
+    if number >= 2**32 - 1:
+        raise ValueError("a number below 4294967295")
+    return number
+
+
 def flag(text: str) -> bool:
     """A flag: named alone it is on; NAME=false turns it off."""
     try:
@@ -128,9 +136,9 @@ class Options:
     retries: int = _option("fetch", 4, natural, "N", "How often a failed request is repeated.")
     # the mount
     ro: bool = _option("mount", True, flag, "", "Mount read-only: the default and, so far, the only way.")
-    uid: int | None = _option("mount", None, natural, "UID", "Owner of everything (default: who mounts).")
+    uid: int | None = _option("mount", None, user_id, "UID", "Owner of everything (default: who mounts).")
     gid: int | None = _option(
-        "mount", None, natural, "GID", "Group of everything (default: that of who mounts)."
+        "mount", None, user_id, "GID", "Group of everything (default: that of who mounts)."
     )
     umask: int = _option("mount", 0, octal, "MODE", "Permission bits taken from every file and directory.")
     file_mode: int | None = _option(
@@ -172,7 +180,7 @@ class Options:
         "mount", None, text, "NAME", "The source that mount(8) shows (default: SOURCE)."
     )
     mount_timeout: float = _option(
-        "mount", 300.0, seconds, "TIME", "How long to wait until the mount is ready."
+        "mount", 300.0, seconds, "TIME", "How long to wait for the mount, once the source has been read."
     )
     notify_pipe: int | None = _option(
         "mount", None, natural, "FD", "Write a newline to this descriptor when the mount is ready."
@@ -265,6 +273,8 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
             remount = True
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             raise UsageError(f"unknown option {name!r}{_hint(name)}")
+    if values.get("allow_other") and values.get("allow_root"):
+        raise UsageError("options allow_other and allow_root: only one of them can be had")
     return Parsed(Options(**values, storage=storage), kernel, remount, writable)
 
 

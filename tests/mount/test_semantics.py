@@ -354,6 +354,30 @@ def test_df(tmp_path: Path) -> None:
         assert (usage.f_bavail, usage.f_files, usage.f_favail, usage.f_namemax) == (0, 2, 0, 255)
 
 
+@pytest.mark.promise("S17")
+def test_an_index_that_is_cut_short_under_the_mount(tmp_path: Path) -> None:
+    refs: dict[str, object] = {f"d{n}/{m}": "x" for n in range(100) for m in range(100)}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt", f"index_dir={tmp_path / 'index'}") as root:
+        [index] = (tmp_path / "index").iterdir()
+        os.truncate(index, 8192)
+        failed = [error_of(os.listdir, root / f"d{n}") for n in range(100)]
+        assert set(failed) <= {None, errno.EIO}
+        assert errno.EIO in failed
+        assert os.stat(root).st_nlink == 102
+
+
+def test_relative_paths_of_options(tmp_path: Path) -> None:
+    source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
+    mnt.mkdir()
+    options = "index_dir=index,log_file=log,pid_file=pid"
+    done = run("mount", source.name, "mnt", "-o", options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (mnt / "a").read_text() == "x"
+    assert int((tmp_path / "pid").read_text()) == daemon_pid(mnt)
+    assert run("umount", "mnt", cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "pid").exists()
+
+
 def test_foreground_ends_with_ctrl_c(tmp_path: Path) -> None:
     from tests.conftest import PROGRAM
 

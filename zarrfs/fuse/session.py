@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from zarrfs.errors import MountError, ZarrfsError
+from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.fuse import logs, mounts
 from zarrfs.options import Options, Parsed
-from zarrfs.sources import Plan, plan_source
+from zarrfs.sources import Plan, discard, plan_source
 from zarrfs.transfer.urls import without_secrets
 
 log = logging.getLogger("zarrfs")
@@ -42,6 +42,7 @@ def mount(
     note = mounts.check_mountpoint(mountpoint)
     if note:
         tell(note)
+    _check_files(options)
     plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.fuse.serve"))
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
@@ -57,7 +58,25 @@ def mount(
         blobs=tuple(place if "://" in place else os.path.abspath(place) for place in options.blobs),
     )
     run = mount_foreground if options.foreground else mount_background
-    run(plan, mountpoint, options, parsed.kernel)
+    try:
+        run(plan, mountpoint, options, parsed.kernel)
+    finally:
+        discard(plan)
+
+
+def _check_files(options: Options) -> None:
+    """Raise UsageError for a file or descriptor that the daemon could not write to."""
+    for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
+        try:
+            if path is not None:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+        except OSError as exc:
+            raise UsageError(f"option {name}={path}: {(exc.strerror or str(exc)).lower()}") from None
+    try:
+        if options.notify_pipe is not None:
+            os.fstat(options.notify_pipe)
+    except OSError:
+        raise UsageError(f"option notify_pipe={options.notify_pipe}: no such descriptor") from None
 
 
 def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:

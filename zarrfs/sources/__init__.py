@@ -7,6 +7,7 @@ plan is a few strings; opening it costs next to nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -90,10 +91,16 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
 
         targets = Targets(options, plan.base)
     store = IndexStore(path, targets, plan.mtime_ns)
-    if plan.temporary:
-        os.unlink(path)
-        os.rmdir(os.path.dirname(path))
+    discard(plan)
     return store
+
+
+def discard(plan: Plan) -> None:
+    """Remove the index of a plan where it is temporary; whoever has it open keeps it."""
+    if plan.temporary and plan.index is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(plan.index)
+            os.rmdir(os.path.dirname(plan.index))
 
 
 def open_source(source: str, options: Options, child: bool = True) -> Store:

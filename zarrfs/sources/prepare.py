@@ -6,7 +6,6 @@ Its memory, threads and event loops end with it; only the index file and the pla
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import hashlib
@@ -17,8 +16,6 @@ import signal
 import sqlite3
 import stat
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +24,8 @@ from zarrfs.options import Options
 from zarrfs.sources import Plan
 from zarrfs.sources.compilation import Compilation
 from zarrfs.sources.compressed import expanded
-from zarrfs.store.indexfile import INDEX_VERSION, TEMPORARY, IndexWriter
+from zarrfs.sources.indexcache import IndexCache
+from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
@@ -83,32 +81,36 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
 
 def compile_document(document: Document, options: Options) -> Plan:
     """The plan of a document: its index from the cache directory, or compiled now."""
-    digest = hashlib.sha256(document.data)
+    hashed = hashlib.sha256(document.data)
     # whatever changes an index or its warnings
     said = (options.type, options.strict, options.compat, options.gen_limit, bool(options.blobs))
-    digest.update(repr((INDEX_VERSION, *said)).encode())
-    directory, temporary = index_directory(options)
-    path = os.path.join(directory, digest.hexdigest() + ".index")
-    plan = Plan(
-        document.source, "", index=path, temporary=temporary, base=_base(document, options),
-        mtime_ns=document.mtime_ns,
+    hashed.update(repr((INDEX_VERSION, *said)).encode())
+    digest = hashed.hexdigest()
+    cache = IndexCache(options)
+    path, notes = cache.find(digest) or _compile(document, options, cache, digest)
+    return Plan(
+        document.source, notes["kind"], index=path, temporary=cache.temporary, base=_base(document, options),
+        mtime_ns=document.mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
     )  # fmt: skip
-    known = None if temporary else _known(path)
-    if known is not None:
-        return dataclasses.replace(plan, kind=known["kind"], warnings=tuple(json.loads(known["warnings"])))
+
+
+def _compile(
+    document: Document, options: Options, cache: IndexCache, digest: str
+) -> tuple[str, dict[str, str]]:
+    """(path, notes) of a new index."""
     parsed = parse_json(expanded(document.data, options.document_limit, document.source), document.source)
     kind, compile_ = _detect(document, parsed, options)
-    _sweep(directory)
-    try:
-        with IndexWriter(path) as writer:
-            compilation = Compilation(document.source, writer, options)
-            compile_(parsed, compilation)
-            warnings = compilation.told()
-            writer.commit({"kind": kind, "source": document.source, "warnings": json.dumps(warnings)}.items())
-    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
-        reason = getattr(exc, "strerror", None) or str(exc)
-        raise SourceError(document.source, f"cannot write its index {path}: {reason}") from exc
-    return dataclasses.replace(plan, kind=kind, warnings=warnings)
+    with cache.new() as scratch:
+        try:
+            with IndexWriter(scratch) as writer:
+                compilation = Compilation(document.source, writer, options)
+                compile_(parsed, compilation)
+                notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
+                writer.commit(notes.items())
+            return cache.keep(scratch, digest), notes
+        except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+            reason = getattr(exc, "strerror", None) or str(exc)
+            raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
 
 
 def parse_json(text: bytes | bytearray, source: str) -> Any:
@@ -125,56 +127,12 @@ def parse_json(text: bytes | bytearray, source: str) -> Any:
             raise SourceError(source, f"not JSON: {reason}") from None
 
 
-def index_directory(options: Options) -> tuple[str, bool]:
-    """(directory, whether indexes in it are temporary): index_dir=, else the cache directory, else /tmp."""
-    if options.index_dir is not None:
-        wanted = options.index_dir
-    elif os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ:
-        wanted = "/var/cache/zarrfs/index"
-    else:
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        wanted = os.path.join(cache, "zarrfs", "index")
-    try:
-        os.makedirs(wanted, mode=0o700, exist_ok=True)
-        if os.access(wanted, os.W_OK):
-            return wanted, False
-        problem = "not writable"
-    except OSError as exc:
-        problem = exc.strerror or str(exc)
-    if options.index_dir is not None:
-        raise UsageError(f"option index_dir={wanted}: {problem}")
-    return tempfile.mkdtemp(prefix="zarrfs-"), True
-
-
-def _sweep(directory: str) -> None:
-    """Remove what writers that were killed have left: the temporary files that nobody has touched for a day."""
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            if TEMPORARY.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > 86_400:
-                os.unlink(entry.path)
-
-
 def _base(document: Document, options: Options) -> str:
     """What relative target URLs are relative to: a directory or URL that ends in "/"."""
     if options.base is None:
         return document.base
     base = options.base if "://" in options.base else os.path.abspath(options.base)
     return base.rstrip("/") + "/"
-
-
-def _known(path: str) -> dict[str, str] | None:
-    """The notes of an index compiled before; None where there is none, or a damaged one."""
-    from zarrfs.store.indexfile import open_database
-
-    if not os.path.exists(path):
-        return None
-    try:
-        db = open_database(path)
-    except SourceError:
-        return None
-    meta = dict(db.execute("SELECT name, value FROM meta"))
-    db.close()
-    return meta if {"kind", "warnings"} <= meta.keys() else None
 
 
 def _detect(document: Document, parsed: Any, options: Options) -> tuple[str, Callable[[Any, Compilation], None]]:

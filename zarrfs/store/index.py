@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 class IndexStore:
     """The tree of an index file written by IndexWriter.
 
-    Queries run on the calling thread: the file is local, mapped and mostly in the page cache, and a lookup
+    Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup
     takes microseconds. `mtime_ns` is what entries without a time of their own show.
     """
 

@@ -86,7 +86,7 @@ _Row = _Full | tuple[int, str, int, int, int]
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """A read-only, mapped connection to an index; raises SourceError for anything that is not one."""
+    """A read-only connection to an index; raises SourceError for anything that is not one."""
     try:
         db = sqlite3.connect(
             f"file:{quote(os.path.abspath(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
@@ -98,7 +98,9 @@ def open_database(path: str) -> sqlite3.Connection:
         if found != (APPLICATION_ID, INDEX_VERSION):
             db.close()
             raise SourceError(path, f"not an index of version {INDEX_VERSION}")
-        db.execute("PRAGMA mmap_size=1099511627776")
+        # not mapped: where the file is cut short under a map, a read ends the process (SIGBUS) instead of failing
+        db.execute("PRAGMA mmap_size=0")
+        db.execute("PRAGMA cache_size=-16384")
         db.execute("SELECT 1 FROM entry LIMIT 1").fetchone()
     except sqlite3.Error as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc

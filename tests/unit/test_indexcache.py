@@ -1,0 +1,117 @@
+"""Kept indexes: found again, and not believed when they are not what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from zarrfs.errors import UsageError
+from zarrfs.options import Options
+from zarrfs.sources import Plan, open_plan
+from zarrfs.sources.prepare import prepare
+
+VALUE = "a value that stands in the index once"
+
+
+def plan(directory: Path, **more: object) -> Plan:
+    document = directory / "refs.json"
+    if not document.exists():
+        document.write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    return prepare(str(document), Options(index_dir=str(directory / "index"), **more))  # type: ignore[arg-type]
+
+
+def value(made: Plan) -> str:
+    return bytes(trio.run(open_plan(made, Options()).get, "k")).decode()
+
+
+def indexes(directory: Path) -> list[Path]:
+    return sorted((directory / "index").iterdir())
+
+
+def test_an_index_is_made_once(tmp_path: Path) -> None:
+    first = plan(tmp_path)
+    [path] = indexes(tmp_path)
+    made = path.stat().st_mtime_ns
+    assert plan(tmp_path) == first
+    assert [path] == indexes(tmp_path)
+    assert path.stat().st_mtime_ns == made
+    assert value(first) == VALUE
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    assert data.count(VALUE.encode()) == 1
+    path.write_bytes(data.replace(VALUE.encode(), VALUE.upper().encode()))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def foreign(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty, writable, foreign, link])
+def test_an_index_that_is_not_what_it_says(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    plan(tmp_path)
+    [path] = indexes(tmp_path)
+    damage(path)
+    again = plan(tmp_path)
+    assert value(again) == VALUE
+    assert again.index is not None
+    status = os.lstat(again.index)
+    assert (status.st_uid, status.st_mode) == (os.geteuid(), 0o100644)
+
+
+def test_options_have_indexes_of_their_own(tmp_path: Path) -> None:
+    assert plan(tmp_path).index != plan(tmp_path, strict=True).index
+
+
+def test_leftovers_go_after_a_day(tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    old, new = tmp_path / "index/.zarrfs-1.tmp", tmp_path / "index/.zarrfs-2.tmp"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    plan(tmp_path)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "index").write_text("")
+    with pytest.raises(UsageError, match=r"option index_dir=.*index: "):
+        plan(tmp_path)
+
+
+def test_without_a_cache_directory_the_index_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    made = prepare(str(tmp_path / "refs.json"), Options())
+    assert made.temporary
+    assert value(made) == VALUE
+    assert list((tmp_path / "tmp").iterdir()) == []
