@@ -5,6 +5,7 @@ All are real, on loopback, on ports that the system gives; they live for the ses
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import re
@@ -108,7 +109,8 @@ class Faulty:
 
     A fault is a status, or one of: truncate, reset, slow (no answer until release()), whole (Range ignored),
     elsewhere (a Content-Range of other bytes), unranged (206 without Content-Range), short (fewer bytes than
-    asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag), html.
+    asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag), html,
+    endless (the value over and over, without a length).
     The last fault of a path given with `forever` never wears off. HEAD is answered without faults unless it
     is asked for under "HEAD path".
     """
@@ -201,6 +203,8 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             return self.connection.close()
         headers = {"ETag": '"2"' if fault == "changed" else '"1"'}
+        if fault == "endless":
+            return self._endless(value)
         if fault == "html":
             headers["Content-Type"] = "text/html"
         match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked or "")
@@ -222,6 +226,14 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
         if fault == "gzip":
             headers["Content-Encoding"] = "gzip"
         self._send(206, value[start : stop + 7 if fault == "long" else stop], headers, fault)
+
+    def _endless(self, value: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(value)
 
     def _send(
         self, status: int, body: bytes, headers: dict[str, str], fault: object = None, sized: bool = True

@@ -6,9 +6,12 @@ import builtins
 import dataclasses
 import os
 import sys
+import zipfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import trio
 import trio.testing
@@ -366,6 +369,58 @@ def test_options_reach_the_protocol_under_each_of_its_names(s3: S3) -> None:
 def test_header_options_are_sent(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
     assert read(url, options=Options(storage={"https": {"headers": {"Range": "bytes=0-1"}}})) == VALUE[10:110]
+
+
+# -- values that are fetched to their end
+
+
+@pytest.mark.parametrize("fault", [None, "endless", "whole"])
+def test_a_value_over_the_limit(faulty: Faulty, fault: object) -> None:
+    url = faulty.put("/v", VALUE, forever=fault)
+    options = Options(retries=2, request_timeout=20.0, document_limit=len(VALUE) - 1)
+
+    async def one(files: RemoteFiles) -> None:
+        with pytest.raises(ReadError, match=rf"more than {len(VALUE) - 1} bytes \(-o document_limit=\)$"):
+            await files.read_all(url)
+
+    using(one, options)
+    assert faulty.gets() == 1  # not repeated
+    exactly = Options(retries=0, document_limit=len(VALUE))
+    assert fault == "endless" or using(lambda files: files.read_all(url), exactly) == VALUE
+
+
+def test_a_value_without_end_is_not_counted_for_ever(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, forever="endless")
+    faulty.head("/v", forever="unsized")
+
+    async def one(files: RemoteFiles) -> None:
+        with pytest.raises(ReadError, match=r"more than 1000000 bytes \(-o document_limit=\)$"):
+            await files.size(url)
+
+    using(one, Options(retries=2, document_limit=1_000_000))
+    assert faulty.gets() == 1
+
+
+def test_a_value_over_the_limit_elsewhere(s3: S3, tmp_path: Path) -> None:
+    s3.client.put_object(Bucket=s3.bucket, Key="large", Body=VALUE)
+    fsspec.filesystem("memory").pipe_file("/large", VALUE)
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as file:
+        file.writestr("large", VALUE)
+    for url in (f"s3://{s3.bucket}/large", "memory://large", f"zip://large::{tmp_path}/t.zip"):
+        options = Options(retries=0, document_limit=len(VALUE), storage={"s3": s3.options})
+        one = lambda files, url=url: files.read_all(url)  # noqa: E731
+        assert using(one, options) == VALUE
+        with pytest.raises(ReadError, match=rf"more than {len(VALUE) - 1} bytes \(-o document_limit=\)$"):
+            using(one, dataclasses.replace(options, document_limit=len(VALUE) - 1))
+
+
+def test_an_s3_server_without_end(s3: S3, faulty: Faulty) -> None:
+    faulty.put("/tests/v", VALUE, forever="endless")
+    options = dataclasses.replace(s3_options(s3, endpoint_url=faulty.url), document_limit=3_000_000)
+    with pytest.raises(ReadError, match=r"more than 3000000 bytes"):
+        using(lambda files: files.read_all("s3://tests/v"), options)
+    assert read("s3://tests/v", options=options) == VALUE[10:110]  # the range is ignored
+    assert faulty.gets() == 2
 
 
 # -- S3

@@ -436,6 +436,15 @@ def test_what_is_no_document(nginx: Nginx) -> None:
         read_document(f"http://127.0.0.1:{free_port()}/x.json", OPTIONS)
 
 
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_document_over_the_limit(faulty: Faulty, sized: bool) -> None:
+    url = faulty.put("/large.json", b'{"a": "inline"}' * 1000, forever=None if sized else "endless")
+    faulty.head("/large.json", forever=None if sized else "unsized")
+    with pytest.raises(SourceError, match=r"more than 10000 bytes \(-o document_limit=\)$"):
+        read_document(url, Options(retries=2, document_limit=10_000))
+    assert faulty.gets() == 1
+
+
 def test_a_large_document(nginx: Nginx) -> None:
     data = b'{"a": "' + b"x" * 20_000_000 + b'"}'
     (nginx.plain.root / "large.json").write_bytes(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zarrfs.errors import ReadError
 from zarrfs.transfer.api import Buffer
 
 
@@ -24,6 +25,11 @@ class Fetched(NamedTuple):
     data: Buffer
     tag: str | None = None
     total: int | None = None  # size of the value where it is known
+
+
+def too_large(where: str, limit: int) -> ReadError:
+    """The error of a value that is to be fetched whole, and is no smaller when asked for again."""
+    return ReadError(where, f"more than {limit} bytes (-o document_limit=)")
 
 
 class Transient(Exception):

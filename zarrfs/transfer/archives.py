@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import trio
 
 from zarrfs.errors import ReadError, TargetMissing
-from zarrfs.transfer.answers import Entry, Fetched
+from zarrfs.transfer.answers import Entry, Fetched, too_large
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.urls import without_secrets
 
@@ -92,8 +92,8 @@ class ZipSystem:
 
     immutable = True
 
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
+    def __init__(self, archive: Archive, limit: int) -> None:
+        self._archive, self._limit = archive, limit
         self._lock = trio.Lock()
         self._threads = trio.CapacityLimiter(_THREADS)
         self._zip: zipfile.ZipFile | None = None
@@ -104,6 +104,8 @@ class ZipSystem:
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
         info = await self._member(path)
+        if stop is None and info.file_size - start > self._limit:
+            raise too_large(self.shown(path), self._limit)
         stop = info.file_size if stop is None else min(stop, info.file_size)
         if start >= stop:
             return Fetched(b"", None, info.file_size)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote, urljoin, urlsplit
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
 from zarrfs.transfer.urls import without_secrets
 
 log = logging.getLogger("zarrfs.transfer")
@@ -27,8 +27,8 @@ _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
-async def fetch(fs: Any, url: str, start: int, stop: int | None) -> Fetched:
-    """The bytes [start, stop) of `url`, cut at its end; stop None: to its end.
+async def fetch(fs: Any, limit: int, url: str, start: int, stop: int | None) -> Fetched:
+    """The bytes [start, stop) of `url`, cut at its end; stop None: to its end, if these are up to `limit` bytes.
 
     Raises Transient for what may go better next time, else a ReadError. Never bytes from another place: a
     206 must name the range that it carries, and of a 200, which has everything, the range is cut out. A body
@@ -44,47 +44,64 @@ async def fetch(fs: Any, url: str, start: int, stop: int | None) -> Fetched:
             return Fetched(b"", tag, int(match[1]) if match else start)
         _check_status(response, url)
         if response.status != 206:
-            return await _cut(response, url, start, stop, tag)
+            return await _cut(response, limit, url, start, stop, tag)
         match = _RANGE.match(response.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
             raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
         total = None if match[3] == "*" else int(match[3])
         end = int(match[2]) + 1
+        if stop is None and end - start > limit:
+            raise too_large(without_secrets(url), limit)
         data, _ = await _body(response, 0, (end if stop is None else min(stop, end)) - start)
         return Fetched(data, tag, total)
 
 
-async def _cut(response: Any, url: str, start: int, stop: int | None, tag: str | None) -> Fetched:
+async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None, tag: str | None) -> Fetched:
     """[start, stop) of an answer that has the whole value."""
     total = _length(response)
+    if stop is None and total is not None and total - start > limit:
+        raise too_large(without_secrets(url), limit)
     if start:
         host = urlsplit(url).netloc.rpartition("@")[2]
         if host not in _told:
             _told.add(host)
             log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
-    want = None if stop is None else stop - start
+    want = limit + 1 if stop is None else stop - start
     data, seen = await _body(response, start, want)
-    return Fetched(data, tag, total if want is not None and len(data) == want else seen)
+    if stop is None and len(data) > limit:
+        raise too_large(without_secrets(url), limit)
+    return Fetched(data, tag, total if len(data) == want else seen)
 
 
-async def _body(response: Any, skip: int, want: int | None) -> tuple[bytearray, int]:
-    """(up to `want` bytes after the first `skip`, how many bytes were seen); want None: all."""
+async def _body(response: Any, skip: int, want: int) -> tuple[bytearray, int]:
+    """(up to `want` bytes after the first `skip`, how many bytes were seen)."""
     data = bytearray()
     seen = 0
     async for chunk in response.content.iter_any():
         data += chunk[max(skip - seen, 0) :] if seen < skip else chunk
         seen += len(chunk)
-        if want is not None and len(data) >= want:
+        if len(data) >= want:
             del data[want:]
             break
     return data, seen
 
 
-async def stat(fs: Any, url: str) -> Entry:
+async def _counted(response: Any, limit: int, url: str) -> int:
+    """The length of a body; its bytes are not kept."""
+    seen = 0
+    async for chunk in response.content.iter_any():
+        seen += len(chunk)
+        if seen > limit:
+            raise too_large(without_secrets(url), limit)
+    return seen
+
+
+async def stat(fs: Any, limit: int, url: str) -> Entry:
     """What is at `url`: its size where the server tells, whether it is a directory, tag and time.
 
     A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD,
-    or no length in it: one byte is asked for then.
+    or no length in it: one byte is asked for then. What has no length there either is fetched to be counted, up
+    to `limit` bytes.
     """
     async with await _request(fs, "HEAD", url, {}) as response:
         if _redirected_to_directory(fs, url, response):
@@ -104,7 +121,7 @@ async def stat(fs: Any, url: str) -> Entry:
             match = _RANGE.match(response.headers.get("Content-Range", ""))
             return _entry(response, int(match[3]) if match and match[3] != "*" else None)
         size = _length(response)
-        return _entry(response, size if size is not None else (await _body(response, 0, None))[1])
+        return _entry(response, size if size is not None else await _counted(response, limit, url))
 
 
 async def listing(fs: Any, url: str) -> list[Entry] | None:

@@ -11,7 +11,7 @@ import trio
 from zarrfs.errors import ReadError
 from zarrfs.options import Options
 from zarrfs.transfer import urls
-from zarrfs.transfer.archives import LocalArchive, RemoteArchive, ZipSystem
+from zarrfs.transfer.archives import Archive, LocalArchive, RemoteArchive, ZipSystem
 from zarrfs.transfer.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class Openers:
             return self._systems[key]
 
     def _wrap(self, fs: Any, protocol: str) -> System:
-        timeout = self._options.request_timeout
+        timeout, limit = self._options.request_timeout, self._options.document_limit
         if protocol in ("http", "https"):
-            return HttpSystem(fs, timeout)
+            return HttpSystem(fs, timeout, limit)
         if fs.async_impl:
-            return CoroutineSystem(fs, protocol, timeout)
-        return ThreadSystem(fs, protocol, timeout)
+            return CoroutineSystem(fs, protocol, timeout, limit)
+        return ThreadSystem(fs, protocol, timeout, limit)
 
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
         head, _, archive = url.partition("::")
@@ -90,11 +90,12 @@ class Openers:
             system = self._systems.get(archive)
             if system is None:
                 found = urls.protocols(archive)
+                opened: Archive
                 if not found or found in (["file"], ["local"]):
-                    system = ZipSystem(LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive))))
+                    opened = LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive)))
                 else:
-                    system = ZipSystem(RemoteArchive(self._files.below(), archive))
-                self._systems[archive] = system
+                    opened = RemoteArchive(self._files.below(), archive)
+                system = self._systems[archive] = ZipSystem(opened, self._options.document_limit)
             return system, path
 
 

@@ -61,7 +61,7 @@ class RemoteFiles:
         return await self.read_at(system, path, offset, length, low, high)
 
     async def read_all(self, url: str) -> bytes:
-        """All bytes of `url`."""
+        """All bytes of `url`; as read_all_at()."""
         system, path = await self._openers.find(url)
         return await self.read_all_at(system, path)
 
@@ -115,7 +115,7 @@ class RemoteFiles:
         return buffer
 
     async def read_all_at(self, system: System, path: str) -> bytes:
-        """All bytes at `path`, not kept."""
+        """All bytes at `path`, not kept; a ReadError where these are more than -o document_limit=."""
         return bytes((await self.attempts(system, path, lambda: system.fetch(path, 0, None))).data)
 
     async def stat_at(self, system: System, path: str) -> Entry:

@@ -17,13 +17,14 @@ import trio
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.transfer import bridge, http
-from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
 from zarrfs.transfer.urls import without_secrets
 
 T = TypeVar("T")
 
 _REQUESTS = 64  # of one system in flight at once; more wait, without their deadline running
 _THREADS = 16  # the same where each takes a thread
+_CHUNK = 1 << 20  # bytes of a body that are read at once
 _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
 
@@ -33,7 +34,10 @@ class System(Protocol):
     immutable: bool  # its values never change
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """The bytes [start, stop) of a value, cut at its end; stop None: to its end."""
+        """The bytes [start, stop) of a value, cut at its end.
+
+        stop None: to its end; a ReadError where that takes more bytes than -o document_limit=.
+        """
         ...
 
     async def stat(self, path: str) -> Entry:
@@ -62,17 +66,17 @@ class HttpSystem:
 
     immutable = False
 
-    def __init__(self, fs: Any, timeout: float) -> None:
-        self._fs, self._timeout = fs, timeout
+    def __init__(self, fs: Any, timeout: float, limit: int) -> None:
+        self._fs, self._timeout, self._limit = fs, timeout, limit
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
-        return await self._call(path, http.fetch, self._fs, path, start, stop)
+        return await self._call(path, http.fetch, self._fs, self._limit, path, start, stop)
 
     async def stat(self, path: str) -> Entry:
         """As System.stat."""
-        return await self._call(path, http.stat, self._fs, path)
+        return await self._call(path, http.stat, self._fs, self._limit, path)
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
@@ -106,8 +110,8 @@ class CoroutineSystem:
 
     immutable = False
 
-    def __init__(self, fs: Any, protocol: str, timeout: float) -> None:
-        self._fs, self._protocol, self._timeout = fs, protocol, timeout
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
+        self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -138,6 +142,8 @@ class CoroutineSystem:
 
     async def _cat(self, path: str, start: int, stop: int | None) -> bytes:
         whole = start == 0 and stop is None
+        if stop is None:
+            _check_size((await self._fs._info(path)).get("size"), start, self._limit, self.shown(path))
         data: bytes = await self._fs._cat_file(path, **({} if whole else {"start": start, "end": stop}))
         return data
 
@@ -151,7 +157,11 @@ class CoroutineSystem:
             wanted["VersionId"] = version
         answer = await self._fs._call_s3("get_object", **wanted)
         try:
-            data = await answer["Body"].read()
+            if stop is None:
+                _check_size(answer.get("ContentLength"), start, self._limit, self.shown(path))
+            data = await _read_body(answer["Body"], self._limit if stop is None else stop - start)
+            if stop is None:
+                _check_size(len(data), 0, self._limit, self.shown(path))
         finally:
             answer["Body"].close()
         ranged = answer.get("ContentRange") or ""
@@ -173,8 +183,8 @@ class CoroutineSystem:
 class ThreadSystem:
     """An fsspec file system without coroutines: its calls run in worker threads."""
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, immutable: bool = False) -> None:
-        self._fs, self._protocol, self._timeout = fs, protocol, timeout
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False) -> None:
+        self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
         self.immutable = immutable
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -203,6 +213,8 @@ class ThreadSystem:
 
     def _cat(self, path: str, start: int, stop: int | None) -> bytes:
         whole = start == 0 and stop is None
+        if stop is None:
+            _check_size(self._fs.info(path).get("size"), start, self._limit, self.shown(path))
         data: bytes = self._fs.cat_file(path, **({} if whole else {"start": start, "end": stop}))
         return data
 
@@ -215,6 +227,19 @@ class ThreadSystem:
                     )
         except Exception as exc:
             raise failure(exc, self.shown(path), self._timeout) from exc
+
+
+async def _read_body(body: Any, most: int) -> bytearray:
+    """A body of botocore's to its end; one that is longer than `most` is left somewhere after that."""
+    data = bytearray()
+    while len(data) <= most and (chunk := await body.read(_CHUNK)):
+        data += chunk
+    return data
+
+
+def _check_size(size: int | None, start: int, limit: int, where: str) -> None:
+    if size is not None and size - start > limit:
+        raise too_large(where, limit)
 
 
 def entry(info: dict[str, Any]) -> Entry:
