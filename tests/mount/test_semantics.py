@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -364,6 +365,21 @@ def test_an_index_that_is_cut_short_under_the_mount(tmp_path: Path) -> None:
         assert set(failed) <= {None, errno.EIO}
         assert errno.EIO in failed
         assert os.stat(root).st_nlink == 102
+
+
+def test_without_root_the_rest_of_a_value_is_pushed(tmp_path: Path) -> None:
+    target, mnt = tmp_path / "target.bin", tmp_path / "mnt"
+    target.write_bytes(os.urandom(4 << 20))
+    mnt.mkdir()
+    source = document(tmp_path, {f"v{n}": [str(target), n, (4 << 20) - 16] for n in range(16)})
+    daemon = HERE / "unraised_daemon.py"
+    subprocess.run([sys.executable, str(daemon), str(source), str(mnt), str(tmp_path / "mnt.log")], check=True)
+    try:
+        for number in range(16):
+            assert (mnt / f"v{number}").read_bytes() == target.read_bytes()[number : number + (4 << 20) - 16]
+        assert counters(mnt)["read"] < 16 * 4  # and not 32 each
+    finally:
+        assert run("umount", mnt).returncode == 0
 
 
 def test_relative_paths_of_options(tmp_path: Path) -> None:

@@ -1,0 +1,18 @@
+"""A mount whose read-ahead may not be raised: unraised_daemon.py SOURCE MOUNTPOINT LOG."""
+
+from __future__ import annotations
+
+import sys
+
+from zarrfs.fuse import pagecache, session
+from zarrfs.options import parse
+
+
+async def refused(mountpoint: str, size: int, started: object) -> bool:
+    await started.wait()  # type: ignore[attr-defined]
+    return False
+
+
+if __name__ == "__main__":
+    pagecache.raise_read_ahead = refused
+    session.mount(sys.argv[1], sys.argv[2], parse([f"log_file={sys.argv[3]}"]))
