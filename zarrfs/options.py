@@ -124,7 +124,7 @@ class Options:
         "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."
     )
     document_limit: int = _option(
-        "source", 4 << 30, size, "SIZE", "Refuse a compressed document that expands to more than SIZE."
+        "source", 4 << 30, size, "SIZE", "Refuse a document of more than SIZE, fetched or expanded."
     )
     index_dir: str | None = _option(
         "source", None, text, "DIR",

@@ -76,7 +76,7 @@ def test_attributes_are_those_of_the_file(store: FileSystemStore) -> None:
     os.utime(path, ns=(1, 1_234_567_891_234_567_891))
     os.link(path, path.with_name("g"))
     info = trio.run(store.info, "f")
-    assert info == Info("f", Kind.FILE, 1_000_000, 0o640, 1_234_567_891_234_567_891, None, 0, 2)
+    assert info == Info("f", Kind.FILE, 1_000_000, 0o640, 1_234_567_891_234_567_891, None, 0, 2, path.stat().st_ino)
     assert trio.run(listed, store, "")[0] == info
 
 
