@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -415,3 +417,14 @@ def test_a_target_inside_the_mount_does_not_hang(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": [str(mnt / "b"), 0, 1], "b": "x"}), mnt) as root:
         assert error_of((root / "a").read_bytes) == errno.ELOOP
         assert (root / "b").read_text() == "x"
+
+
+def test_a_zip_file_inside_the_mount_is_not_opened(tmp_path: Path) -> None:
+    """A daemon that held a file of its own mount could never be unmounted."""
+    archive, mnt = tmp_path / "t.zip", tmp_path / "mnt"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("d/a", "text")
+    inline = "base64:" + base64.b64encode(archive.read_bytes()).decode()
+    with mounted(document(tmp_path, {"t.zip": inline, "z": [f"zip://d/a::{mnt}/t.zip", 0, 1]}), mnt) as root:
+        assert error_of((root / "z").read_bytes) == errno.ELOOP
+        assert (root / "t.zip").read_bytes() == archive.read_bytes()
