@@ -48,6 +48,20 @@ def test_an_open_file_stays_one_version(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S21")
+def test_a_name_taken_while_the_kernel_remembers_it(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "mnt", "attr_timeout=60s") as root:
+        old = os.open(root / "chunk", os.O_RDONLY)
+        assert os.pread(old, 4096, 0) == b"A" * 4096
+        replace(source / "chunk", b"B" * SIZE)
+        new = os.open(root / "chunk", os.O_RDONLY)  # the kernel believes that it knows this file
+        assert os.pread(new, SIZE, 0) == b"B" * SIZE
+        assert os.pread(old, SIZE, 0) == b"A" * SIZE
+        assert os.pread(new, 4096, SIZE // 2) == b"B" * 4096
+        os.close(old)
+        os.close(new)
+
+
+@pytest.mark.promise("S21")
 @pytest.mark.parametrize("keep_time", [False, True])
 def test_a_replaced_file_is_seen_after_a_second(source: Path, tmp_path: Path, keep_time: bool) -> None:
     with mounted(source, tmp_path / "mnt") as root:

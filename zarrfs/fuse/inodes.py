@@ -45,7 +45,7 @@ class InodeTable:
         if (
             inode is not None
             and self._kinds.get(inode, Kind.FILE) is kind
-            and (identity is None or self._identities.get(inode) == identity or not key)
+            and self._identities.get(inode) == identity
         ):
             self._more[inode] = self._more.get(inode, 0) + 1
             return inode

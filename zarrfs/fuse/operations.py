@@ -286,7 +286,7 @@ class Operations(pyfuse3.Operations):
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
         key = self.inodes.key(inode)
-        descriptor, version = await self._open(key)
+        descriptor, version = await self._open(key, self.inodes.identity(inode))
         keep = version is not None and self._versions.get(inode, version) == version
         if version is not None and not self.store.immutable:
             self._versions[inode] = version
@@ -364,8 +364,11 @@ class Operations(pyfuse3.Operations):
         table[number] = value
         return FileHandleT(number)
 
-    async def _open(self, key: str) -> tuple[int | None, tuple[int, ...] | None]:
-        """(descriptor or None, what tells versions of the value apart, or None where nothing does)."""
+    async def _open(self, key: str, identity: int | None) -> tuple[int | None, tuple[int, ...] | None]:
+        """(descriptor or None, what tells versions of the value apart, or None where nothing does).
+
+        ESTALE where another file than `identity` has taken the name: the kernel then looks it up again.
+        """
         if self.store.immutable:
             return None, ()
         if self._descriptors is None:
@@ -374,6 +377,9 @@ class Operations(pyfuse3.Operations):
             return None, (info.size or 0, info.mtime_ns or 0) if known else None
         descriptor = await self._descriptors.open_value(key)
         status = os.fstat(descriptor)
+        if identity not in (None, status.st_ino):
+            os.close(descriptor)
+            raise pyfuse3.FUSEError(errno.ESTALE)
         return descriptor, (
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
         )  # fmt: skip
