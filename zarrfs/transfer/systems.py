@@ -61,27 +61,43 @@ class System(Protocol):
         ...
 
 
+class _OnLoop:
+    """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._slots = trio.CapacityLimiter(_REQUESTS)
+
+    async def call(self, where: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """`function(*args)`; its failures are told as those of `where`."""
+        try:
+            async with self._slots:
+                return await bridge.call(function, *args, timeout=self._timeout)
+        except Exception as exc:
+            raise failure(exc, where, self._timeout) from exc
+
+
 class HttpSystem:
     """HTTP servers, all of them: a path is a URL."""
 
     immutable = False
 
     def __init__(self, fs: Any, timeout: float, limit: int) -> None:
-        self._fs, self._timeout, self._limit = fs, timeout, limit
-        self._slots = trio.CapacityLimiter(_REQUESTS)
+        self._fs, self._limit = fs, limit
+        self._loop = _OnLoop(timeout)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
-        return await self._call(path, http.fetch, self._fs, self._limit, path, start, stop)
+        return await self._loop.call(self.shown(path), http.fetch, self._fs, self._limit, path, start, stop)
 
     async def stat(self, path: str) -> Entry:
         """As System.stat."""
-        return await self._call(path, http.stat, self._fs, self._limit, path)
+        return await self._loop.call(self.shown(path), http.stat, self._fs, self._limit, path)
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
         head, mark, query = path.partition("?")
-        return await self._call(path, http.listing, self._fs, f"{head.rstrip('/')}/{mark}{query}")
+        return await self._loop.call(self.shown(path), http.listing, self._fs, f"{head.rstrip('/')}/{mark}{query}")
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
@@ -97,13 +113,6 @@ class HttpSystem:
         if session is not None:
             await bridge.call(session.close)
 
-    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        try:
-            async with self._slots:
-                return await bridge.call(function, *args, timeout=self._timeout)
-        except Exception as exc:
-            raise failure(exc, self.shown(path), self._timeout) from exc
-
 
 class CoroutineSystem:
     """An fsspec file system with coroutines: object stores."""
@@ -111,22 +120,22 @@ class CoroutineSystem:
     immutable = False
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
-        self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
-        self._slots = trio.CapacityLimiter(_REQUESTS)
+        self._fs, self._protocol, self._limit = fs, protocol, limit
+        self._loop = _OnLoop(timeout)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
         if hasattr(self._fs, "_call_s3"):
-            return await self._call(path, self._fetch_s3, path, start, stop)
-        return Fetched(await self._call(path, self._cat, path, start, stop))
+            return await self._loop.call(self.shown(path), self._fetch_s3, path, start, stop)
+        return Fetched(await self._loop.call(self.shown(path), self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
         """As System.stat."""
-        return entry(await self._call(path, self._fs._info, path))
+        return entry(await self._loop.call(self.shown(path), self._fs._info, path))
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
-        found = await self._call(path, self._fs._ls, path, True)
+        found = await self._loop.call(self.shown(path), self._fs._ls, path, True)
         return listed(path, found)
 
     def child(self, path: str, name: str) -> str:
@@ -171,13 +180,6 @@ class CoroutineSystem:
             data = data if stop is None else data[:stop]
         total = ranged.rpartition("/")[2]
         return Fetched(data, answer.get("ETag"), int(total) if total.isdigit() else None)
-
-    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        try:
-            async with self._slots:
-                return await bridge.call(function, *args, timeout=self._timeout)
-        except Exception as exc:
-            raise failure(exc, self.shown(path), self._timeout) from exc
 
 
 class ThreadSystem:
