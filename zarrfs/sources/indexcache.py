@@ -22,8 +22,9 @@ from collections.abc import Iterator
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
-from zarrfs.store.indexfile import TEMPORARY, open_database
+from zarrfs.store.indexfile import open_database
 
+_SCRATCH = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 _ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
@@ -92,7 +93,7 @@ class IndexCache:
         """Remove what killed writers have left."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if TEMPORARY.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
+                if _SCRATCH.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
                     os.unlink(entry.path)
 
 

@@ -12,9 +12,7 @@ import enum
 import itertools
 import operator
 import os
-import re
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -24,7 +22,6 @@ from zarrfs.errors import SourceError
 from zarrfs.store.api import Buffer, Kind, split_key
 
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
-TEMPORARY = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 INDEX_VERSION = 1  # part of every cache key: a new layout never meets an old file
 
 SCHEMA = """
@@ -108,19 +105,17 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 class IndexWriter:
-    """Compiles a document's entries into an index file; the file appears whole at commit() or never.
+    """Compiles a document's entries into the new index file `path`, which is whole after commit().
 
     Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it.
-    A context manager: leaving it without commit() removes the temporary file.
+    A context manager: leaving it without commit() removes the file. Where others look for it, it gets its name
+    afterwards (sources.indexcache).
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        descriptor, self._temporary = tempfile.mkstemp(
-            prefix=".zarrfs-", suffix=".tmp", dir=os.path.dirname(path) or "."
-        )
-        os.close(descriptor)
-        self._db = sqlite3.connect(self._temporary, isolation_level=None)
+        self._whole = False
+        self._db = sqlite3.connect(path, isolation_level=None)
         self._db.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;"
             f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={INDEX_VERSION};"
@@ -143,8 +138,9 @@ class IndexWriter:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._db.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._temporary)
+        if not self._whole:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
 
     # -- entries
 
@@ -236,7 +232,7 @@ class IndexWriter:
         return found
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
-        """Write everything and rename the index into place (atomic: other processes see all or nothing)."""
+        """Write everything, to the disk."""
         self._flush()
         subdirectories = dict.fromkeys(self._directories, 0)
         for key in self._directories:
@@ -258,10 +254,10 @@ class IndexWriter:
         self._db.executemany("INSERT INTO meta VALUES (?,?)", list(meta))
         self._db.execute("COMMIT")
         self._db.close()
-        with open(self._temporary, "rb") as file:
+        with open(self.path, "rb") as file:
             os.fsync(file.fileno())
-        os.chmod(self._temporary, 0o644)
-        os.rename(self._temporary, self.path)
+        os.chmod(self.path, 0o644)
+        self._whole = True
 
     # -- parts
 
