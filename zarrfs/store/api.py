@@ -108,6 +108,25 @@ class DescriptorStore(Store, Protocol):
         ...
 
 
+class Reference(NamedTuple):
+    """One file of a reference set: inline bytes, a range of a target, or all of a target."""
+
+    key: str
+    data: Buffer | None = None  # inline; then the rest says nothing
+    url: str = ""  # as the set has it: perhaps relative
+    offset: int = 0
+    length: int | None = None  # bytes; None: all of the target
+
+
+@runtime_checkable
+class ReferenceStore(Store, Protocol):
+    """A Store that knows itself as a reference set, which `zarrfs refs` writes in other forms."""
+
+    def references(self) -> AsyncIterator[Reference]:
+        """Every file, in the order of list_prefix(""). ReadError where part of the set cannot be had."""
+        ...
+
+
 def name_rule(name: str) -> str | None:
     """The rule that `name` breaks as one part of a key, or None."""
     if name in ("", ".", ".."):
