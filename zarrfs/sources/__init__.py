@@ -33,6 +33,7 @@ class Plan:
     url: str | None = None  # an fsspec URL
     index: str | None = None  # an index file
     temporary: bool = False  # the index is ours alone: open, then unlink
+    origin: str = ""  # the URL of a document from the network, which decides what it may reach; "" for a local one
     base: str = ""  # what relative target URLs are relative to, with a trailing "/"
     mtime_ns: int | None = None  # of the document
     lists: bool = True  # whether the server behind `url` can list
@@ -89,7 +90,7 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
     else:
         from zarrfs.transfer.targets import Targets
 
-        targets = Targets(options, plan.base)
+        targets = Targets(options, plan.base, plan.origin)
     store = IndexStore(path, targets, plan.mtime_ns)
     discard(plan)
     return store

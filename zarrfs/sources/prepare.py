@@ -39,6 +39,7 @@ class Document:
     data: bytes
     base: str
     mtime_ns: int | None
+    origin: str = ""  # as Plan.origin
 
 
 def prepare(source: str, options: Options) -> Plan:
@@ -76,7 +77,9 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     found = None if options.type == "zarr" else read_document(url, options)
     if found is None:
         return plan_remote(url, options)
-    return Document(without_secrets(url), found[0], url.rpartition("/")[0] + "/", found[1])
+    shown = without_secrets(url)
+    origin = "" if url.startswith("memory:") else shown
+    return Document(shown, found[0], url.rpartition("/")[0] + "/", found[1], origin)
 
 
 def compile_document(document: Document, options: Options) -> Plan:
@@ -89,8 +92,8 @@ def compile_document(document: Document, options: Options) -> Plan:
     cache = IndexCache(options)
     path, notes = cache.find(digest) or _compile(document, options, cache, digest)
     return Plan(
-        document.source, notes["kind"], index=path, temporary=cache.temporary, base=_base(document, options),
-        mtime_ns=document.mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
+        document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
+        base=_base(document, options), mtime_ns=document.mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
     )  # fmt: skip
 
 

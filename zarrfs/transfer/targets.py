@@ -33,11 +33,14 @@ _KNOWN = 65_536  # URLs whose path is remembered
 
 
 class Targets:
-    """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/"."""
+    """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/".
 
-    def __init__(self, options: Options, base: str = "") -> None:
+    `origin` is the URL of the document that names them, "" for a local one.
+    """
+
+    def __init__(self, options: Options, base: str = "", origin: str = "") -> None:
         self.local = LocalFiles()
-        self._options = options
+        self._options, self._origin = options, origin
         found = urls.protocols(base)
         self._base = base if found and found[0] not in _LOCAL else urls.file_path(base)
         self._base_is_remote = bool(urls.protocols(self._base)) and found != ["memory"]
