@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -20,6 +22,7 @@ COMMANDS = {
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
     "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
+    "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }
 
 EPILOG = """\b
@@ -35,21 +38,27 @@ SOURCE is a reference set, a JSON file archive or a Zarr store: a path or an fss
 class LazyGroup(click.Group):
     """A group that imports a command's module when the command is asked for."""
 
+    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **more: Any) -> None:
+        """`table` has the form of COMMANDS."""
+        super().__init__(*args, **more)
+        self._table = table
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the table."""
-        return list(COMMANDS)
+        return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command, imported now; None where there is none of that name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._table:
             return None
-        command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        module = importlib.import_module(self._table[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_module, line) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_module, line) in self._table.items()])
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -60,7 +69,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings=SETTINGS, epilog=EPILOG)
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
 @process_options
 @click.option(
     "-V", "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,

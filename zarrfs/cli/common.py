@@ -51,12 +51,16 @@ def process_options(function: Function) -> Function:
     return function
 
 
-def source_options(*scopes: str, **defaults: Any) -> Callable[[Function], Function]:
-    """Give a command -o, the long options of `scopes` (default: all), and -v, -q, -d.
+def source_options(
+    *scopes: str, output: str | None = None, **defaults: Any
+) -> Callable[[Function], Function]:
+    """Give a command -o (--option), the long options of `scopes` (default: all), and -v, -q, -d.
 
     The command is called with `parsed`, an options.Parsed, and its errors are told as errors_told() does.
-    `-o` takes every option whatever the scopes, so that one line of options fits every command. Long
-    options win over -o. `defaults` replace those of the table.
+    `--option` takes every option whatever the scopes, so that one line of options fits every command. Long
+    options win over it. `defaults` replace those of the table. `output`, a line of help, is for a command that
+    writes a file: it gets -o FILE (--output), is called with `output`, and its options are --option alone; with
+    "" they are so, too, but the command names its file in another way.
     """
 
     def decorate(function: Function) -> Function:
@@ -78,10 +82,11 @@ def source_options(*scopes: str, **defaults: Any) -> Callable[[Function], Functi
         for name in reversed(options.TABLE):
             if not scopes or options.TABLE[name].metadata["scope"] in scopes:
                 decorated = _click_option(name)(decorated)
-        return click.option(
-            "-o", "items", multiple=True, metavar="NAME[=VALUE],...",
+        decorated = click.option(
+            *(("-o",) if output is None else ()), "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
             help="Options in the manner of mount(8): every option of zarrfs, by its name.",
         )(decorated)  # fmt: skip
+        return click.option("-o", "--output", metavar="FILE", help=output)(decorated) if output else decorated
 
     return decorate
 
