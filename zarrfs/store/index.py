@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound
-from zarrfs.store.api import Buffer, Info, Kind, Usage, join_key, split_key
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, split_key
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader
 
@@ -141,6 +142,14 @@ class IndexStore:
             return {"hole": row.size}
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
+    async def references(self) -> AsyncIterator[Reference]:
+        """Every file, in the order of list_prefix(""); ReadError at an entry that no reference set can hold."""
+        try:
+            for reference in self._references():
+                yield reference
+        except sqlite3.Error as exc:
+            raise ReadError("index", f"damaged: {exc}") from exc
+
     async def usage(self) -> Usage:
         if self._usage is None:
             # a scan of all rows: once, at the first statfs, and not on the loop
@@ -152,6 +161,29 @@ class IndexStore:
         await self._targets.aclose()
 
     # -- rows
+
+    def _references(self) -> Iterator[Reference]:
+        query = "SELECT name, kind, size, place, ref, start FROM entry WHERE parent=? AND name>'' ORDER BY name"
+        levels = [("", self._db.execute(query, (ROOT,)))]
+        range_, whole, inline = map(int, (Place.RANGE, Place.WHOLE, Place.INLINE))  # plain numbers compare faster
+        make, url = Reference._make, self._url
+        while levels:
+            prefix, rows = levels[-1]
+            for name, kind, size, place, ref, start in rows:
+                if place == range_:
+                    yield make((prefix + name, None, url(ref), start, size))
+                elif kind == 1:
+                    levels.append((f"{prefix}{name}/", self._db.execute(query, (ref,))))
+                    break
+                elif place == whole:
+                    yield make((prefix + name, None, url(ref), 0, None))
+                elif place == inline:
+                    yield make((prefix + name, self._inline(ref, 0, size), "", 0, None))
+                else:
+                    what = "a symbolic link" if kind == Kind.SYMLINK else "a file made of regions"
+                    raise ReadError(prefix + name, f"{what}, which no reference set can hold")
+            else:
+                levels.pop()
 
     def _count(self) -> Usage:
         # total() is a float: the sum of declared sizes may overflow 64 bits
