@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -84,6 +85,22 @@ def text(value: str) -> str:
     return value
 
 
+def directory(value: str) -> str:
+    """A directory by its real path, as it is when the option is read."""
+    return os.path.realpath(text(value))
+
+
+ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside names of protocols
+
+
+def allowed(value: str) -> tuple[str, ...]:
+    """Words of allow=: one, or more with commas between them."""
+    words = tuple(value.split(","))
+    if not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
+        raise ValueError(f"{', '.join(ALLOWED)}, or a protocol")
+    return words
+
+
 def _option(
     scope: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False
 ) -> T:
@@ -108,6 +125,10 @@ class Options:
     strict: bool = _option(
         "source", False, flag, "", "Refuse a document with a bad entry, instead of leaving that entry out."
     )
+    conflict: str = _option(
+        "source", "directory", words("error", "directory", "file"), "WHAT",
+        "Reference sets: what wins where a key is also the directory of others, or error to refuse the set.",
+    )
     compat: bool = _option(
         "source", False, flag, "",
         "Archives: zero-pad a file whose size is larger than its data, as Flux does.",
@@ -115,6 +136,16 @@ class Options:
     base: str | None = _option(
         "source", None, text, "URL",
         "Resolve relative target URLs against URL, not against the document's place.",
+    )
+    allow: tuple[str, ...] = _option(
+        "source", (), allowed, "WHAT",
+        "What a reference set may reach that it may not by default: file, private, credentials, all, or a "
+        "protocol (docs/trust.md). Repeatable.", many=True,
+    )
+    allow_path: tuple[str, ...] = _option(
+        "source", (), directory, "DIR",
+        "Local targets only beneath DIR. A mount by root with allow_other has none without it. Repeatable.",
+        many=True,
     )
     blobs: tuple[str, ...] = _option(
         "source", (), text, "DIR",
@@ -193,7 +224,7 @@ class Options:
         "process", "info", words("debug", "info", "warning", "error"), "LEVEL",
         "debug, info, warning or error.",
     )
-    # per protocol: -o s3.anon=true,s3.endpoint_url=...
+    # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
 
@@ -241,6 +272,10 @@ class Parsed:
     writable: bool = False  # "rw" was said
 
 
+# s3.anon, or s3://bucket.anon; the name is what follows the last dot
+_PLACE = re.compile(r"([a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?)\.([A-Za-z_]\w*)")
+
+
 def split_commas(text: str) -> list[str]:
     r"""Split "a,b=c\,d" into ["a", "b=c,d"]: a backslash escapes a comma (or a backslash)."""
     parts = re.findall(r"(?:[^,\\]|\\.|\\$)+", text, re.DOTALL)
@@ -260,13 +295,15 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
     for item in items:
         name, equals, value = item.partition("=")
         name = name.strip().replace("-", "_") if "." not in name else name.strip()
+        place = _PLACE.fullmatch(name)
         if name in TABLE:
             _set(values, TABLE[name], value, bool(equals))
         elif name == "rw":  # mount(8) always says ro or rw, so this is no wish
             writable = True
-        elif re.fullmatch(r"[a-z][a-z0-9+]*\.\w+", name):
-            protocol, key = name.split(".", 1)
-            storage.setdefault(protocol, {})[key] = _json(value) if equals else True
+        elif place:
+            storage.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
+        elif "://" in name:
+            raise UsageError(f"option {item}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)")
         elif name in KERNEL_FLAGS:
             kernel.append(name)
         elif name == "remount":
@@ -286,10 +323,14 @@ def _set(values: dict[str, Any], field: dataclasses.Field[Any], value: str, give
         parsed = parser(value)
     except ValueError as exc:
         raise UsageError(f"option {field.name}={value}: expected {exc}") from None
-    values[field.name] = (*values.get(field.name, ()), parsed) if field.metadata["many"] else parsed
+    if field.metadata["many"]:
+        parsed = (*values.get(field.name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
+    values[field.name] = parsed
 
 
 def _hint(name: str) -> str:
+    if name in ALLOWED:
+        return f" (did you mean allow={name}?)"
     close = difflib.get_close_matches(name, [*TABLE, *KERNEL_FLAGS], 1)
     return f" (did you mean {close[0]}?)" if close else ""
 

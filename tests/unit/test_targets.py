@@ -141,7 +141,7 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
 @pytest.mark.parametrize("url", ["{base}/f", "file://{base}/f", "zip://x::file://{base}/f", "zip://x::{base}/f"])
 def test_a_document_from_the_network_reaches_no_local_file(base: Path, url: str) -> None:
     with pytest.raises(AccessDenied, match="reaches no local file"):
-        read(Targets(Options(), "http://h/d/"), url.format(base=base))
+        read(Targets(Options(), "http://h/d/", "http://h/d/set.json"), url.format(base=base))
 
 
 @pytest.mark.parametrize(

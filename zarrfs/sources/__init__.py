@@ -34,6 +34,7 @@ class Plan:
     index: str | None = None  # an index file
     temporary: bool = False  # the index is ours alone: open, then unlink
     origin: str = ""  # the URL of a document from the network, which decides what it may reach; "" for a local one
+    private: bool = False  # whether that document's server has an address that is not public
     base: str = ""  # what relative target URLs are relative to, with a trailing "/"
     mtime_ns: int | None = None  # of the document
     lists: bool = True  # whether the server behind `url` can list
@@ -90,7 +91,7 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
     else:
         from zarrfs.transfer.targets import Targets
 
-        targets = Targets(options, plan.base, plan.origin)
+        targets = Targets(options, plan.base, plan.origin, plan.private)
     store = IndexStore(path, targets, plan.mtime_ns)
     discard(plan)
     return store

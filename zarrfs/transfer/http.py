@@ -1,4 +1,4 @@
-"""HTTP as zarrfs needs it, on fsspec's session: ranges that are verified, sizes, and listings.
+"""HTTP as zarrfs needs it, on fsspec's sessions: ranges that are verified, sizes, and listings.
 
 fsspec's own range request does not look at the status, and takes a whole body for the range that it asked
 for. The coroutines here run on fsspec's loop. Source: RFC 9110 (range requests, status codes).
@@ -16,6 +16,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
 from zarrfs.transfer.urls import without_secrets
+from zarrfs.transfer.web import Web
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -27,7 +28,7 @@ _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
-async def fetch(fs: Any, limit: int, url: str, start: int, stop: int | None) -> Fetched:
+async def fetch(web: Web, limit: int, url: str, start: int, stop: int | None) -> Fetched:
     """The bytes [start, stop) of `url`, cut at its end; stop None: to its end, if these are up to `limit` bytes.
 
     Raises Transient for what may go better next time, else a ReadError. Never bytes from another place: a
@@ -37,7 +38,7 @@ async def fetch(fs: Any, limit: int, url: str, start: int, stop: int | None) -> 
     headers = {}
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-    async with await _request(fs, "GET", url, headers) as response:
+    async with web.request("GET", url, headers) as (response, _):
         tag = _tag(response)
         if response.status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", response.headers.get("Content-Range", ""))
@@ -96,23 +97,23 @@ async def _counted(response: Any, limit: int, url: str) -> int:
     return seen
 
 
-async def stat(fs: Any, limit: int, url: str) -> Entry:
+async def stat(web: Web, limit: int, url: str) -> Entry:
     """What is at `url`: its size where the server tells, whether it is a directory, tag and time.
 
     A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD,
     or no length in it: one byte is asked for then. What has no length there either is fetched to be counted, up
     to `limit` bytes.
     """
-    async with await _request(fs, "HEAD", url, {}) as response:
-        if _redirected_to_directory(fs, url, response):
+    async with web.request("HEAD", url, {}) as (response, hops):
+        if _redirected_to_directory(hops):
             return Entry("", True)
         size = _length(response)
         if response.status < 400 and (size is not None or url.partition("?")[0].endswith("/")):
             return _entry(response, size)
         if response.status in (404, 410):
             _check_status(response, url)
-    async with await _request(fs, "GET", url, {"Range": "bytes=0-0"}) as response:
-        if _redirected_to_directory(fs, url, response):
+    async with web.request("GET", url, {"Range": "bytes=0-0"}) as (response, hops):
+        if _redirected_to_directory(hops):
             return Entry("", True)
         if response.status == 416:  # no first byte: an empty value
             return _entry(response, 0)
@@ -124,13 +125,13 @@ async def stat(fs: Any, limit: int, url: str) -> Entry:
         return _entry(response, size if size is not None else await _counted(response, limit, url))
 
 
-async def listing(fs: Any, url: str) -> list[Entry] | None:
+async def listing(web: Web, url: str) -> list[Entry] | None:
     """The entries of the directory `url`, which ends in "/"; None where the server shows no listing.
 
     Pages with links are understood (nginx, Apache, http.server, ...): links to what is right below `url`.
     Sizes are unknown: what a page says of them is often rounded. Many servers hide names with a dot.
     """
-    async with await _request(fs, "GET", url, {}) as response:
+    async with web.request("GET", url, {}) as (response, _):
         if response.status in (401, 403):
             return None
         _check_status(response, url)
@@ -189,27 +190,9 @@ class _Links(html.parser.HTMLParser):
             self.title += data.strip()
 
 
-async def _request(fs: Any, method: str, url: str, headers: dict[str, str]) -> Any:
-    """A request of fsspec's session, with the options of the user; a context manager."""
-    import aiohttp
-
-    session = await fs.set_session()
-    given = dict(fs.kwargs)
-    given["headers"] = {**given.get("headers", {}), "Accept-Encoding": "identity", **headers}
-    given.setdefault("timeout", aiohttp.ClientTimeout(total=None))  # the caller's deadline holds
-    given.setdefault("allow_redirects", True)
-    try:
-        return session.request(method, fs.encode_url(url), **given)
-    except (ValueError, TypeError) as exc:
-        raise ReadError(without_secrets(url), f"not a URL: {exc}") from exc
-
-
-def _redirected_to_directory(fs: Any, url: str, response: Any) -> bool:
-    asked: str = fs.encode_url(url).raw_path
-    if asked.endswith("/"):
-        return False
-    hops = [*(hop.url for hop in response.history), response.url]
-    return any(hop.raw_path == asked + "/" for hop in hops)
+def _redirected_to_directory(hops: list[Any]) -> bool:
+    asked: str = hops[0].raw_path
+    return not asked.endswith("/") and any(hop.raw_path == asked + "/" for hop in hops[1:])
 
 
 def _entry(response: Any, size: int | None) -> Entry:

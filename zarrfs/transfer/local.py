@@ -86,9 +86,12 @@ class LocalFiles:
     A file is pinned when first opened, by device, inode, size and modification time; a difference seen later
     is TargetChanged. Errors: TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (it lies
     on `forbidden_device`, the st_dev of the mount that asks), ReadError.
+
+    `roots`: real directories that files must lie beneath, else AccessDenied, which says `rule`; None: anywhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "") -> None:
+        self._roots, self._rule = roots, rule
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
         self.forbidden_device: int | None = None
@@ -144,8 +147,10 @@ class LocalFiles:
             self._evict()
 
     async def _opened(self, path: str) -> _File:
+        if self._roots == ():
+            raise AccessDenied(path, self._rule)
         try:
-            descriptor, identity = await trio.to_thread.run_sync(_open_regular, path, self.forbidden_device)
+            descriptor, identity = await trio.to_thread.run_sync(self._open_regular, path)
         except OSError as exc:
             raise _read_error(path, exc) from exc
         self._opens += 1
@@ -164,6 +169,33 @@ class LocalFiles:
             self._evict()
         return file
 
+    def _open_regular(self, path: str) -> tuple[int, Identity]:
+        """(descriptor, identity) of a regular file; OSError or ReadError. Blocks."""
+        # O_NONBLOCK: a fifo must not hold the thread until somebody writes to it
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        descriptor = os.open(path, flags) if self._roots is None else self._open_beneath(path, flags)
+        status = os.fstat(descriptor)
+        if status.st_dev == self.forbidden_device or not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            if status.st_dev == self.forbidden_device:
+                raise Loop(path, "lies in the mount that refers to it")
+            raise ReadError(path, "is not a regular file")
+        return descriptor, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def _open_beneath(self, path: str, flags: int) -> int:
+        """As os.open(), where what is opened has its real path beneath one of the roots, else AccessDenied."""
+        # Judged by what has been found, not by the name: no link and no rename makes it another one. O_PATH
+        # finds without opening, so that nothing outside the roots is touched.
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            link = f"/proc/self/fd/{found}"
+            real = os.readlink(link)
+            if not any(real.startswith(root.rstrip("/") + "/") for root in self._roots or ()):
+                raise AccessDenied(path, self._rule)
+            return os.open(link, flags)
+        finally:
+            os.close(found)
+
     def _evict(self) -> None:
         """Take the file opened first out of the set (first in, first out: reads stay free of bookkeeping)."""
         _, file = self._open.popitem(last=False)
@@ -179,19 +211,6 @@ class LocalFiles:
 
 def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os.stat_result]:
     return _pread_all(descriptor, offset, length), os.fstat(descriptor)
-
-
-def _open_regular(path: str, forbidden_device: int | None) -> tuple[int, Identity]:
-    """(descriptor, identity) of a regular file; OSError or ReadError. Blocks."""
-    # O_NONBLOCK: a fifo must not hold the thread until somebody writes to it
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    status = os.fstat(descriptor)
-    if status.st_dev == forbidden_device or not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        if status.st_dev == forbidden_device:
-            raise Loop(path, "lies in the mount that refers to it")
-        raise ReadError(path, "is not a regular file")
-    return descriptor, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _read_error(path: str, exc: OSError) -> ReadError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,22 +14,22 @@ from zarrfs.options import Options
 from zarrfs.transfer import urls
 from zarrfs.transfer.archives import Archive, LocalArchive, RemoteArchive, ZipSystem
 from zarrfs.transfer.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
+from zarrfs.transfer.trust import Trust
+from zarrfs.transfer.web import Web
 
 if TYPE_CHECKING:
     from zarrfs.transfer.remote import RemoteFiles
 
-# Names of one and the same protocol; the first is what its options are called, too.
-_FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))
-_FAMILY = {name: family for family in _FAMILIES for name in family}
 _EXTRAS = {"s3": "s3fs: pip install zarrfs[s3]", "gcs": "gcsfs: pip install zarrfs[gcs]"}
+_ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/trust.md)"
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
 
 class Openers:
     """The systems behind the URLs of one RemoteFiles."""
 
-    def __init__(self, options: Options, files: RemoteFiles) -> None:
-        self._options, self._files = options, files
+    def __init__(self, options: Options, files: RemoteFiles, trust: Trust) -> None:
+        self._options, self._files, self._trust = options, files, trust
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
@@ -39,16 +40,17 @@ class Openers:
         if len(protocols) > 1:
             return await self._archive(url, protocols[0])
         protocol = protocols[0] if protocols else "file"
-        family = _FAMILY.get(protocol, (protocol,))[0]
+        family = urls.names(protocol)[0]
         if family == "http":
-            found = self._systems.get("http")
-            return found or await self._make("http", "http", {}), url
+            return self._systems.get("http") or await self._make_web(), url
         class_ = self._classes.get(protocol)
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(_class_of, protocol, family)
         parts = class_._get_kwargs_from_urls(url)  # host, user, ...: another server is another system
-        key = family, repr(sorted(parts.items()))
-        found = self._systems.get(key) or await self._make(key, protocol, parts)
+        options, personal = self._trust.given(url)
+        options = {**parts, **options}
+        key = family, repr(sorted(options.items()))
+        found = self._systems.get(key) or await self._make(key, protocol, options, personal)
         return found, class_._strip_protocol(url)
 
     async def aclose(self) -> None:
@@ -57,29 +59,26 @@ class Openers:
             _, system = self._systems.popitem()
             await system.aclose()
 
-    def _given(self, protocol: str) -> dict[str, Any]:
-        """The options of a protocol that the user gave, under any of its names."""
-        given: dict[str, Any] = {}
-        for name in (*_FAMILY.get(protocol, ()), protocol):
-            given.update(self._options.storage.get(name, {}))
-        return given
+    async def _make_web(self) -> System:
+        async with self._lock:
+            if "http" not in self._systems:
+                await trio.to_thread.run_sync(_class_of, "http", "http")  # imports it
+                web = Web(self._trust, functools.partial(_file_system, "http", "http"))
+                timeout, limit = self._options.request_timeout, self._options.document_limit
+                self._systems["http"] = HttpSystem(web, timeout, limit)
+            return self._systems["http"]
 
-    async def _make(self, key: object, protocol: str, parts: dict[str, Any]) -> System:
+    async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
         async with self._lock:
             if key not in self._systems:
-                family = _FAMILY.get(protocol, (protocol,))[0]
-                options = {**parts, **self._given(protocol)}
-                fs = await trio.to_thread.run_sync(_file_system, protocol, family, options)
-                self._systems[key] = self._wrap(fs, protocol)
+                fs = await trio.to_thread.run_sync(_file_system, protocol, urls.names(protocol)[0], options)
+                timeout, limit = self._options.request_timeout, self._options.document_limit
+                if fs.async_impl:
+                    hint = "" if personal else _ANONYMOUSLY
+                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint)
+                else:
+                    self._systems[key] = ThreadSystem(fs, protocol, timeout, limit)
             return self._systems[key]
-
-    def _wrap(self, fs: Any, protocol: str) -> System:
-        timeout, limit = self._options.request_timeout, self._options.document_limit
-        if protocol in ("http", "https"):
-            return HttpSystem(fs, timeout, limit)
-        if fs.async_impl:
-            return CoroutineSystem(fs, protocol, timeout, limit)
-        return ThreadSystem(fs, protocol, timeout, limit)
 
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
         head, _, archive = url.partition("::")

@@ -24,6 +24,7 @@ from zarrfs.transfer.cache import BlockCache
 from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
+from zarrfs.transfer.trust import Trust
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -41,14 +42,16 @@ class RemoteFiles:
     """Values behind URLs. Errors: ReadError and its kinds (TargetMissing, AccessDenied, OutOfRange, ...).
 
     `local` reads the archives that are local files, and keeps to its forbidden_device; it stays the caller's.
+    `trust` says what may be reached: by default all that the user can, as for what the user names.
     """
 
-    def __init__(self, options: Options, local: LocalFiles | None = None) -> None:
+    def __init__(self, options: Options, local: LocalFiles | None = None, trust: Trust | None = None) -> None:
+        self.trust = Trust(options) if trust is None else trust
         self.local = LocalFiles() if local is None else local
         self._owns_local = local is None
         self.cache = BlockCache(options.memory_limit)
         self._options = options
-        self._openers = openers.Openers(options, self)
+        self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None
         self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
         self._requests = self._repeated = self._bytes = 0
@@ -84,7 +87,8 @@ class RemoteFiles:
         """
         if self._below is None:
             quarter = self.cache.max_bytes // 4
-            self._below = RemoteFiles(dataclasses.replace(self._options, memory_limit=quarter), self.local)
+            options = dataclasses.replace(self._options, memory_limit=quarter)
+            self._below = RemoteFiles(options, self.local, self.trust)
             self.cache.resize(self.cache.max_bytes - quarter)
         return self._below
 

@@ -19,6 +19,7 @@ from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.transfer import bridge, http
 from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
 from zarrfs.transfer.urls import without_secrets
+from zarrfs.transfer.web import Web
 
 T = TypeVar("T")
 
@@ -64,8 +65,8 @@ class System(Protocol):
 class _OnLoop:
     """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self, timeout: float, hint: str = "") -> None:
+        self._timeout, self._hint = timeout, hint  # what may be done where access is denied
         self._slots = trio.CapacityLimiter(_REQUESTS)
 
     async def call(self, where: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -74,7 +75,10 @@ class _OnLoop:
             async with self._slots:
                 return await bridge.call(function, *args, timeout=self._timeout)
         except Exception as exc:
-            raise failure(exc, where, self._timeout) from exc
+            found = failure(exc, where, self._timeout)
+            if self._hint and isinstance(found, AccessDenied):
+                found = AccessDenied(found.where, f"{found.reason} {self._hint}")
+            raise found from exc
 
 
 class HttpSystem:
@@ -82,22 +86,22 @@ class HttpSystem:
 
     immutable = False
 
-    def __init__(self, fs: Any, timeout: float, limit: int) -> None:
-        self._fs, self._limit = fs, limit
+    def __init__(self, web: Web, timeout: float, limit: int) -> None:
+        self._web, self._limit = web, limit
         self._loop = _OnLoop(timeout)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
-        return await self._loop.call(self.shown(path), http.fetch, self._fs, self._limit, path, start, stop)
+        return await self._loop.call(self.shown(path), http.fetch, self._web, self._limit, path, start, stop)
 
     async def stat(self, path: str) -> Entry:
         """As System.stat."""
-        return await self._loop.call(self.shown(path), http.stat, self._fs, self._limit, path)
+        return await self._loop.call(self.shown(path), http.stat, self._web, self._limit, path)
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
         head, mark, query = path.partition("?")
-        return await self._loop.call(self.shown(path), http.listing, self._fs, f"{head.rstrip('/')}/{mark}{query}")
+        return await self._loop.call(self.shown(path), http.listing, self._web, f"{head.rstrip('/')}/{mark}{query}")
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
@@ -109,9 +113,7 @@ class HttpSystem:
         return without_secrets(path)
 
     async def aclose(self) -> None:
-        session, self._fs._session = self._fs._session, None
-        if session is not None:
-            await bridge.call(session.close)
+        await bridge.call(self._web.aclose)
 
 
 class CoroutineSystem:
@@ -119,9 +121,9 @@ class CoroutineSystem:
 
     immutable = False
 
-    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int) -> None:
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "") -> None:
         self._fs, self._protocol, self._limit = fs, protocol, limit
-        self._loop = _OnLoop(timeout)
+        self._loop = _OnLoop(timeout, hint)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""

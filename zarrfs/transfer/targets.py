@@ -2,8 +2,8 @@
 
 Forms of a target: an absolute path; file:///path, taken literally as fsspec does, percent-decoded if there is
 no such file; file://relative/path and relative paths, which start at `base`; and protocol://... of the
-protocols that reference sets use. A set that came over the network (its base is a URL) reaches no local
-file: it could name any file of whoever mounts it.
+protocols that reference sets use. What a set may reach is decided in trust.py: one that came over the network
+could name any file of whoever mounts it.
 """
 
 from __future__ import annotations
@@ -13,37 +13,31 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.errors import ReadError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.transfer import urls
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.trust import LOCAL, Trust
 
 if TYPE_CHECKING:
     from zarrfs.transfer.remote import RemoteFiles
 
-# Enabled without being named by the user; options of a protocol (-o sftp.username=...) enable it too.
-PROTOCOLS = frozenset(
-    ("file", "local", "memory", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "zip")
-)
-# Never: they run code from documents, or write to disk behind the user's back.
-FORBIDDEN = frozenset(("reference", "simplecache", "filecache", "blockcache", "cached"))
-_LOCAL = ("file", "local")
 _KNOWN = 65_536  # URLs whose path is remembered
 
 
 class Targets:
     """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/".
 
-    `origin` is the URL of the document that names them, "" for a local one.
+    `origin` is the URL of the document that names them, "" for a local one; `private`: its server's address is
+    not public.
     """
 
-    def __init__(self, options: Options, base: str = "", origin: str = "") -> None:
-        self.local = LocalFiles()
-        self._options, self._origin = options, origin
+    def __init__(self, options: Options, base: str = "", origin: str = "", private: bool = False) -> None:
         found = urls.protocols(base)
-        self._base = base if found and found[0] not in _LOCAL else urls.file_path(base)
-        self._base_is_remote = bool(urls.protocols(self._base)) and found != ["memory"]
+        self._base = base if found and found[0] not in LOCAL else urls.file_path(base)
+        self._options, self._trust = options, Trust(options, origin, private)
+        self.local = LocalFiles(*self._trust.local_roots(self._base))
         self._remote: RemoteFiles | None = None
         self._paths: OrderedDict[str, str] = OrderedDict()
 
@@ -97,7 +91,7 @@ class Targets:
         if self._remote is None:
             from zarrfs.transfer.remote import RemoteFiles
 
-            self._remote = RemoteFiles(self._options, self.local)
+            self._remote = RemoteFiles(self._options, self.local, self._trust)
         return self._remote
 
     async def _find(self, url: str) -> tuple[str | None, str]:
@@ -126,14 +120,13 @@ class Targets:
         if "\0" in url:
             raise ReadError(url.replace("\0", "\\0"), "a NUL character")
         protocols = urls.protocols(url)
-        local = not protocols or (len(protocols) == 1 and protocols[0] in _LOCAL)
+        local = not protocols or (len(protocols) == 1 and protocols[0] in LOCAL)
         path = urls.file_path(url) if protocols else url
         if local and path.startswith("/"):
-            self._admit("file", url)
             return path, ""
         if not local:
-            for protocol in protocols:
-                self._admit(protocol, url)
+            for protocol, link in zip(protocols, url.split("::"), strict=True):
+                self._trust.admit(protocol, link, urls.without_secrets(url))
             return None, url
         if not self._base or self._base.startswith("/"):
             return os.path.join(self._base or os.getcwd(), path), ""
@@ -141,10 +134,3 @@ class Targets:
         if joined is None:
             raise ReadError(url, f"a relative target in {urls.without_secrets(self._base)}: say option base")
         return None, joined
-
-    def _admit(self, protocol: str, url: str) -> None:
-        shown = urls.without_secrets(url)
-        if protocol in _LOCAL and self._base_is_remote:
-            raise AccessDenied(shown, "a document from the network reaches no local file (see option base)")
-        if protocol in FORBIDDEN or (protocol not in PROTOCOLS and protocol not in self._options.storage):
-            raise AccessDenied(shown, f"the protocol {protocol!r} is not enabled for targets")

@@ -4,13 +4,49 @@ from __future__ import annotations
 
 import posixpath
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    import yarl
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
 _FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
 _SECRET = re.compile(
     r"sig|token|key|secret|passw|credential|x-amz-|x-goog-|policy|auth|session", re.IGNORECASE
 )
+
+# Names of one and the same protocol; the first is what its options are called, too.
+_FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))
+_FAMILY = {name: family for family in _FAMILIES for name in family}
+_BUCKETS = ("s3", "gcs", "abfs")  # what stands where a host does is a bucket or container
+
+
+def names(protocol: str) -> tuple[str, ...]:
+    """All names of a protocol, always in the same order."""
+    return _FAMILY.get(protocol, (protocol,))
+
+
+def place(url: str) -> str:
+    """The host or bucket that a URL (no chain) leads to, the same for all its spellings; ValueError for no URL."""
+    protocol, _, rest = url.partition("://")
+    family = names(protocol.lower())[0]
+    if family == "http":
+        import yarl
+
+        return web_place(yarl.URL(url))
+    rest = rest.lstrip("/")
+    if rest.startswith("arn:"):  # of an S3 access point, whose name follows a slash
+        return f"{family}://{'/'.join(rest.split('/')[:2])}"
+    host = re.split("[/?#]", rest)[0]
+    return f"{family}://{host if family in _BUCKETS else host.rpartition('@')[2].lower()}"
+
+
+def web_place(url: yarl.URL) -> str:
+    """As place(), of a parsed URL of HTTP: another scheme or port is another place."""
+    if not url.raw_host:
+        raise ValueError("no host")
+    return f"{url.scheme}://{url.raw_host.lower()}:{url.port}"
 
 
 def protocols(url: str) -> list[str]:

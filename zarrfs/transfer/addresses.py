@@ -1,0 +1,44 @@
+"""Network addresses: which are public, in every spelling that a resolver takes for one. No I/O."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+_PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all else is local, mapped or not assigned
+# Azure's host agent: a public number that every machine there has to itself.
+_NOT_PUBLIC = frozenset(("168.63.129.16",))
+# Where the last 32 bits are an IPv4 address: mapped (RFC 4291), compatible (the same, deprecated), translated
+# (RFC 2765), NAT64 (RFC 6052).
+_EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+
+
+def is_public(address: str) -> bool:
+    """Whether `address`, as a socket has it, is one of the public Internet; False for what is no address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv4Address):
+        return found.is_global and not found.is_multicast and str(found) not in _NOT_PUBLIC
+    if any(found in network for network in _EMBEDDED):
+        return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+    if found.sixtofour is not None:
+        return is_public(str(found.sixtofour))
+    return found in _PUBLIC_6 and found.is_global
+
+
+def literal(host: str) -> str | None:
+    """The address that `host` spells, None where it is a name that must be looked up.
+
+    IPv4 as inet_aton(3) reads it: 127.0.0.1, 127.1, 0x7f.1, 017700000001 and 2130706433 are all the same.
+    """
+    host = host.strip("[]").rstrip(".")
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return None if set(host) - set("0123456789abcdefABCDEFxX.") else socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return None
