@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -156,26 +156,47 @@ def say(text: str) -> None:
 
 def run_on_store(source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
     """Open `source`, tell its warnings, and run `body(store, plan)` on trio."""
+
+    async def on_one(opened: list[tuple[Store, Plan]]) -> T:
+        return await body(*opened[0])
+
+    return run_on_stores([source], parsed, on_one)
+
+
+def run_on_stores(
+    sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]]
+) -> T:
+    """As run_on_store, with several sources."""
     import trio
 
-    from zarrfs.sources import open_plan, plan_source
+    from zarrfs.sources import discard, open_plan, plan_source
 
     chosen = parsed.options
     _prepare_output(chosen.log_level)
-    plan = plan_source(source, chosen)
-    if chosen.log_level != "error":
-        for warning in plan.warnings:
-            say(f"warning: {warning}")
 
-    async def opened() -> T:
-        store = open_plan(plan, chosen)
+    async def run(plans: list[Plan]) -> T:
+        opened: list[tuple[Store, Plan]] = []
         try:
-            return await body(store, plan)
+            for plan in plans:
+                opened.append((open_plan(plan, chosen), plan))
+            return await body(opened)
         finally:
             with trio.CancelScope(shield=True):
-                await store.aclose()
+                for store, _plan in opened:
+                    await store.aclose()
 
-    return trio.run(opened)
+    plans: list[Plan] = []
+    try:
+        for source in sources:
+            plans.append(plan_source(source, chosen))
+            if chosen.log_level != "error":
+                where = f"{source}: " if len(sources) > 1 else ""
+                for warning in plans[-1].warnings:
+                    say(f"warning: {where}{warning}")
+        return trio.run(run, plans)
+    finally:
+        for plan in plans:
+            discard(plan)
 
 
 def _prepare_output(level: str) -> None:

@@ -1,0 +1,69 @@
+"""zarrfs refs from-store: a reference set of a tree that exists."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zarrfs import options
+from zarrfs.cli import common
+from zarrfs.cli.refs import running
+from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+
+EPILOG = """\b
+Examples:
+  zarrfs refs from-store /data/store.zarr -o store.json
+  zarrfs refs from-store s3://bucket/store.zarr --option s3.anon=true -o store.parq
+  zarrfs refs from-store run42 --relative --inline 1KiB -o run42.json
+\b
+Zarr metadata and empty files are inline, everything else is a reference to the whole file with its size.
+Symbolic links, names that are not UTF-8 and what cannot be read are errors."""
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    try:
+        return 0 if value == "0" else options.size(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+
+
+@click.command("from-store", context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("place")
+@click.option(
+    "--inline", callback=_size, default="0", show_default=True, metavar="SIZE", help="Inline files of up to SIZE."
+)
+@click.option("--relative", is_flag=True, help="Write URLs relative to the directory of FILE.")
+@running.written_options()
+@common.source_options(
+    "source", "fetch", output="Write to FILE (default: JSON on standard output).", log_level="warning", type="zarr"
+)
+def from_store(
+    place: str, output: str | None, inline: int, relative: bool, written: dict[str, Any], parsed: Parsed
+) -> None:
+    """Make a reference set of the directory PLACE, a path or an fsspec URL, and all below it."""
+    from zarrfs.stage.fromstore import check_tree, references_of
+    from zarrfs.stage.references import notes_of_many
+
+    to = running.output(output, written)
+    if relative and to.base is None:
+        raise UsageError("--relative: relative to nothing; name a file with -o")
+
+    async def body(store: Store, plan: Plan) -> None:
+        check_tree(plan)
+        if relative and plan.path is None:
+            raise UsageError("--relative: PLACE is not on this machine")
+        found = references_of(store, plan, inline, os.path.realpath(to.base or "") if relative else None)
+        async for reference in running.progress(found, parsed, "files"):
+            add(reference)
+        writer.notes |= notes_of_many([plan], to)
+
+    with running.opened(to) as writer:
+        add = writer.add
+        common.run_on_store(place, parsed, body)

@@ -1,0 +1,71 @@
+"""zarrfs refs merge: several reference sets as one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zarrfs.cli import common
+from zarrfs.cli.refs import running
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Reference, Store
+
+EPILOG = """\b
+Examples:
+  zarrfs refs merge 2023=a.json 2024=b.json -o both.json
+  zarrfs refs merge air=air.parq sea=s3://bucket/sea.json -o model.parq
+  zarrfs refs merge base.json fixes.json --duplicates last -o fixed.json
+\b
+What stands before the first "=" is a prefix if it could be the key of a directory; write "=a=b.json" for a file
+of the name a=b.json. Where all sets are Zarr v2, the root and the directories above a prefix get a .zgroup if
+no set has one. A .zmetadata is not made anew."""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("sources", metavar="[PREFIX=]SRC...", nargs=-1, required=True)
+@click.option(
+    "--duplicates", type=click.Choice(("error", "first", "last")), default="error", show_default=True,
+    help="Which set counts where several hold a key.",
+)  # fmt: skip
+@click.option("--no-group", is_flag=True, help="Make no .zgroup.")
+@running.written_options()
+@common.source_options(
+    "source", "fetch", output="Write to FILE (default: JSON on standard output).", log_level="warning"
+)
+def merge(
+    sources: tuple[str, ...], output: str | None, duplicates: str, no_group: bool, written: dict[str, Any],
+    parsed: Parsed,
+) -> None:  # fmt: skip
+    """Put the reference sets SRC... together, each under its PREFIX."""
+    from zarrfs.stage.merge import Part, groups, merged, split_prefix
+    from zarrfs.stage.references import notes_of_many, reference_set, rewritten, written_urls
+
+    to = running.output(output, written)
+    split = [split_prefix(text) for text in sources]
+
+    async def body(opened: list[tuple[Store, Plan]]) -> None:
+        parts = []
+        for (prefix, name), (store, plan) in zip(split, opened, strict=True):
+            found = reference_set(store, plan)
+            change = written_urls(plan, to, alone=False)
+            parts.append(Part(name, prefix, found, rewritten(found.references(), change)))
+        if not no_group:
+            made = await groups(parts)
+            parts.append(Part("the group made for them", "", parts[0].store, _each(made)))
+        async for reference in running.progress(merged(parts, duplicates), parsed):
+            add(reference)
+        writer.notes |= notes_of_many([plan for _store, plan in opened], to)
+
+    with running.opened(to) as writer:
+        add = writer.add
+        common.run_on_stores([source for _prefix, source in split], parsed, body)
+
+
+async def _each(references: list[Reference]) -> AsyncIterator[Reference]:
+    for reference in references:
+        yield reference

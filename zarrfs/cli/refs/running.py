@@ -1,0 +1,133 @@
+"""What the commands of zarrfs refs share: options of what is written, sources as sets, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zarrfs.cli import common
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.stage.output import Output, Writer
+    from zarrfs.store.api import ReferenceStore
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")  # as stage.output
+_QUIET_FOR = 1.0  # seconds before progress is shown,
+_EVERY = 0.2  # and between one line and the next
+_LOOK = 4096  # references between two looks at the clock
+
+
+def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add --to (or what `form` calls it), --record-size and --force.
+
+    The command is called with `written`, for output().
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(form: str | None, record_size: int | None, force: bool, **given: Any) -> Any:
+            return function(written={"said": form, "record_size": record_size, "replace": force}, **given)
+
+        decorated: Callable[..., Any] = run
+        for option in (
+            click.option("--force", is_flag=True, help="Replace a set that is there already."),
+            click.option(
+                "--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references of one record file."
+            ),
+            click.option(form, "form", type=click.Choice(FORMATS), help="The form (default: by the name's ending)."),
+        ):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def output(path: str | None, written: dict[str, Any], usual: str | None = None, version: int = 1) -> Output:
+    """Where to write; without a path, or where a name tells no form, `usual` is the form. UsageError."""
+    from zarrfs.stage.output import STDOUT, Output, output_format
+
+    path = path or STDOUT
+    form = output_format(path, written["said"], "json" if path == STDOUT else usual)
+    return Output(path, form, written["replace"], written["record_size"], version)
+
+
+def run_on_set(source: str, parsed: Parsed, body: Callable[[ReferenceStore, Plan], Awaitable[T]]) -> T:
+    """As common.run_on_store, with the reference set that `source` is. SourceError where it is none."""
+    from zarrfs.stage.references import reference_set
+    from zarrfs.store.api import Store
+
+    async def on_set(store: Store, plan: Plan) -> T:
+        return await body(reference_set(store, plan), plan)
+
+    return common.run_on_store(source, parsed, on_set)
+
+
+def write_set(
+    source: str,
+    parsed: Parsed,
+    to: Output,
+    change: Callable[[Callable[[str], str], Plan], Callable[[str], str]] = lambda usual, plan: usual,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write `source` to `to`; `change(usual, plan)` gives what becomes of its URLs.
+
+    `check` is called when all is written, but not yet under its name, and may raise.
+    """
+    from zarrfs.stage.references import notes, rewritten, written_urls
+
+    async def body(store: ReferenceStore, plan: Plan) -> None:
+        urls = change(written_urls(plan, to), plan)
+        async for reference in progress(rewritten(store.references(), urls), parsed):
+            add(reference)
+        check()
+        writer.notes |= notes(plan)
+
+    with opened(to) as writer:
+        add = writer.add
+        run_on_set(source, parsed, body)
+
+
+@contextlib.contextmanager
+def opened(to: Output) -> Iterator[Writer]:
+    """`to.opened()`, which an end by SIGTERM leaves as Ctrl-C does: with nothing left behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with to.opened() as writer:
+            yield writer
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "references") -> AsyncIterator[R]:
+    """`items`; how many have come so far is shown on a terminal once that takes longer than a second."""
+    if not sys.stderr.isatty() or parsed.options.log_level == "error":
+        async for item in items:
+            yield item
+        return
+    done, shown, began = 0, False, time.monotonic()
+    following = began + _QUIET_FOR
+    try:
+        async for item in items:
+            yield item
+            done += 1
+            if done % _LOOK == 0 and time.monotonic() > following:
+                now = time.monotonic()
+                sys.stderr.write(f"\r\x1b[K{done:,} {what}, {done / (now - began):,.0f}/s")
+                sys.stderr.flush()
+                shown, following = True, now + _EVERY
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
