@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Sized
+from typing import Any, Generic, TypeVar
 
 import trio
 
-from zarrfs.transfer.api import Buffer
-
-Fetch = Callable[[], Awaitable[Buffer]]
+V = TypeVar("V", bound=Sized)
 
 
-class _Flight:
+class _Flight(Generic[V]):
     """A fetch that goes on, and how many wait for it."""
 
     __slots__ = ("block", "done", "error", "scope", "waiters")
@@ -22,12 +20,14 @@ class _Flight:
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
-        self.block: Buffer = b""
+        self.block: V | None = None
         self.error: Exception | None = None
 
 
-class BlockCache:
+class BlockCache(Generic[V]):
     """Blocks by key, the least recently used ones dropped so that kept and expected bytes fit `max_bytes`.
+
+    A block is bytes, or anything else whose len() is the bytes that it takes.
 
     A fetch runs in a task of its own: a reader that is cancelled takes nothing from the others, and the fetch
     is cancelled when nobody waits any more. A fetch waits until its bytes fit beside those of other fetches;
@@ -36,13 +36,13 @@ class BlockCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._blocks: OrderedDict[Hashable, Buffer] = OrderedDict()
-        self._flights: dict[Hashable, _Flight] = {}
+        self._blocks: OrderedDict[Hashable, V] = OrderedDict()
+        self._flights: dict[Hashable, _Flight[V]] = {}
         self._kept = self._expected = 0
         self._room = trio.lowlevel.ParkingLot()
         self._hits = self._misses = self._joins = 0
 
-    async def get(self, key: Hashable, size: int, fetch: Fetch) -> Buffer:
+    async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
         """The block `key`: kept, or about to come, or fetched now by `fetch`, which gives about `size` bytes.
 
         The block is shared: nobody may change it. Raises what `fetch` raises.
@@ -69,6 +69,7 @@ class BlockCache:
                 self._take_off(key, flight)
         if flight.error is not None:
             raise flight.error.with_traceback(None)
+        assert flight.block is not None
         return flight.block
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
@@ -89,7 +90,9 @@ class BlockCache:
             "kept": self._kept, "expected": self._expected,
         }  # fmt: skip
 
-    async def _fly(self, key: Hashable, size: int, fetch: Fetch, flight: _Flight) -> None:
+    async def _fly(
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V]
+    ) -> None:
         with flight.scope:
             try:
                 while self._expected and self._expected + size > self.max_bytes:
@@ -97,21 +100,21 @@ class BlockCache:
                 self._expected += size
                 self._evict()
                 try:
-                    flight.block = await fetch()
+                    block = flight.block = await fetch()
                 finally:
                     self._expected -= size
                     self._room.unpark_all()
-                self._keep(key, flight.block)
+                self._keep(key, block)
             except Exception as exc:
                 flight.error = exc
             flight.done.set()
         self._take_off(key, flight)
 
-    def _take_off(self, key: Hashable, flight: _Flight) -> None:
+    def _take_off(self, key: Hashable, flight: _Flight[V]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
 
-    def _keep(self, key: Hashable, block: Buffer) -> None:
+    def _keep(self, key: Hashable, block: V) -> None:
         old = self._blocks.pop(key, None)
         self._kept += len(block) - (0 if old is None else len(old))
         self._blocks[key] = block

@@ -49,7 +49,7 @@ class RemoteFiles:
         self.trust = Trust(options) if trust is None else trust
         self.local = LocalFiles() if local is None else local
         self._owns_local = local is None
-        self.cache = BlockCache(options.memory_limit)
+        self.cache: BlockCache[Buffer] = BlockCache(options.memory_limit)
         self._options = options
         self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None

@@ -1,0 +1,1 @@
+"""The formats of Zarr: pure functions, no input or output."""
