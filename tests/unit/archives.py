@@ -16,7 +16,8 @@ import trio
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.sources.blobs import BlobReader
-from zarrfs.sources.prepare import Document, compile_document
+from zarrfs.sources.documents import Document
+from zarrfs.sources.prepare import compile_document
 from zarrfs.store.api import Kind, join_key
 from zarrfs.store.index import IndexStore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import trio
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.sources.compilation import Compilation
+from zarrfs.sources.documents import Document, JsonDocument
 from zarrfs.sources.references import compile_document
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
@@ -86,12 +88,13 @@ class Compiled:
 
 @contextmanager
 def compiled(document: Any, base: str = "", **options: Any) -> Iterator[Compiled]:
-    """`document` compiled with options, its targets relative to `base`."""
+    """`document` (its text, or what JSON makes of it) compiled with options, its targets relative to `base`."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "index")
         with IndexWriter(path) as writer:
             compilation = Compilation("set.json", writer, Options(**options))
-            compile_document(document, compilation)
+            text = document if isinstance(document, bytes) else json.dumps(document).encode()
+            compile_document(JsonDocument(Document("set.json", text, "/", None), 1 << 30), compilation)
             writer.commit()
         store = IndexStore(path, Targets(Options(), base))
         yield Compiled(store, compilation)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import SourceError
 from zarrfs.sources.blobrefs import canonical, check_places, sized
 from zarrfs.sources.compilation import Compilation
+from zarrfs.sources.documents import JsonDocument
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
@@ -37,7 +38,7 @@ _OTHERS = {
 
 
 def detect(document: Any) -> bool:
-    """Whether a parsed JSON document is a file archive, and not a reference set."""
+    """Whether (the head of) a document is a file archive, and not a reference set."""
     if isinstance(document, list):
         return True
     if not isinstance(document, dict) or not document:
@@ -52,7 +53,7 @@ def detect(document: Any) -> bool:
     return any(map(_is_entry, document.values()))
 
 
-def compile_document(document: Any, compilation: Compilation) -> None:
+def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile an archive into `compilation.writer`.
 
     Raises SourceError naming the entry and the rule that it breaks, or UsageError for a place of blobs
@@ -60,7 +61,7 @@ def compile_document(document: Any, compilation: Compilation) -> None:
     """
     check_places(compilation.options.blobs)
     archive = _Archive(compilation)
-    files = _files(document, compilation)
+    files = _files(document.whole(), compilation)
     if isinstance(files, list):
         archive.add_list(files)
     else:

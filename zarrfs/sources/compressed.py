@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from zarrfs.errors import SourceError
 
-_PIECE = 16 << 20  # bytes expanded at a time
+_MAGIC = 6  # bytes that tell a format
 
 
 def _gzip(file: IO[bytes]) -> IO[bytes]:
@@ -49,27 +49,36 @@ def is_compressed(head: bytes) -> bool:
     return head.startswith(tuple(_FORMATS))
 
 
-def expanded(data: bytes, limit: int, source: str) -> bytes | bytearray:
-    """`data` without its compression, itself where it has none.
+def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
+    """A reader of `file` without its compression, if it has any; `file` stands at its beginning and can seek.
 
-    SourceError where it is damaged or cut, or expands to more than `limit` bytes (-o document_limit=).
+    read() raises SourceError where it is damaged or cut, or gives more than `limit` bytes (-o document_limit=).
     """
+    head = file.read(_MAGIC)
+    file.seek(0)
     for magic, (name, opened) in _FORMATS.items():
-        if data.startswith(magic):
-            return _expanded(opened(io.BytesIO(data)), limit, source, name)
-    return data
+        if head.startswith(magic):
+            return cast(IO[bytes], io.BufferedReader(_Expanding(opened(file), limit, source, name)))
+    return file
 
 
-def _expanded(reader: IO[bytes], limit: int, source: str, name: str) -> bytearray:
-    out = bytearray()
-    with reader:
-        while True:
-            try:
-                piece = reader.read(min(_PIECE, limit + 1 - len(out)))
-            except Exception as exc:  # each format has errors of its own
-                raise SourceError(source, f"damaged {name} data: {exc}") from exc
-            out += piece
-            if len(out) > limit:
-                raise SourceError(source, f"expands to more than {limit} bytes (-o document_limit=)")
-            if not piece:
-                return out
+class _Expanding(io.RawIOBase):
+    """What a decompressor gives, with a bound, and with one kind of error."""
+
+    def __init__(self, reader: IO[bytes], limit: int, source: str, name: str) -> None:
+        self._reader, self._left, self._limit = reader, limit, limit
+        self._source, self._name = source, name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._reader.read(min(len(buffer), self._left + 1))
+        except Exception as exc:  # each format has errors of its own
+            raise SourceError(self._source, f"damaged {self._name} data: {exc}") from exc
+        self._left -= len(data)
+        if self._left < 0:
+            raise SourceError(self._source, f"expands to more than {self._limit} bytes (-o document_limit=)")
+        buffer[: len(data)] = data
+        return len(data)

@@ -7,6 +7,7 @@ Its memory, threads and event loops end with it; only the index file and the pla
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import hashlib
 import importlib
@@ -20,26 +21,18 @@ from collections.abc import Callable
 from typing import Any
 
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
+from zarrfs.options import TABLE, Options
 from zarrfs.sources import Plan
 from zarrfs.sources.compilation import Compilation
-from zarrfs.sources.compressed import expanded
+from zarrfs.sources.documents import Document, JsonDocument
 from zarrfs.sources.indexcache import IndexCache
+from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
+_PEEK = 100  # bytes that tell what a file is
+
 DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """A fetched document."""
-
-    source: str
-    data: bytes
-    base: str
-    mtime_ns: int | None
-    origin: str = ""  # as Plan.origin
 
 
 def prepare(source: str, options: Options) -> Plan:
@@ -59,12 +52,13 @@ def fetch_local(path: str) -> Document | Plan:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(path, "is neither a directory nor a regular file")
-            data = file.read()
+            head = file.read(_PEEK)
+            data = os.dup(file.fileno())  # this process ends with it
     except IsADirectoryError:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
-    if data.startswith(b"PK\x03\x04"):
+    if head.startswith(b"PK\x03\x04"):
         return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
     return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
 
@@ -84,11 +78,9 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
 
 def compile_document(document: Document, options: Options) -> Plan:
     """The plan of a document: its index from the cache directory, or compiled now."""
-    hashed = hashlib.sha256(document.data)
     # whatever changes an index or its warnings
-    said = (options.type, options.strict, options.compat, options.gen_limit, bool(options.blobs))
-    hashed.update(repr((INDEX_VERSION, *said)).encode())
-    digest = hashed.hexdigest()
+    said = (options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs))
+    digest = hashlib.sha256(document.digest() + repr((INDEX_VERSION, *said)).encode()).hexdigest()
     cache = IndexCache(options)
     path, notes = cache.find(digest) or _compile(document, options, cache, digest)
     return Plan(
@@ -101,8 +93,8 @@ def _compile(
     document: Document, options: Options, cache: IndexCache, digest: str
 ) -> tuple[str, dict[str, str]]:
     """(path, notes) of a new index."""
-    parsed = parse_json(expanded(document.data, options.document_limit, document.source), document.source)
-    kind, compile_ = _detect(document, parsed, options)
+    parsed = JsonDocument(document, options.document_limit)
+    kind, compile_ = _detect(parsed, options)
     with cache.new() as scratch:
         try:
             with IndexWriter(scratch) as writer:
@@ -116,20 +108,6 @@ def _compile(
             raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
 
 
-def parse_json(text: bytes | bytearray, source: str) -> Any:
-    """The JSON of `text`; orjson refuses NaN and lone surrogates, which the standard parser takes."""
-    import orjson
-
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as first:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as exc:
-            reason = f"nested too deeply: {first}" if isinstance(exc, RecursionError) else str(first)
-            raise SourceError(source, f"not JSON: {reason}") from None
-
-
 def _base(document: Document, options: Options) -> str:
     """What relative target URLs are relative to: a directory or URL that ends in "/"."""
     if options.base is None:
@@ -138,13 +116,25 @@ def _base(document: Document, options: Options) -> str:
     return base.rstrip("/") + "/"
 
 
-def _detect(document: Document, parsed: Any, options: Options) -> tuple[str, Callable[[Any, Compilation], None]]:
-    for kind, module_name in DOCUMENT_KINDS.items():
-        if options.type in (None, kind):
-            module = importlib.import_module(module_name)
-            if options.type == kind or module.detect(parsed):
-                return kind, module.compile_document
+def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[JsonDocument, Compilation], None]]:
+    views: tuple[Callable[[], Any], ...] = (functools.partial(document.head, APART), document.whole)
+    for view in views:
+        known = view()
+        for kind, module_name in DOCUMENT_KINDS.items():
+            if options.type in (None, kind):
+                module = importlib.import_module(module_name)
+                if options.type == kind or module.detect(known):
+                    return kind, module.compile_document
     raise SourceError(document.source, "neither a reference set nor a file archive; see -o type=")
+
+
+def _judged(plan: Plan) -> Plan:
+    """`plan` with Plan.private: nothing but its document has been fetched in this process."""
+    if not plan.origin:
+        return plan
+    from zarrfs.transfer.web import met_private_only
+
+    return dataclasses.replace(plan, private=met_private_only())
 
 
 def main() -> None:
@@ -154,10 +144,10 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit(130))
     request = json.load(sys.stdin)
     given = request["options"]
-    given["blobs"] = tuple(given["blobs"])
+    given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
     reply: dict[str, Any]
     try:
-        reply = {"plan": dataclasses.asdict(prepare(request["source"], Options(**given)))}
+        reply = {"plan": dataclasses.asdict(_judged(prepare(request["source"], Options(**given))))}
     except UsageError as exc:
         reply = {"usage": str(exc)}
     except SourceError as exc:

@@ -54,7 +54,9 @@ ROOT = 1
 _COLUMNS = {10: "(?,?,?,?,?,?,?,?,?,?)", 5: "(?,?,0,?,NULL,NULL,1,?,?,NULL)"}
 _INSERT = "INSERT OR REPLACE INTO entry VALUES "
 _AT_ONCE = 50  # rows of one statement
-_FLUSH = 100_000
+_FLUSH = 100_000  # rows
+_FLUSH_BYTES = 32 << 20  # of values
+_FLUSH_TARGETS = 200_000
 
 
 class Place(enum.IntEnum):
@@ -117,14 +119,16 @@ class IndexWriter:
         self._whole = False
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;"
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE; PRAGMA temp_store=MEMORY;"
             f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={INDEX_VERSION};"
         )
         self._db.executescript(SCHEMA)
         self._db.execute("BEGIN")
         self._directories: dict[str, int] = {"": ROOT}
         self._explicit: dict[str, tuple[int | None, int | None]] = {}
-        self._targets: dict[str, int] = {}
+        self._targets: dict[str, int] = {}  # not yet written
+        self._next_target = 1
+        self._value_bytes = 0
         self._rows: list[_Row] = []
         self._values: list[tuple[int, Buffer]] = []
         self._regions: list[tuple[int, int, int, int, int]] = []
@@ -167,15 +171,21 @@ class IndexWriter:
     def range(self, key: str, url: str, offset: int, length: int) -> None:
         """A file whose bytes are [offset, offset + length) of `url`."""
         prefix, _, name = key.rpartition("/")
-        parent = self._directories.get(prefix) or self._directory(prefix)
-        ref = self._targets.get(url) or self._target(url)
+        parent = self._directories.get(prefix) or self.directory_id(prefix)
+        ref = self._targets.get(url) or self.target_id(url)
         self._rows.append((parent, name, length, ref, offset))
+        if len(self._rows) >= _FLUSH:
+            self._flush()
+
+    def ranges(self, rows: Sequence[tuple[int, str, int, int, int]]) -> None:
+        """Files that are ranges: (directory_id(), name, length, target_id(), offset) of each."""
+        self._rows += rows
         if len(self._rows) >= _FLUSH:
             self._flush()
 
     def whole(self, key: str, url: str) -> None:
         """A file whose bytes are all of `url`; its size is found out when first needed."""
-        self._add(key, Kind.FILE, None, None, None, Place.WHOLE, self._target(url))
+        self._add(key, Kind.FILE, None, None, None, Place.WHOLE, self.target_id(url))
 
     def regions(
         self,
@@ -191,7 +201,7 @@ class IndexWriter:
             self._add(key, Kind.FILE, size, mode, mtime_ns, Place.HOLE, None, held=0)
             return
         owner, self._next_owner = self._next_owner, self._next_owner + 1
-        self._regions += [(owner, r.start, r.length, self._target(r.url), r.offset) for r in regions if r.length]
+        self._regions += [(owner, r.start, r.length, self.target_id(r.url), r.offset) for r in regions if r.length]
         if len(self._regions) >= _FLUSH:
             self._flush()
         self._add(
@@ -203,9 +213,19 @@ class IndexWriter:
         self._flush()
         self._db.execute("DELETE FROM entry WHERE parent=? AND name=?", self._split(key))
 
+    def discard_below(self, key: str) -> int:
+        """Take back the directory `key` and all below it; returns how many files that were."""
+        self._flush()
+        count = 0
+        for name in [name for name in self._directories if name == key or name.startswith(f"{key}/")]:
+            gone = self._directories.pop(name)
+            count += self._db.execute("DELETE FROM entry WHERE parent=?", (gone,)).rowcount
+            self._explicit.pop(name, None)
+        return count
+
     def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """A directory that the document names; parents of keys need not be named."""
-        self._directory(key)
+        self.directory_id(key)
         self._explicit[key] = (mode, mtime_ns)
 
     def problem(self, entry: str, rule: str) -> None:
@@ -220,16 +240,16 @@ class IndexWriter:
     def conflicts(self) -> list[str]:
         """Keys added as files that are directories too; the directory will win. Call before commit()."""
         self._flush()
-        found = []
-        for key in self._directories:
-            if key:
-                parent, name = split_key(key)
-                row = self._db.execute(
-                    "SELECT 1 FROM entry WHERE parent=? AND name=?", (self._directories[parent], name)
-                ).fetchone()
-                if row:
-                    found.append(key)
-        return found
+        parts = ((*split_key(key), key) for key in self._directories if key)
+        self._db.execute("CREATE TEMP TABLE directory (parent INTEGER, name TEXT, key TEXT)")
+        self._db.executemany(
+            "INSERT INTO directory VALUES (?,?,?)",
+            ((self._directories[parent], name, key) for parent, name, key in parts),
+        )
+        query = "SELECT key FROM directory CROSS JOIN entry USING (parent, name) ORDER BY key"  # looks each up
+        found = self._db.execute(query).fetchall()
+        self._db.execute("DROP TABLE directory")
+        return [key for (key,) in found]
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
         """Write everything, to the disk."""
@@ -248,9 +268,7 @@ class IndexWriter:
                 (parent_id, name, 1, subdirectories[key], mode, mtime_ns, None, ident, None, None)
             )
         self._insert(rows)
-        self._db.executemany(
-            "INSERT INTO target VALUES (?,?)", [(ident, url) for url, ident in self._targets.items()]
-        )
+        self._write_targets()
         self._db.executemany("INSERT INTO meta VALUES (?,?)", list(meta))
         self._db.execute("COMMIT")
         self._db.close()
@@ -280,9 +298,9 @@ class IndexWriter:
     def _split(self, key: str) -> tuple[int, str]:
         prefix, _, name = key.rpartition("/")
         ident = self._directories.get(prefix)
-        return (self._directory(prefix) if ident is None else ident), name
+        return (self.directory_id(prefix) if ident is None else ident), name
 
-    def _directory(self, key: str) -> int:
+    def directory_id(self, key: str) -> int:
         """The id of the directory `key`, made with its parents where it is new."""
         known = self._directories.get(key)
         if known is not None:
@@ -296,12 +314,27 @@ class IndexWriter:
                 return ident
             at += 1
 
-    def _target(self, url: str) -> int:
-        return self._targets.setdefault(url, len(self._targets) + 1)
+    def target_id(self, url: str) -> int:
+        """The id of a target; one that was not named for long may get another."""
+        found = self._targets.get(url)
+        if found is None:
+            if len(self._targets) >= _FLUSH_TARGETS:  # a set may have as many as entries
+                self._write_targets()
+            found = self._targets[url] = self._next_target
+            self._next_target += 1
+        return found
+
+    def _write_targets(self) -> None:
+        rows = [(ident, url) for url, ident in self._targets.items()]
+        self._db.executemany("INSERT INTO target VALUES (?,?)", rows)
+        self._targets.clear()
 
     def _value(self, data: Buffer) -> int:
         ident, self._next_value = self._next_value, self._next_value + 1
         self._values.append((ident, data))
+        self._value_bytes += len(data)
+        if self._value_bytes >= _FLUSH_BYTES:
+            self._flush()
         return ident
 
     def _flush(self) -> None:
@@ -309,6 +342,7 @@ class IndexWriter:
         self._db.executemany("INSERT INTO value VALUES (?,?)", self._values)
         self._db.executemany("INSERT INTO region VALUES (?,?,?,?,?)", self._regions)
         self._rows, self._values, self._regions = [], [], []
+        self._value_bytes = 0
 
     def _insert(self, rows: list[_Row]) -> None:
         """Insert `rows` in the order of the table; of equal keys the last one wins, as sorting is stable."""
