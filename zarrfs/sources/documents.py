@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from zarrfs.errors import SourceError
 from zarrfs.sources.compressed import expanding
 
 WINDOW = 1 << 20  # bytes parsed at once; more where a single value is larger
+_SETTLED_NS = 2_000_000_000
 _PIECE = 1 << 20  # bytes hashed at once
 _GUESSES = 3  # places tried as the end of a slice before it is looked for properly
 
@@ -59,6 +61,21 @@ class Document:
         if isinstance(self.data, bytes):
             return io.BytesIO(self.data)
         return io.BufferedReader(_Positioned(self.data), _PIECE)
+
+    def stamp(self) -> str:
+        """What names this version of a local file, as stat(2) shows it; "" of what has no such name."""
+        if isinstance(self.data, bytes):
+            return ""
+        status = os.fstat(self.data)
+        parts = (self.source, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
+
+    def settled(self) -> bool:
+        """Whether the next change will show in stamp(): two within one tick of the clock have the same times."""
+        if isinstance(self.data, bytes):
+            return False
+        status = os.fstat(self.data)
+        return time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
 
     def digest(self) -> bytes:
         """The SHA-256 of its bytes."""

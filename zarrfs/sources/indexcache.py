@@ -3,6 +3,10 @@
 An index is named by what it was made of and by what it holds: DIGEST.SHA256.index, where DIGEST stands for the
 document, the options that shape its index and the layout's version, and SHA256 is that of the file itself. One
 that belongs to somebody else, that others may write, or whose content is not what its name says, is not used.
+
+Hashing a large document and its index at every mount would take longer than all the rest. STAMP.known remembers
+the outcome: STAMP stands for a document as stat(2) shows it, ctime included, and it holds the name of the index
+and what stat(2) showed of that when its content was verified.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.store.indexfile import open_database
 
+_INDEX = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _SCRATCH = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 _ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
@@ -43,12 +49,41 @@ class IndexCache:
         except OSError as exc:
             self._problem = f"cannot be made: {(exc.strerror or str(exc)).lower()}"
 
+    def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
+        """As find(), for a document with that stamp, where remember() has noted one and nothing has changed since."""
+        known = os.path.join(self.directory, f"{stamp}.known")
+        try:
+            with _own_file(known) as file:
+                name, seen = json.load(file)
+            if not _INDEX.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
+                return None
+            notes = _notes(path)
+        except (OSError, ValueError, TypeError, SourceError):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(known)  # when it was last of use
+        return path, notes
+
+    def remember(self, stamp: str, path: str) -> None:
+        """Note that the document with that stamp has the verified index `path`; failing is only slower next time."""
+        if self.temporary or not stamp:
+            return
+        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+        with contextlib.suppress(OSError):
+            try:
+                with open(scratch, "x") as file:
+                    json.dump([os.path.basename(path), _stat_of(path)], file)
+                os.rename(scratch, os.path.join(self.directory, f"{stamp}.known"))
+            except BaseException:
+                os.unlink(scratch)
+                raise
+
     def find(self, digest: str) -> tuple[str, dict[str, str]] | None:
         """(path, notes) of a kept index for `digest` that can be believed; those that cannot are removed."""
-        for path, content in self._candidates(digest):
-            notes = _notes(path, content)
-            if notes is not None:
-                return path, notes
+        for path in self._candidates(digest):
+            if verified(path):
+                with contextlib.suppress(SourceError):
+                    return path, _notes(path)
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return None
@@ -80,14 +115,14 @@ class IndexCache:
         os.rename(scratch, path)
         return path
 
-    def _candidates(self, digest: str) -> list[tuple[str, str]]:
-        """(path, content hash by name) of all files named for `digest`."""
-        pattern = re.compile(re.escape(digest) + r"\.([0-9a-f]{64})\.index")
+    def _candidates(self, digest: str) -> list[str]:
+        """The paths of all indexes named for `digest`."""
         try:
-            matches = [pattern.fullmatch(name) for name in os.listdir(self.directory)]
+            names = os.listdir(self.directory)
         except OSError:
             return []
-        return [(os.path.join(self.directory, match[0]), match[1]) for match in matches if match]
+        found = [name for name in names if name.startswith(f"{digest}.") and _INDEX.fullmatch(name)]
+        return [os.path.join(self.directory, name) for name in found]
 
     def _sweep(self) -> None:
         """Remove what killed writers have left."""
@@ -105,18 +140,38 @@ def _usual_directory() -> str:
     return os.path.join(cache, "zarrfs", "index")
 
 
-def _notes(path: str, content: str) -> dict[str, str] | None:
-    """The notes in an index file, if it is ours and holds what its name says."""
+def verified(path: str) -> bool:
+    """Whether an index file is ours, and holds what its name says."""
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return None
-            if hashlib.file_digest(file, "sha256").hexdigest() != content:
-                return None
+        with _own_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _own_file(path: str) -> Iterator[BinaryIO]:
+    """An open file, if it belongs to us or root and nobody else may write it. OSError otherwise."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(path)
+        yield file
+
+
+def _stat_of(path: str) -> list[int]:
+    """What changes with a file: nobody can set its ctime."""
+    status = os.lstat(path)
+    return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+def _notes(path: str) -> dict[str, str]:
+    """The notes in an index file. SourceError where it has none."""
+    try:
         with contextlib.closing(open_database(path)) as db:
             notes = dict(db.execute("SELECT name, value FROM meta"))
         json.loads(notes["warnings"])
-    except (OSError, SourceError, sqlite3.Error, KeyError, ValueError):
-        return None
-    return notes if "kind" in notes else None
+        notes["kind"]
+    except (sqlite3.Error, KeyError, ValueError) as exc:
+        raise SourceError(path, f"not a usable index: {exc}") from exc
+    return notes

@@ -80,9 +80,18 @@ def compile_document(document: Document, options: Options) -> Plan:
     """The plan of a document: its index from the cache directory, or compiled now."""
     # whatever changes an index or its warnings
     said = (options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs))
-    digest = hashlib.sha256(document.digest() + repr((INDEX_VERSION, *said)).encode()).hexdigest()
+    shape = repr((INDEX_VERSION, *said)).encode()
+    stamp = document.stamp()
+    key = hashlib.sha256(stamp.encode() + shape).hexdigest() if document.settled() else ""
     cache = IndexCache(options)
-    path, notes = cache.find(digest) or _compile(document, options, cache, digest)
+    found = cache.recall(key) if key else None
+    if found is None:
+        digest = hashlib.sha256(document.digest() + shape).hexdigest()
+        found = cache.find(digest) or _compile(document, options, cache, digest)
+        if document.stamp() != stamp:
+            raise SourceError(document.source, "changes while it is read")
+        cache.remember(key, found[0])
+    path, notes = found
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
         base=_base(document, options), mtime_ns=document.mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
