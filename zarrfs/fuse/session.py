@@ -48,6 +48,9 @@ def mount(
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
     for warning in plan.warnings:
         tell(f"{plan.source}: {warning}")
+    for_others = os.geteuid() == 0 and options.allow_other
+    if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
+        tell(f"{plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
     if parsed.writable:
         tell(f"{mountpoint}: mounted read-only: there is no upper directory to write to")
     options = dataclasses.replace(
