@@ -120,6 +120,8 @@ def test_a_memory_target_and_base() -> None:
         ("abfs://container@account/x", "abfs://container@account/x"),
         ("s3://bucket/a@b?c", "s3://bucket/a@b?c"),
         ("http://[bad/x?token=5", "http://..."),
+        ("http://u:p@[::1]:80/x?sig=1", "http://[::1]:80/x"),
+        ("zip://a::http://u:p@[::1]:80/x", "zip://a::http://[::1]:80/x"),
     ],
 )
 def test_shown_without_secrets(url: str, shown: str) -> None:
@@ -133,6 +135,20 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
     if not urls.protocols(url):
         with pytest.raises(ReadError):
             read(targets, url)
+
+
+@pytest.mark.parametrize(
+    ("url", "links"),
+    [
+        ("http://[::1]:80/x", ["http://[::1]:80/x"]),
+        ("zip://a[1]::http://u@[fe80::1%25lo]/b]::c", ["zip://a[1]", "http://u@[fe80::1%25lo]/b]", "c"]),
+        ("zip://::/x", ["zip://", "/x"]),
+        ("http://h/[::1]", ["http://h/[", "1]"]),
+        ("", [""]),
+    ],
+)
+def test_links_of_a_chain(url: str, links: list[str]) -> None:
+    assert urls.links(url) == links
 
 
 # -- what is refused

@@ -8,9 +8,8 @@ import socket
 _PUBLIC_6 = ipaddress.IPv6Network("2000::/3")  # IANA: global unicast; all else is local, mapped or not assigned
 # Azure's host agent: a public number that every machine there has to itself.
 _NOT_PUBLIC = frozenset(("168.63.129.16",))
-# Where the last 32 bits are an IPv4 address: mapped (RFC 4291), compatible (the same, deprecated), translated
-# (RFC 2765), NAT64 (RFC 6052).
-_EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+# Where the last 32 bits are the IPv4 address that is reached: mapped (RFC 4291), NAT64 (RFC 6052).
+_EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
 
 
 def is_public(address: str) -> bool:

@@ -81,7 +81,8 @@ class Openers:
             return self._systems[key]
 
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
-        head, _, archive = url.partition("::")
+        head = urls.links(url)[0]
+        archive = url[len(head) + 2 :]
         if protocol != "zip":
             raise ReadError(urls.without_secrets(url), f"{protocol} before '::' is not supported, only zip")
         path = head.partition("://")[2].strip("/")

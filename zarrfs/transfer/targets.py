@@ -125,7 +125,7 @@ class Targets:
         if local and path.startswith("/"):
             return path, ""
         if not local:
-            for protocol, link in zip(protocols, url.split("::"), strict=True):
+            for protocol, link in zip(protocols, urls.links(url), strict=True):
                 self._trust.admit(protocol, link, urls.without_secrets(url))
             return None, url
         if not self._base or self._base.startswith("/"):

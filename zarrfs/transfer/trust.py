@@ -66,7 +66,7 @@ class Trust:
 
     def __init__(self, options: Options, origin: str = "", private: bool = False) -> None:
         self._options, self._private = options, private
-        self._origin = origin.rpartition("::")[2]  # of a chain: where the archive is
+        self._origin = urls.links(origin)[-1]  # of a chain: where the archive is
         here = not self._origin or (urls.protocols(self._origin) or LOCAL)[0] in (*LOCAL, "memory")
         self.remote = not here
 
@@ -149,7 +149,7 @@ class Trust:
 def _place(url: str) -> str:
     """As urls.place(), "" where there is none."""
     try:
-        return urls.place(url) if "://" in url and "::" not in url else ""
+        return urls.place(url) if "://" in url and len(urls.links(url)) == 1 else ""
     except ValueError:
         return ""
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import yarl
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
+_SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
 _FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
 _SECRET = re.compile(
     r"sig|token|key|secret|passw|credential|x-amz-|x-goog-|policy|auth|session", re.IGNORECASE
@@ -49,20 +50,30 @@ def web_place(url: yarl.URL) -> str:
     return f"{url.scheme}://{url.raw_host.lower()}:{url.port}"
 
 
+def links(url: str) -> list[str]:
+    """The links of a chain, outermost first; the "::" of an IPv6 address in brackets separates nothing."""
+    found, start = [], 0
+    for match in _SEPARATOR.finditer(url):
+        if match[0] == "::":
+            found.append(url[start : match.start()])
+            start = match.end()
+    return [*found, url[start:]]
+
+
 def protocols(url: str) -> list[str]:
     """The protocols of an fsspec URL, outermost first; [] for a path.
 
     "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" has zip and file.
     """
-    links = url.split("::")
-    first = _SCHEME.match(links[0])
-    if len(links) == 1:
+    chain = links(url)
+    first = _SCHEME.match(chain[0])
+    if len(chain) == 1:
         if first and "://" in url:
             return [first[1].lower()]
         return [url.partition(":")[0].lower()] if re.match(r"(?i:file|memory):", url) else []
     if first is None:
         return []
-    found = [_SCHEME.match(link) for link in links]
+    found = [_SCHEME.match(link) for link in chain]
     return [match[1].lower() if match else "file" for match in found]
 
 
@@ -74,7 +85,7 @@ def file_path(url: str) -> str:
 def join(base: str, relative: str) -> str | None:
     """`relative`, taken from the directory URL `base`; None where `base` is a chain and has no directory."""
     head, slashes, rest = base.partition("://")
-    if "::" in base or not slashes:
+    if len(links(base)) > 1 or not slashes:
         return None
     host, _, directory = rest.partition("/")
     path = posixpath.normpath(f"/{directory}/{relative}")
@@ -83,7 +94,7 @@ def join(base: str, relative: str) -> str | None:
 
 def without_secrets(url: str) -> str:
     """`url` without user:password@, and without a query that looks signed."""
-    return "::".join(_without_secrets(link) for link in url.split("::"))
+    return "::".join(_without_secrets(link) for link in links(url))
 
 
 def _without_secrets(url: str) -> str:

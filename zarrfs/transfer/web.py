@@ -25,7 +25,7 @@ _met: set[bool] = set()  # whether addresses are public that this process has ma
 
 
 def met_private_only() -> bool:
-    """Whether all HTTP of this process went to addresses that are not public: asked by one that fetched one document."""
+    """Whether this process, which has fetched one document, spoke HTTP with addresses that are not public only."""
     return _met == {False}
 
 

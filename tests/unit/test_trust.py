@@ -1,0 +1,296 @@
+"""What targets reach besides HTTP: local files, other protocols, buckets, and with whose credentials."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import trio
+
+from tests.servers import S3
+from tests.unit.recording import VALUE, Recorder, recording
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.options import Options, parse
+from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.targets import Targets
+from zarrfs.transfer.trust import Trust
+
+REMOTE = "http://data.test/dir/set.json"
+
+
+def read(url: str, base: str = "", origin: str = REMOTE, options: Options | None = None) -> bytes:
+    """Eight bytes of a target."""
+
+    async def main() -> bytes:
+        targets = Targets(Options(retries=0) if options is None else options, base, origin)
+        try:
+            return bytes(await targets.read(url, 3, 8, 0, len(VALUE)))
+        finally:
+            await targets.aclose()
+
+    return trio.run(main)
+
+
+def said(*items: str, **more: Any) -> Options:
+    return parse(["retries=0", *items], defaults=more).options
+
+
+# -- local files
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """data (with links out of it and into it), secret beside it, and out, a link into data."""
+    data = tmp_path / "data"
+    (data / "sub").mkdir(parents=True)
+    for path in (data / "f", data / "sub/f", tmp_path / "secret", tmp_path / "data2"):
+        path.write_bytes(VALUE)
+    (data / "escape").symlink_to(tmp_path / "secret")
+    (data / "up").symlink_to("..")
+    (data / "inside").symlink_to("sub/f")
+    (tmp_path / "out").symlink_to(data)
+    for archive, name in (data / "a.zip", "f"), (tmp_path / "a.zip", "f"):
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr(name, VALUE)
+    return tmp_path
+
+
+INSIDE = ["data/f", "data/sub/../f", "data/inside", "out/f", "data/up/data/sub/f"]
+OUTSIDE = ["secret", "data/../secret", "data/escape", "data/up/secret", "out/escape", "data2", "out/up/data2"]
+FORMS = ["{path}", "file://{path}", "file:{path}", "local://{path}", "FILE://{path}"]
+
+
+def forms(tree: Path, name: str) -> Iterator[str]:
+    path = f"{tree}/{name}"
+    for form in FORMS:
+        yield form.format(path=path)
+
+
+@pytest.mark.parametrize("name", [*INSIDE, *OUTSIDE])
+def test_a_set_from_the_network_reaches_no_local_file(name: str, tree: Path) -> None:
+    for url in forms(tree, name):
+        with pytest.raises(AccessDenied, match=r"reaches no local file \(-o allow=file, or allow_path=DIR\)"):
+            read(url)
+    for options in (said("allow=file"), said("allow=all")):
+        for url in forms(tree, name):
+            assert read(url, options=options) == VALUE[3:11]
+        assert read(f"zip://f::{tree}/a.zip", options=options) == VALUE[3:11]
+
+
+def test_what_does_not_exist_is_refused_like_what_does(tree: Path) -> None:
+    """Nothing can be learnt about the names of this machine."""
+    for name in ("nothing", "data/f/below", "data"):
+        with pytest.raises(AccessDenied):
+            read(f"{tree}/{name}")
+
+
+@pytest.mark.parametrize("archive", ["a.zip", "data/a.zip", "none.zip"])
+@pytest.mark.parametrize("form", ["zip://f::{path}", "zip://f::file://{path}", "zip://f::local://{path}", "zip://f::FILE:{path}"])
+def test_nor_an_archive(archive: str, form: str, tree: Path) -> None:
+    with pytest.raises((AccessDenied, ReadError)) as caught:
+        read(form.format(path=f"{tree}/{archive}"))
+    assert isinstance(caught.value, AccessDenied) == ("FILE:" not in form or "://" in form), str(caught.value)
+
+
+def test_the_base_that_the_user_names_is_open(tree: Path) -> None:
+    for base in (f"{tree}/data/", f"file://{tree}/data/", f"{tree}/out/"):
+        for name in ("f", "sub/f", "./sub/../f", "inside", "file://sub/f"):
+            assert read(name, base) == VALUE[3:11]
+        for name in ("../secret", "escape", "up/secret", f"{tree}/secret", f"file://{tree}/secret", "../data2"):
+            with pytest.raises(AccessDenied, match="lies not beneath"):
+                read(name, base)
+        assert read("../secret", base, options=said("allow=file")) == VALUE[3:11]
+
+
+def test_allow_path(tree: Path) -> None:
+    for origin in (REMOTE, ""):
+        for root in ("data", "out"):
+            options = said(f"allow_path={tree}/{root}", "allow=file")
+            for name in INSIDE:
+                for url in forms(tree, name):
+                    assert read(url, origin=origin, options=options) == VALUE[3:11]
+            for name in OUTSIDE:
+                for url in forms(tree, name):
+                    with pytest.raises(AccessDenied, match=rf"lies not beneath {tree}/data \(-o allow_path=DIR\)"):
+                        read(url, origin=origin, options=options)
+    both = said(f"allow_path={tree}/data", f"allow_path={tree}")
+    assert read(f"{tree}/secret", options=both) == VALUE[3:11]
+    assert read(f"{tree}/secret", options=said("allow_path=/")) == VALUE[3:11]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
+@pytest.mark.parametrize("origin", ["", REMOTE])
+@pytest.mark.parametrize("allow", [[], ["allow=file"], ["allow=all"]])
+def test_root_for_others(origin: str, allow: list[str], tree: Path) -> None:
+    rule = "a mount by root for others reaches local files only beneath -o allow_path=DIR"
+    options = said("allow_other", *allow)
+    with pytest.raises(AccessDenied, match=rule):
+        read(f"{tree}/data/f", origin=origin, options=options)
+    with pytest.raises(AccessDenied, match=rule):
+        read("f", f"{tree}/data/", origin, options)
+    with pytest.raises(AccessDenied, match=rule):
+        read(f"zip://f::{tree}/data/a.zip", origin=origin, options=options)
+    options = said("allow_other", f"allow_path={tree}/data", *allow)
+    assert read(f"{tree}/data/f", origin=origin, options=options) == VALUE[3:11]
+    assert read("f", f"{tree}/data/", origin, options) == VALUE[3:11]
+    assert read(f"zip://f::{tree}/data/a.zip", origin=origin, options=options) == VALUE[3:11]
+    for url in (f"{tree}/secret", f"{tree}/data/escape", f"zip://f::{tree}/a.zip", f"file://{tree}/data/../data2"):
+        with pytest.raises(AccessDenied, match=rule):
+            read(url, origin=origin, options=options)
+
+
+def test_nobody_else_is_held_back(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(f"{tree}/data/f", origin="") == VALUE[3:11]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert read(f"{tree}/data/f", origin="", options=said("allow_other")) == VALUE[3:11]
+
+
+def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
+    """What is judged is what is read: a link that flips between the two gives one of two answers, never the secret."""
+    (tree / "secret").write_bytes(b"secret" * 100)
+    root, link = str(tree / "data"), tree / "data/flip"
+
+    async def main() -> tuple[int, int]:
+        good = denied = 0
+        async with trio.open_nursery() as nursery:
+
+            def flip() -> None:
+                for number in range(4000):
+                    new = tree / "data/new"
+                    new.symlink_to(tree / "secret" if number % 2 else tree / "data/f")
+                    new.rename(link)
+
+            nursery.start_soon(trio.to_thread.run_sync, flip)
+            while nursery.child_tasks:
+                files = LocalFiles((root,), "no")
+                try:
+                    assert bytes(await files.read(str(link), 0, 8)) == VALUE[:8]
+                    good += 1
+                except AccessDenied:
+                    denied += 1
+                except TargetMissing:
+                    pass
+                await files.aclose()
+        return good, denied
+
+    good, denied = trio.run(main)
+    assert good
+    assert denied
+
+
+def test_nothing_outside_is_opened(tree: Path) -> None:
+    """A fifo would notice a reader: a writer that does not wait finds none."""
+    os.mkfifo(tree / "fifo")
+    with pytest.raises(AccessDenied):
+        read(f"{tree}/fifo", options=said(f"allow_path={tree}/data"))
+    with pytest.raises(OSError, match="No such device"):
+        os.open(tree / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+    before = len(os.listdir("/proc/self/fd"))
+    for url in (f"{tree}/secret", f"{tree}/data/f", f"{tree}/data"):
+        with pytest.raises(ReadError):
+            read(url, options=said(f"allow_path={tree}/data/sub"))
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+# -- protocols
+
+
+@pytest.mark.parametrize("url", ["memory://x", "memory:x", "zip://a::memory://x"])
+def test_memory(url: str) -> None:
+    with pytest.raises(AccessDenied, match=r"reaches no memory: URL \(-o allow=memory\)"):
+        read(url)
+    fsspec.filesystem("memory").pipe("/trust", VALUE)
+    for options in (said("allow=memory"), said("allow=all")):
+        assert read("memory://trust", options=options) == VALUE[3:11]
+    assert read("memory://trust", origin="") == VALUE[3:11]
+    assert read("memory://trust", origin="memory://dir/set.json") == VALUE[3:11]
+
+
+def test_other_protocols() -> None:
+    with pytest.raises(AccessDenied, match=r"'nosuch' is not enabled for targets \(-o allow=nosuch\)"):
+        read("nosuch://h/x")
+    with pytest.raises(AccessDenied, match="not enabled"):  # options are for who was named, not for whoever asks
+        read("nosuch://h/x", options=said("nosuch.key=5"))
+    with pytest.raises(AccessDenied, match="not enabled"):
+        read("nosuch://h/x", options=said("allow=all"))
+    for origin in (REMOTE, ""):
+        with pytest.raises(ReadError, match="unknown"):
+            read("nosuch://h/x", origin=origin, options=said("allow=nosuch"))
+    with pytest.raises(ReadError, match="unknown"):  # its own
+        read("nosuch://u:p@H/x", origin="nosuch://h/set.json")
+    with pytest.raises(AccessDenied, match="not enabled"):
+        read("nosuch://h2/x", origin="nosuch://h/set.json")
+    for protocol in ("reference", "simplecache", "generic", "dir"):
+        with pytest.raises(AccessDenied, match=r"not enabled for targets$"):
+            read(f"{protocol}://x", options=said(f"allow={protocol}", "allow=all"))
+
+
+@pytest.mark.parametrize(
+    ("origin", "remote"),
+    {
+        "": False, "/x/set.json": False, "file:///x": False, "memory://x": False, "zip://set.json::/x.zip": False,
+        "zip://set.json::file:///x.zip": False, "http://h/x": True, "s3://b/x": True, "nosuch://x": True,
+        "zip://set.json::https://h/x.zip": True, "http://[::1]/x": True,
+    }.items(),
+)  # fmt: skip
+def test_who_comes_from_the_network(origin: str, remote: bool) -> None:
+    assert Trust(Options(), origin).remote is remote
+
+
+# -- buckets
+
+
+@pytest.fixture
+def asked(s3: S3) -> Iterator[Recorder]:
+    """What the S3 server is asked, which has the buckets tests, theirs and named."""
+    for bucket in ("tests", "theirs", "named"):
+        s3.client.create_bucket(Bucket=bucket)
+        s3.client.put_object(Bucket=bucket, Key="v", Body=VALUE, ACL="public-read")
+        s3.client.put_object(Bucket=bucket, Key="private", Body=VALUE)
+    with recording("127.0.0.1", behind=s3.endpoint) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("origin", "more", "signed"),
+    [
+        ("", [], {"tests", "theirs", "named"}),
+        ("s3://tests/set.json", [], {"tests"}),
+        ("s3a://tests/set.json", [], {"tests"}),
+        (REMOTE, [], set()),
+        (REMOTE, ["s3://named.requester_pays=false"], {"named"}),
+        (REMOTE, ["s3a://named.anon=false"], {"named"}),
+        (REMOTE, ["base=s3://named/dir"], {"named"}),
+        (REMOTE, ["allow=credentials"], {"tests", "theirs", "named"}),
+        ("s3://tests/set.json", ["s3://theirs.anon=true", "allow=all"], {"tests", "named"}),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_credentials_go_to_buckets_that_the_user_named(
+    origin: str, more: list[str], signed: set[str], given: bool, asked: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [f"s3.endpoint_url={asked.url}", *more]
+    if given:
+        options += ["s3.key=a", "s3.secret=b"]
+    else:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    for bucket in ("tests", "theirs", "named"):
+        for protocol in ("s3", "s3a"):
+            assert read(f"{protocol}://{bucket}/v", origin=origin, options=said(*options)) == VALUE[3:11]
+            assert asked.requests[-1][0] == f"/{bucket}/v"
+            assert ("authorization" in asked.headers()) == (bucket in signed), bucket
+
+
+def test_a_bucket_that_refuses_strangers_says_what_may_be_done(asked: Recorder) -> None:
+    options = [f"s3.endpoint_url={asked.url}", "s3.key=a", "s3.secret=b"]
+    with pytest.raises(AccessDenied, match=r"asked anonymously: no option names its bucket; -o allow=credentials"):
+        read("s3://theirs/private", options=said(*options))
+    with pytest.raises(AccessDenied, match=r"Forbidden$"):
+        read("s3://theirs/private", options=said(*options, "s3://theirs.anon=true"))
+    assert read("s3://theirs/private", options=said(*options, "s3://theirs.anon=false")) == VALUE[3:11]

@@ -1,0 +1,300 @@
+"""What targets of a set from the network reach over HTTP, and who hears the user's headers: against real servers."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+import trio
+
+from tests.servers import Faulty
+from tests.unit.recording import VALUE, Recorder, recording
+from zarrfs.errors import AccessDenied, ReadError, to_errno
+from zarrfs.options import Options, parse
+from zarrfs.transfer.targets import Targets
+
+SECRET = 'http.headers={"X-Token": "secret"}'
+
+
+@pytest.fixture
+def own() -> Iterator[Recorder]:
+    """The server that the set came from."""
+    with recording("127.0.0.1") as server:
+        yield server
+
+
+@pytest.fixture
+def other() -> Iterator[Recorder]:
+    """Another server of this machine."""
+    with recording("127.0.0.2") as server:
+        yield server
+
+
+def read(url: str, origin: str, *options: str, private: bool = False, retries: int = 0) -> bytes:
+    """Eight bytes of a target of the set `origin`."""
+
+    async def main() -> bytes:
+        targets = Targets(parse([f"retries={retries}", *options]).options, origin=origin, private=private)
+        try:
+            return bytes(await targets.read(url, 3, 8, 0, len(VALUE)))
+        finally:
+            await targets.aclose()
+
+    return trio.run(main)
+
+
+def refused(url: str, origin: str, *options: str, **more: Any) -> str:
+    """The rule that refuses a target."""
+    with pytest.raises(AccessDenied) as caught:
+        read(url, origin, *options, **more)
+    assert to_errno(caught.value) == errno.EACCES
+    assert caught.value.where
+    return str(caught.value)
+
+
+# -- addresses
+
+
+def test_a_set_reaches_its_own_server_and_no_other_of_this_machine(own: Recorder, other: Recorder) -> None:
+    origin = f"{own.url}/set.json"
+    assert read(f"{own.url}/v", origin) == VALUE[3:11]
+    assert read(f"{own.url.upper().replace('HTTP', 'http')}/v", origin) == VALUE[3:11]
+    said = refused(f"{other.url}/v", origin)
+    assert f"{other.url}/v: a set from the network reaches only public addresses, and 127.0.0.2 is none" in said
+    assert "(-o allow=private)" in said
+    assert not other.requests
+    for allow in ("allow=private", "allow=all"):
+        assert read(f"{other.url}/v", origin, allow) == VALUE[3:11]
+    assert read(f"{other.url}/v", "") == VALUE[3:11]  # a local set
+    assert read(f"{other.url}/v", origin, f"base={other.url}/dir/") == VALUE[3:11]
+
+
+def test_another_port_is_another_server(own: Recorder) -> None:
+    with recording("127.0.0.1") as second:
+        assert "127.0.0.1 is none" in refused(f"{second.url}/v", f"{own.url}/set.json")
+        assert not second.requests
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.1", "0x7f.1", "0x7f000001", "017700000001", "2130706433", "127.0.0.1.", "0", "localhost",
+        "LOCALHOST", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "①②⑦.⓪.⓪.①", "127。0。0。1",
+        "user:pass@127.0.0.1", "8.8.8.8@127.0.0.1", "169.254.169.254", "[fe80::1%25lo]", "10.0.0.1", "0.0.0.0",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("way", ["{target}", "{own}/to?{target}", "zip://x::{target}"])
+def test_no_spelling_of_an_address_that_is_not_public(host: str, way: str, own: Recorder) -> None:
+    with recording("127.0.0.1") as victim:
+        target = f"http://{host}:{victim.port}/v"
+        refused(way.format(target=target, own=own.url), f"{own.url}/set.json")
+        assert not victim.requests
+
+
+def test_ipv6(own: Recorder) -> None:
+    with recording("::1") as server:
+        assert read(f"{server.url}/v", f"{server.url}/set.json") == VALUE[3:11]
+        assert "::1 is none" in refused(f"{server.url}/v", f"{own.url}/set.json")
+        assert len(server.requests) == 1
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> None:
+    """Look up `names` as said: each time the next address, the last one for ever."""
+    real = socket.getaddrinfo
+
+    def lookup(host: Any, port: Any, *arguments: Any, **more: Any) -> Any:
+        addresses = names.get(host)
+        if addresses is None:
+            return real(host, port, *arguments, **more)
+        address = addresses.pop(0) if len(addresses) > 1 else addresses[0]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+
+
+def test_names_are_judged_by_what_they_resolve_to(own: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, {"inside.test": ["127.0.0.1"]})
+    with recording("127.0.0.1") as victim:
+        url = f"http://inside.test:{victim.port}/v"
+        assert "127.0.0.1 is none" in refused(url, f"{own.url}/set.json")
+        assert not victim.requests
+        assert read(url, "") == VALUE[3:11]
+
+
+def test_a_name_that_is_pointed_elsewhere_once_the_set_has_been_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding, of the very host that the set came from."""
+    with recording("127.0.0.1") as victim:
+        resolving(monkeypatch, {"rebound.test": ["127.0.0.1"]})
+        url = f"http://rebound.test:{victim.port}/v"
+        origin = f"http://rebound.test:{victim.port}/set.json"
+        assert "127.0.0.1 is none" in refused(url, origin)
+        assert not victim.requests
+        assert read(url, origin, private=True) == VALUE[3:11]  # it came from there
+
+
+def test_a_name_with_several_addresses(own: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them refused: one of them would be enough."""
+    real = socket.getaddrinfo
+
+    def lookup(host: Any, port: Any, *arguments: Any, **more: Any) -> Any:
+        if host != "several.test":
+            return real(host, port, *arguments, **more)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", port)) for last in (1, 2, 3)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    with recording("127.0.0.1") as victim:
+        assert "is none" in refused(f"http://several.test:{victim.port}/v", f"{own.url}/set.json")
+        assert not victim.requests
+
+
+def test_redirects(own: Recorder, other: Recorder) -> None:
+    origin = f"{own.url}/set.json"
+    said = refused(own.to(f"{other.url}/v"), origin)
+    assert f"is redirected to {other.url}/v: " in said
+    assert "127.0.0.2 is none (-o allow=private)" in said
+    assert not other.requests
+    assert read(own.to(f"{own.url}/v"), origin) == VALUE[3:11]
+    assert read(own.to("/v"), origin) == VALUE[3:11]
+    assert read(own.to(own.to(own.to("/v"))), origin) == VALUE[3:11]
+    assert read(own.to(f"{other.url}/v"), "") == VALUE[3:11]
+    assert read(f"{own.url}/to?{'/to?' * 9}/v", origin) == VALUE[3:11]
+    with pytest.raises(ReadError, match="is redirected more than 10 times"):
+        read(f"{own.url}/to?{'/to?' * 10}/v", origin)
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://[bad"])
+def test_redirects_out_of_http(location: str, own: Recorder) -> None:
+    with pytest.raises(ReadError, match="is redirected to"):
+        read(own.to(location), f"{own.url}/set.json")
+    with pytest.raises(ReadError, match="is redirected to"):
+        read(own.to(location), "")
+
+
+def test_an_archive_on_another_server(faulty: Faulty, other: Recorder) -> None:
+    data = BytesIO()
+    with zipfile.ZipFile(data, "w") as file:
+        file.writestr("a", VALUE)
+    url = "zip://a::" + faulty.put("/x.zip", data.getvalue())
+    assert read(url, f"{faulty.url}/set.json") == VALUE[3:11]
+    assert read(url, f"zip://set.json::{faulty.url}/x.zip") == VALUE[3:11]
+    faulty.put("/x.zip", data.getvalue())
+    assert "127.0.0.1 is none" in refused(url, f"{other.url}/set.json")
+    assert not faulty.requests
+
+
+def test_a_proxy_connects_where_the_user_said(faulty: Faulty, other: Recorder, own: Recorder) -> None:
+    """The proxy may be anywhere; addresses in URLs are judged all the same."""
+    faulty.put("http://data.test/v", VALUE)
+    for options in ([f"http.proxy={faulty.url}"], [f"http://data.test.proxy={faulty.url}"]):
+        assert read("http://data.test/v", f"{own.url}/set.json", *options) == VALUE[3:11]
+    assert "127.0.0.2 is none" in refused(f"{other.url}/v", f"{own.url}/set.json", f"http.proxy={faulty.url}")
+
+
+def test_proxies_of_the_environment(
+    faulty: Faulty, own: Recorder, other: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are used where the user says so, and judged like others."""
+    faulty.put("http://data.test/v", VALUE)
+    monkeypatch.setenv("http_proxy", faulty.url)
+    trusting = 'http.client_kwargs={"trust_env": true}'
+    assert read("http://data.test/v", f"{own.url}/set.json", trusting) == VALUE[3:11]
+    with pytest.raises(ReadError):
+        read("http://data.test/v", f"{own.url}/set.json")
+    monkeypatch.setenv("no_proxy", "inside.test")
+    resolving(monkeypatch, {"inside.test": ["127.0.0.2"]})
+    url = f"http://inside.test:{other.port}/v"
+    assert "127.0.0.2 is none" in refused(url, f"{own.url}/set.json", trusting)
+    assert not other.requests
+
+
+# -- options and credentials
+
+
+def test_headers_go_to_the_server_of_the_set_only(own: Recorder, other: Recorder) -> None:
+    origin = f"{own.url}/set.json"
+    read(f"{own.url}/v", origin, SECRET)
+    assert own.headers()["x-token"] == "secret"
+    read(f"{other.url}/v", origin, SECRET, "allow=private")
+    assert "x-token" not in other.headers()
+    for option in ("allow=credentials", "allow=all", f"base={other.url}/", f"{other.url}.timeout=5"):
+        read(f"{other.url}/v", origin, SECRET, "allow=private", option)
+        assert other.headers()["x-token"] == "secret"
+    read(f"{other.url}/v", "", SECRET)  # a local set
+    assert other.headers()["x-token"] == "secret"
+
+
+def test_options_of_one_host(own: Recorder, other: Recorder) -> None:
+    options = [SECRET, f'{other.url}.headers={{"X-Token": "other"}}', "allow=private"]
+    for origin in ("", f"{own.url}/set.json"):
+        read(f"{own.url}/v", origin, *options)
+        read(f"{other.url}/v", origin, *options)
+        assert (own.headers()["x-token"], other.headers()["x-token"]) == ("secret", "other")
+    assert other.url.startswith("http:")
+    read(f"{own.url}/v", "", f'https://127.0.0.1:{own.port}.headers={{"X-Token": "other"}}')
+    assert "x-token" not in own.headers()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        SECRET, 'http.cookies={"x-token": "secret"}', 'http.client_kwargs={"headers": {"X-Token": "secret"}}',
+        'http.client_kwargs={"cookies": {"x-token": "secret"}}',
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("local", [True, False])
+def test_nothing_follows_a_redirect_to_another_host(option: str, local: bool, own: Recorder, other: Recorder) -> None:
+    origin = "" if local else f"{own.url}/set.json"
+    read(own.to(f"{other.url}/v"), origin, option, "allow=private")
+    assert "secret" in str(own.headers())
+    assert "secret" not in str(other.requests)
+    read(own.to(other.to(f"{own.url}/v")), origin, option, "allow=private")
+    assert "secret" not in str(other.requests)
+    assert own.requests[-1][0] == "/v"
+    assert "secret" in str(own.headers())  # back at home
+    read(own.to("/v"), origin, option)
+    assert "secret" in str(own.headers())
+
+
+def test_parameters_follow_no_redirect_at_all(own: Recorder, other: Recorder) -> None:
+    read(own.to(f"{other.url}/v"), "", 'http.params={"token": "secret"}')
+    assert "token=secret" in own.requests[-1][0]
+    assert "secret" not in str(other.requests)
+
+
+def test_passwords_in_a_url_follow_no_redirect_either(own: Recorder, other: Recorder) -> None:
+    url = own.to(f"{other.url}/v").replace("://", "://user:pass@", 1)
+    read(url, "")
+    assert "authorization" in own.headers()
+    assert "authorization" not in other.headers()
+    read(own.to(f"{own.url}/v").replace("://", "://user:pass@", 1), "")
+    assert own.requests[-1][0] == "/v"
+    assert "authorization" in own.headers()
+
+
+def test_what_fsspec_is_configured_with_stays_with_whom_the_user_named(
+    own: Recorder, other: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec.config
+
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"X-Token": "secret"}})
+    origin = f"{own.url}/set.json"
+    read(f"{own.url}/v", origin)
+    read(f"{other.url}/v", origin, "allow=private")
+    assert own.headers()["x-token"] == "secret"
+    assert "x-token" not in other.headers()
+
+
+def test_a_refusal_is_not_repeated(own: Recorder, other: Recorder) -> None:
+    refused(f"{other.url}/v", f"{own.url}/set.json", retries=5)
+    refused(own.to(f"{other.url}/v"), f"{own.url}/set.json", retries=5)
+    assert len(own.requests) == 1
+
+
+def test_options_have_a_form_that_python_can_give() -> None:
+    options = Options(storage={"http": {"proxy": "http://h"}, "http://b": {"headers": {}}})
+    assert parse(["http.proxy=http://h", "http://b.headers={}"]).options == options
