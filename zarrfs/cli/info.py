@@ -42,6 +42,7 @@ def info(source: str, key: str | None, as_json: bool, parsed: Parsed) -> None:
 
 
 async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
+    from zarrfs.sources.parquet import ParquetStore
     from zarrfs.store.index import IndexStore
 
     about = {
@@ -55,6 +56,10 @@ async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
     if isinstance(store, IndexStore):
         usage = await store.usage()
         about |= {"files": usage.files, "bytes": usage.bytes}
+    if isinstance(store, ParquetStore):
+        found = await store.opened()
+        about |= {"arrays": len(found.grids), "record_size": found.record_size}
+    if isinstance(store, IndexStore | ParquetStore):
         about["problems"] = [f"{entry}: {rule}" for entry, rule in store.problems()]
     return about
 

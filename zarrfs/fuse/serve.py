@@ -19,6 +19,7 @@ from zarrfs.fuse import logs, mounts, pagecache
 from zarrfs.fuse.operations import Operations
 from zarrfs.options import Options
 from zarrfs.sources import Plan, open_plan
+from zarrfs.sources.parquet import ParquetStore
 from zarrfs.store.api import Store
 from zarrfs.store.index import IndexStore
 
@@ -45,7 +46,7 @@ def serve(
         except RuntimeError as exc:
             raise MountError(_why_not_mounted(exc)) from exc
     mount = mounts.mount_at(mountpoint)
-    if mount is not None and isinstance(store, IndexStore):
+    if mount is not None and isinstance(store, IndexStore | ParquetStore):
         store.forbid_device(os.makedev(*map(int, mount.device.split(":"))))
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group

@@ -54,7 +54,7 @@ def plan_source(
 
         check_places(options.blobs)
     path = path_of_uri(source)
-    if path is not None and options.type in (None, "zarr") and os.path.isdir(path):
+    if path is not None and options.type != "archive" and os.path.isdir(path):
         from zarrfs.sources.zarrstore import plan_directory
 
         return plan_directory(source, path, options)
@@ -71,6 +71,10 @@ def open_plan(plan: Plan, options: Options) -> Store:
     """The Store of a plan; touches no network."""
     if plan.index is not None:
         return _open_index(plan, plan.index, options)
+    if plan.kind == "references":
+        from zarrfs.sources.parquet import open_set
+
+        return open_set(plan, options)
     if plan.path is not None:
         from zarrfs.store.filesystem import FileSystemStore
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.sources.compressed import is_compressed
+from zarrfs.sources.parquetset import DOCUMENT, check_package, is_parquet_layout, read_set
 from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a local directory needs none of what fetching does
 
 T = TypeVar("T")
 
-_PARQUET = "reference set in the Parquet layout: not supported yet"
+_NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: metadata is shown, chunks are there by name only"
 _PEEK = 4096  # bytes that tell what a file is
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -41,12 +41,16 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
         raise SourceError(source, (exc.strerror or str(exc)).lower()) from exc
     if options.type != "zarr":
         try:
-            with open(os.path.join(path, ".zmetadata"), "rb") as file:
-                document = file.read()
+            with open(os.path.join(path, DOCUMENT), "rb") as file:
+                document, mtime_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
         except OSError:
-            document = b""
-        if _is_parquet_layout(document):
-            raise SourceError(source, _PARQUET)
+            document, mtime_ns = b"", 0
+        if is_parquet_layout(document):
+            warnings = _checked_set(os.path.join(path, DOCUMENT), document, options)
+            base = _base(path, options)
+            return Plan(path, "references", path=path, base=base, mtime_ns=mtime_ns, warnings=warnings)
+        if options.type == "references":
+            raise SourceError(path, _NO_SET)
     return Plan(path, "zarr", path=path)
 
 
@@ -114,9 +118,9 @@ async def _read_document(files: RemoteFiles, url: str, options: Options) -> tupl
         return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
     if entry.directory:
         return None
+    if entry.html and not _name(url).endswith(".json"):
+        return None
     if options.type is None and not _name(url).endswith(".json"):
-        if entry.html:
-            return None
         head = await _head(files, system, path)
         if head.lstrip()[:1] not in (b"{", b"[") and not is_compressed(head):
             return None
@@ -140,10 +144,12 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     names = {entry.name for entry in entries or ()}
     probe = DOCUMENTS if entries is None or _is_web(url) else ()
     document = await _root_document(files, system, path, [name for name in DOCUMENTS if name in names] or probe)
+    if document is not None and document[0] == DOCUMENT and options.type != "zarr" and is_parquet_layout(document[1]):
+        return await _plan_set(files, system, path, url, document[1], options)
+    if options.type == "references":
+        raise SourceError(shown, problem or _NO_SET)
     if document is not None:
-        name, data = document
-        if name == ".zmetadata" and options.type != "zarr" and _is_parquet_layout(data):
-            raise SourceError(shown, _PARQUET)
+        name = document[0]
         # many web servers hide names with a dot; another name that is not in the listing makes it none
         lists = entries is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
@@ -154,18 +160,51 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     raise SourceError(shown, problem or "no Zarr metadata there, and the server shows no listing")
 
 
+async def _plan_set(
+    files: RemoteFiles, system: System, path: str, url: str, document: bytes, options: Options
+) -> Plan:
+    """Plan the set in the Parquet layout at `url`, with its `.zmetadata`."""
+    from zarrfs.sources import Plan
+
+    shown = urls.without_secrets(url)
+    warnings = _checked_set(system.shown(system.child(path, DOCUMENT)), document, options)
+    entry = await files.stat_at(system, system.child(path, DOCUMENT))
+    local = not urls.protocols(url) or urls.protocols(url)[-1] in ("file", "local", "memory")
+    return Plan(
+        shown, "references", url=url, base=_base(url, options), mtime_ns=entry.mtime_ns, warnings=warnings,
+        origin="" if local else shown,
+    )  # fmt: skip
+
+
+def _checked_set(name: str, document: bytes, options: Options) -> tuple[str, ...]:
+    """The warnings about a `.zmetadata` called `name`; SourceError where it, or with -o strict a part, is bad."""
+    check_package(name)
+    found = read_set(name, document)
+    if options.strict and found.problems:
+        entry, rule = found.problems[0]
+        raise SourceError(name, rule, entry)
+    return found.told()
+
+
+def _base(place: str, options: Options) -> str:
+    """What relative targets of the set at `place` are relative to."""
+    if options.base is not None:
+        place = options.base if "://" in options.base else os.path.abspath(options.base)
+    return place.rstrip("/") + "/"
+
+
 async def _root_document(
     files: RemoteFiles, system: System, path: str, names: Sequence[str]
 ) -> tuple[str, bytes] | None:
-    """(name, bytes) of a metadata document at the root, .zmetadata first; None where there is none."""
+    """(name, bytes) of a metadata document at the root, `.zmetadata` first; None where there is none."""
     from zarrfs.sources.unlisted import read_node
 
-    for name in sorted(names, key=lambda name: name != ".zmetadata"):
+    for name in sorted(names, key=lambda name: name != DOCUMENT):
         try:
             data = await files.read_all_at(system, system.child(path, name))
         except (TargetMissing, AccessDenied, NotADirectoryError):
             continue
-        if name == ".zmetadata" or read_node(name, data) is not None:
+        if name == DOCUMENT or read_node(name, data) is not None:
             return name, data
     return None
 
@@ -182,16 +221,8 @@ async def _head(files: RemoteFiles, system: System, path: str) -> bytes:
 
 
 def _name(url: str) -> str:
-    return url.partition("::")[0].partition("?")[0].rpartition("/")[2].lower()
+    return urls.links(url)[0].partition("?")[0].rpartition("/")[2].lower()
 
 
 def _is_web(url: str) -> bool:
     return urls.protocols(url)[:1] in (["http"], ["https"])
-
-
-def _is_parquet_layout(document: bytes) -> bool:
-    try:
-        found = json.loads(document)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and "record_size" in found

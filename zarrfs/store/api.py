@@ -62,7 +62,11 @@ class Store(Protocol):
         ...
 
     def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        """The children of `prefix` whose name is greater than `after`, sorted by name (code points)."""
+        """The children of `prefix` that come after the name `after`, or all of them.
+
+        In a fixed order of the store's own: by name (code points), but for one that says otherwise. `after` is
+        a name that an earlier listing gave; where all are sorted, any name will do.
+        """
         ...
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
@@ -175,3 +179,18 @@ def split_key(key: str) -> tuple[str, str]:
 def join_key(prefix: str, name: str) -> str:
     """The key of `name` in the directory `prefix`."""
     return f"{prefix}/{name}" if prefix else name
+
+
+async def keys_below(store: Store, prefix: str) -> AsyncIterator[str]:
+    """list_prefix() of a store by its list_dir(): holds one open listing a level."""
+    levels = [(prefix, store.list_dir(prefix))]  # a stack of our own: trees may be deeper than Python's
+    while levels:
+        above, listing = levels[-1]
+        async for info in listing:
+            key = join_key(above, info.name)
+            if info.kind is Kind.DIRECTORY:
+                levels.append((key, store.list_dir(key)))
+                break
+            yield key
+        else:
+            levels.pop()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import trio
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, split_key
+from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader
 
@@ -88,18 +88,8 @@ class IndexStore:
                 return
             after = page[-1][0]
 
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        levels = [(prefix, self.list_dir(prefix))]  # a stack of our own: trees may be deeper than Python's
-        while levels:
-            above, listing = levels[-1]
-            async for info in listing:
-                key = join_key(above, info.name)
-                if info.kind is Kind.DIRECTORY:
-                    levels.append((key, self.list_dir(key)))
-                    break
-                yield key
-            else:
-                levels.pop()
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        return keys_below(self, prefix)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         row = self._row(key)

@@ -1,0 +1,405 @@
+"""ParquetStore: a reference set in the Parquet layout, of which only `.zmetadata` is read before it is used.
+
+A chunk is found by its number in the array's grid, in one record file; parsed record files are kept within a
+bound. A record file that is lost or damaged takes its own chunks away, with an error, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import trio
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
+from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, ParquetSet, is_chunk_like, read_set
+from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, keys_below, split_key
+from zarrfs.transfer.api import TargetReader
+from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.targets import Targets
+from zarrfs.transfer.urls import without_secrets
+from zarrfs.zarr.grid import Grid
+
+if TYPE_CHECKING:
+    from zarrfs.options import Options
+    from zarrfs.sources import Plan
+    from zarrfs.sources.recordfile import Record, Row
+
+_ROW = 32  # bytes of memory that a row takes, at a guess
+_BELIEVED = 10.0  # seconds for which a record file is not tried again after it failed
+_FAILURES = 1024  # that are remembered
+_SIZES = 16_384  # sizes of whole targets that are remembered
+
+
+def open_set(plan: Plan, options: Options) -> ParquetStore:
+    """The store of a set's plan; reads nothing yet."""
+    share = options.memory_limit // 4  # for record files; the rest is for bytes of targets
+    targets = Targets(
+        dataclasses.replace(options, memory_limit=options.memory_limit - share), plan.base, plan.origin, plan.private
+    )
+    limit = options.document_limit
+    place = Remote(plan.url, options) if plan.url is not None else Directory(plan.path or "/", limit)
+    return ParquetStore(place, targets, share, limit, plan.mtime_ns)
+
+
+class Place(Protocol):
+    """The directory or URL that holds a set."""
+
+    forbidden_device: int | None  # as TargetReader
+
+    async def read(self, key: str) -> Buffer:
+        """All bytes of a file of the set, or a ReadError."""
+        ...
+
+    def shown(self, key: str) -> str:
+        """The file as messages name it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back descriptors and connections."""
+        ...
+
+
+class Chunk(NamedTuple):
+    """Where a chunk's reference is."""
+
+    array: str
+    record: int
+    row: int
+
+
+class ParquetStore:
+    """The set at `place`, whose targets `targets` reads. `memory` bounds the bytes of parsed record files.
+
+    `limit`: bytes that a record file may expand to; `mtime_ns`: what every entry shows.
+    """
+
+    immutable = True
+
+    def __init__(
+        self, place: Place, targets: TargetReader, memory: int, limit: int, mtime_ns: int | None = None
+    ) -> None:
+        from zarrfs.transfer.cache import BlockCache
+
+        self._place, self._targets, self._limit, self._mtime_ns = place, targets, limit, mtime_ns
+        self._set: ParquetSet | None = None
+        self._lock = trio.Lock()
+        self._records: BlockCache[Record] = BlockCache(memory)
+        self._failures: OrderedDict[tuple[str, int], tuple[float, ReadError]] = OrderedDict()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._read = 0
+
+    async def opened(self) -> ParquetSet:
+        """What `.zmetadata` says, read when this is first called. ReadError where it cannot be had."""
+        if self._set is None:
+            async with self._lock:
+                if self._set is None:
+                    document = await self._place.read(DOCUMENT)
+                    try:
+                        self._set = await trio.to_thread.run_sync(
+                            read_set, self._place.shown(DOCUMENT), bytes(document)
+                        )
+                    except SourceError as exc:
+                        raise ReadError(exc.source, str(exc).removeprefix(f"{exc.source}: ")) from None
+        return self._set
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(entry, rule) of everything in `.zmetadata` that cannot be used; [] before opened()."""
+        return [] if self._set is None else self._set.problems
+
+    def forbid_device(self, device: int) -> None:
+        """As IndexStore.forbid_device."""
+        self._targets.forbidden_device = self._place.forbidden_device = device
+
+    # -- the Store protocol
+
+    async def info(self, key: str) -> Info:
+        name = split_key(key)[1]
+        if not key:
+            return self._directory(name)
+        found = self._known(await self.opened(), key)
+        if found is None:
+            return self._directory(name)
+        if isinstance(found, bytes):
+            return self._file(name, len(found))
+        row = await self._row(key, found)
+        if row.data is not None:
+            return self._file(name, len(row.data))
+        return self._file(name, await self._whole_size(row.url) if row.length is None else row.length)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        """Documents and directories by name, then chunks in C order; `after` a chunk costs one record file."""
+        found = await self.opened()
+        if not found.is_directory(prefix):
+            at = self._known(found, prefix)
+            if isinstance(at, Chunk):
+                await self._row(prefix, at)
+            raise NotDirectory(prefix)
+        children = found.children(prefix)
+        grid = found.grids.get(prefix)
+        start = 0
+        number = grid.number(after) if grid is not None and after not in children else None
+        if number is not None:
+            start = number + 1
+        else:
+            for name, kind in children.items():
+                if name > after:
+                    if kind is Kind.DIRECTORY:
+                        yield self._directory(name)
+                    else:
+                        yield self._file(name, len(found.text(join_key(prefix, name)) or b""))
+        if prefix in found.grids:
+            if grid is None:
+                raise self._broken(found, prefix)
+            async for name, size in self._chunks(prefix, grid, found.record_size, start):
+                if name not in children:
+                    yield self._file(name, None if size < 0 else size)
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        return keys_below(self, prefix)
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        found = self._known(await self.opened(), key)
+        if found is None:
+            raise IsDirectory(key)
+        if isinstance(found, bytes):
+            return _part(found, start, length)
+        row = await self._row(key, found)
+        if row.data is not None:
+            return _part(row.data, start, length)
+        size = await self._whole_size(row.url) if row.length is None else row.length
+        stop = size if length is None else min(size, start + length)
+        if start >= stop:
+            return b""
+        low = row.offset
+        return await self._targets.read(row.url, low + start, stop - start, low, low + size)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        found = self._known(await self.opened(), key)
+        if found is None:
+            return {}
+        if isinstance(found, bytes):
+            return {"inline": len(found)}
+        row = await self._row(key, found)
+        if row.data is not None:
+            return {"inline": len(row.data)}
+        url = self._targets.resolve(row.url)
+        return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
+
+    async def usage(self) -> Usage:
+        """How many files there may be: which chunks are absent only record files tell."""
+        if self._set is None:
+            return Usage()
+        files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)
+        return Usage(files=min(files, 2**63 - 1))
+
+    async def references(self) -> AsyncIterator[Reference]:
+        """As ReferenceStore.references."""
+        found = await self.opened()
+        async for key in self.list_prefix(""):
+            at = self._known(found, key)
+            if isinstance(at, bytes):
+                yield Reference(key, at)
+            elif at is not None:
+                row = await self._row(key, at)
+                yield Reference(key, row.data, row.url, row.offset, row.length)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return {"record_files": self._read, "records": self._records.stats(), **self._targets.stats()}
+
+    async def aclose(self) -> None:
+        await self._targets.aclose()
+        await self._place.aclose()
+
+    # -- names
+
+    def _directory(self, name: str) -> Info:
+        return Info(name, Kind.DIRECTORY, 0, None, self._mtime_ns)
+
+    def _file(self, name: str, size: int | None) -> Info:
+        return Info(name, Kind.FILE, size, None, self._mtime_ns)
+
+    def _known(self, found: ParquetSet, key: str) -> bytes | Chunk | None:
+        """The bytes of a document, the place of a possible chunk, or None for a directory.
+
+        NotFound for what neither `.zmetadata` nor a grid has; ReadError where a grid cannot be known.
+        """
+        if found.is_directory(key):
+            return None
+        text = found.text(key)
+        if text is not None:
+            return text
+        prefix, rest = found.directory_above(key)
+        grid = found.grids.get(prefix)
+        if grid is not None:
+            number = grid.number(rest)
+            if number is not None:
+                return Chunk(prefix, *divmod(number, found.record_size))
+        elif prefix in found.grids and is_chunk_like(rest):
+            raise self._broken(found, prefix)
+        raise NotFound(key)
+
+    def _broken(self, found: ParquetSet, array: str) -> ReadError:
+        """Why no chunk of `array` can be told."""
+        key = join_key(array, ".zarray")
+        rule = next((rule for entry, rule in found.problems if entry == key), "cannot be used")
+        return ReadError(f"{self._place.shown(DOCUMENT)}: {key}", rule)
+
+    # -- chunks
+
+    async def _chunks(
+        self, array: str, grid: Grid, record_size: int, start: int
+    ) -> AsyncIterator[tuple[str, int]]:
+        """(name, size) of the chunks from number `start` on; the size negative where it is not known yet."""
+        for number in range(start // record_size, -(-grid.size // record_size)):
+            first = number * record_size
+            last = min(first + record_size, grid.size)
+            start = max(start, first)
+            try:
+                sizes = (await self._record(array, number)).sizes(start - first, last - first)
+            except ReadError:  # nobody knows which of them there are: each lookup says why
+                for name in grid.names(start, last):
+                    yield name, UNKNOWN
+                continue
+            if last < grid.size:
+                trio.lowlevel.spawn_system_task(self._prefetch, array, number + 1)
+            if (sizes != ABSENT).any():
+                for name, size in zip(grid.names(start, last), sizes.tolist(), strict=True):
+                    if size != ABSENT:
+                        yield name, size
+
+    async def _row(self, key: str, chunk: Chunk) -> Row:
+        """The reference of a chunk. NotFound where it is absent; ReadError where its row cannot be used."""
+        record = await self._record(chunk.array, chunk.record)
+        try:
+            row = record.row(chunk.row)
+        except ValueError as exc:
+            raise ReadError(self._shown(chunk.array, chunk.record), str(exc)) from None
+        if row is None:
+            raise NotFound(key)
+        return row
+
+    async def _record(self, array: str, number: int) -> Record:
+        """A record file, from memory or read now. ReadError where it cannot be had, or just could not."""
+        key = array, number
+        failure = self._failures.get(key)
+        if failure is not None and failure[0] > trio.current_time():
+            raise failure[1].with_traceback(None)
+        assert self._set is not None
+        try:
+            guess = min(self._set.record_size * _ROW, self._limit)
+            return await self._records.get(key, guess, lambda: self._read_record(array, number))
+        except ReadError as exc:
+            self._failures[key] = trio.current_time() + _BELIEVED, exc
+            self._failures.move_to_end(key)
+            if len(self._failures) > _FAILURES:
+                self._failures.popitem(last=False)
+            raise
+
+    async def _read_record(self, array: str, number: int) -> Record:
+        assert self._set is not None
+        self._read += 1
+        data = await self._place.read(_record_key(array, number))
+        try:
+            return await trio.to_thread.run_sync(_parse, data, self._set.record_size, self._limit)
+        except ValueError as exc:
+            raise ReadError(self._shown(array, number), str(exc)) from None
+
+    async def _prefetch(self, array: str, number: int) -> None:
+        try:
+            await self._record(array, number)
+        except Exception:  # whoever wants it will see, and this task has nobody to tell
+            return
+
+    def _shown(self, array: str, number: int) -> str:
+        return self._place.shown(_record_key(array, number))
+
+    async def _whole_size(self, url: str) -> int:
+        size = self._sizes.get(url)
+        if size is None:
+            size = self._sizes[url] = await self._targets.size(url)
+            if len(self._sizes) > _SIZES:
+                self._sizes.popitem(last=False)
+        return size
+
+
+class Directory:
+    """A local directory as a Place. What is read must stay what it was when first read."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self._path, self._limit = path, limit
+        self._files = LocalFiles()
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """As Place."""
+        return self._files.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.forbidden_device = device
+
+    async def read(self, key: str) -> Buffer:
+        path = self.shown(key)
+        size = await self._files.size(path)
+        if size > self._limit:
+            raise ReadError(path, f"more than {self._limit} bytes (-o document_limit=)")
+        return await self._files.read(path, 0, size)
+
+    def shown(self, key: str) -> str:
+        return os.path.join(self._path, key)
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+
+
+class Remote:
+    """A URL as a Place: a file is one request."""
+
+    def __init__(self, url: str, options: Options) -> None:
+        from zarrfs.transfer.remote import RemoteFiles
+
+        self._url = url
+        self._files = RemoteFiles(options)
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """As Place."""
+        return self._files.local.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.local.forbidden_device = device
+
+    async def read(self, key: str) -> Buffer:
+        system, path = await self._files.find(self._url)
+        for name in key.split("/"):
+            path = system.child(path, name)
+        return await self._files.read_all_at(system, path)
+
+    def shown(self, key: str) -> str:
+        head, _, archive = without_secrets(self._url).partition("::")
+        url, mark, query = head.partition("?")
+        return f"{url.rstrip('/')}/{key}{mark}{query}" + (f"::{archive}" if archive else "")
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+
+
+def _record_key(array: str, number: int) -> str:
+    return join_key(array, f"refs.{number}.parq")
+
+
+def _parse(data: Buffer, record_size: int, limit: int) -> Record:
+    from zarrfs.sources.recordfile import parse_record  # numpy and pyarrow are imported in the worker thread
+
+    return parse_record(data, record_size, limit)
+
+
+def _part(data: Buffer, start: int, length: int | None) -> Buffer:
+    stop = len(data) if length is None else start + length
+    return memoryview(data)[start:stop]
