@@ -16,12 +16,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.gens import gen, rows
 from tests.unit.referencesets import Plain
 from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.sources import templates as module
-from zarrfs.sources.gen import Gen, TemplateError, json_type, read_gen
+from zarrfs.sources.gen import TemplateError
 from zarrfs.sources.templates import Budget, Templates
 
 NAMED = {"u": "server/path", "f": "<{{c}}>", "t": "{{u}}/t", "g": "{{f(c=a)}}{{ b | default('-') }}"}
@@ -37,15 +38,6 @@ def refused(text: str, **named: str) -> str:
         render(text, **named)
     assert "\n" not in caught.value.rule
     return caught.value.rule
-
-
-def gen(item: dict[str, Any], names: tuple[str, ...] = (), limit: int = 10**6) -> Gen:
-    (made,) = read_gen([item], names, limit)
-    return made
-
-
-def rows(item: dict[str, Any], **named: str) -> list[tuple[str, ...]]:
-    return list(Templates(named).rows(gen(item, tuple(named))))
 
 
 # -- rendering
@@ -81,7 +73,7 @@ def test_a_text_without_braces_twice_never_meets_jinja(monkeypatch: pytest.Monke
     def never(*_arguments: object) -> None:
         raise AssertionError("jinja was asked")
 
-    monkeypatch.setattr(Templates, "_parse", never)
+    monkeypatch.setattr(Templates, "parse", never)
     assert render("http://x/%7B") == "http://x/%7B"
     assert render("http://{{u}}/x") == "http://server/path/x"
 
@@ -401,115 +393,3 @@ def test_templates_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = {**fast, "key": "{% if true %}{{i}}{% endif %}"}
     assert rows(slow, **named) == rows(fast, **named)
     assert len(compiled) == 3 + 2
-
-
-# -- gen
-
-WHOLE = "expected a whole number, not"
-GOOD = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 2}}}
-
-
-def test_the_last_dimension_varies_fastest() -> None:
-    dimensions = {"b": [1, 0], "a": {"stop": 2}, "c": {"start": 7, "stop": 0, "step": -4}}
-    keys = [row[0] for row in rows({**GOOD, "key": "{{a}}{{b}}{{c}}", "dimensions": dimensions})]
-    assert keys == ["017", "013", "117", "113", "007", "003", "107", "103"]
-
-
-def test_an_item_without_combinations() -> None:
-    for empty in ([], {"stop": 0}, {"start": 3, "stop": 3}, {"stop": 5, "step": -1}):
-        assert rows({**GOOD, "dimensions": {"i": empty, "j": [1, 2]}}) == []
-        assert rows({**GOOD, "dimensions": {"j": [1, 2], "i": empty}}) == []
-    with pytest.raises(TemplateError, match="not a template"):
-        rows({**GOOD, "url": "{{", "dimensions": {"i": []}})
-
-
-@pytest.mark.parametrize(
-    ("change", "entry", "rule"),
-    [
-        (7, "gen[0]", "expected an object, not the number 7"),
-        ({"key": ...}, "gen[0]", "key is required"),
-        ({"url": ...}, "gen[0]", "url is required"),
-        ({"dimensions": ...}, "gen[0]", "dimensions is required"),
-        ({"offset": "1"}, "gen[0]", "offset and length are given together or not at all"),
-        ({"length": "1"}, "gen[0]", "offset and length are given together or not at all"),
-        ({"lenght": "1"}, "gen[0]", "unknown member 'lenght'"),
-        ({"key": 1}, "gen[0].key", "expected a string (a template), not the number 1"),
-        ({"url": ["u"]}, "gen[0].url", "expected a string (a template), not an array"),
-        ({"offset": 0, "length": "1"}, "gen[0].offset", "expected a string (a template), not the number 0"),
-        ({"offset": "0", "length": None}, "gen[0].length", "expected a string (a template), not null"),
-        ({"dimensions": {}}, "gen[0].dimensions", "expected an object with one dimension or more"),
-        ({"dimensions": [1]}, "gen[0].dimensions", "expected an object with one dimension or more"),
-        ({"dimensions": {"i": 5}}, "gen[0].dimensions.i", "expected an object, not the number 5"),
-        ({"dimensions": {"i": {}}}, "gen[0].dimensions.i", "stop is required"),
-        ({"dimensions": {"i": {"start": 1}}}, "gen[0].dimensions.i", "stop is required"),
-        ({"dimensions": {"i": {"stop": 1, "step": 0}}}, "gen[0].dimensions.i", "a step of 0"),
-        ({"dimensions": {"i": {"stop": 1, "by": 1}}}, "gen[0].dimensions.i", "unknown member 'by'"),
-        ({"dimensions": {"i": {"stop": 1.0}}}, "gen[0].dimensions.i.stop", f"{WHOLE} the number 1.0"),
-        ({"dimensions": {"i": {"stop": True}}}, "gen[0].dimensions.i.stop", f"{WHOLE} true"),
-        ({"dimensions": {"i": {"stop": "3"}}}, "gen[0].dimensions.i.stop", f"{WHOLE} a string"),
-        ({"dimensions": {"i": [1, "a"]}}, "gen[0].dimensions.i[1]", f"{WHOLE} a string"),
-        ({"dimensions": {"i": [False]}}, "gen[0].dimensions.i[0]", f"{WHOLE} false"),
-        ({"dimensions": {"u": [1]}}, "gen[0].dimensions.u", "a dimension named like a template"),
-    ],
-)
-def test_errors_of_an_item(change: Any, entry: str, rule: str) -> None:
-    item = change if not isinstance(change, dict) else {**GOOD, **change}
-    if isinstance(item, dict):
-        item = {name: value for name, value in item.items() if value is not ...}
-    with pytest.raises(TemplateError) as caught:
-        read_gen([item], {"u"}, 10)
-    assert (caught.value.entry, caught.value.rule) == (entry, rule)
-
-
-def test_gen_is_an_array() -> None:
-    with pytest.raises(TemplateError) as caught:
-        read_gen({}, (), 10)
-    assert (caught.value.entry, caught.value.rule) == ("gen", "expected an array, not an object")
-
-
-def test_the_second_item_is_named() -> None:
-    with pytest.raises(TemplateError) as caught:
-        read_gen([GOOD, {}], (), 10)
-    assert caught.value.entry == "gen[1]"
-
-
-def test_the_limit_counts_all_items_and_expands_nothing() -> None:
-    huge = {"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**62}, "j": {"stop": 2**62}}}
-    with pytest.raises(TemplateError) as caught:
-        read_gen([GOOD, huge], (), 10**9)
-    assert caught.value.rule == f"expands to {2**124 + 2} entries, more than {10**9} (-o gen_limit=)"
-    assert len(read_gen([GOOD, GOOD], (), 4)) == 2
-    with pytest.raises(TemplateError, match="more than 3"):
-        read_gen([GOOD, GOOD], (), 3)
-
-
-@settings(deadline=None)
-@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
-def test_sizes_of_ranges(start: int, stop: int, step: int) -> None:
-    item = {**GOOD, "dimensions": {"i": {"start": start, "stop": stop, "step": step}}}
-    assert gen(item).count == len(range(start, stop, step))
-
-
-@pytest.mark.parametrize(
-    ("item", "entry", "rule"),
-    [
-        ({"url": "{{nope}}"}, "gen[0].url", "'nope' is undefined (i=0, j=5)"),
-        ({"key": "{{ 1 / (1 - i) }}"}, "gen[0].key", "cannot be rendered: division by zero (i=1, j=5)"),
-        ({"offset": "{{", "length": "1"}, "gen[0].offset", "not a template: unexpected 'end of template'"),
-        ({"offset": "1", "length": "{{f}}"}, "gen[0].length", "in template f: 'c' is undefined (i=0, j=5)"),
-        ({"url": "{{t}}"}, "gen[0].url", "in template t: 'i' is undefined (i=0, j=5)"),
-    ],
-)
-def test_errors_of_rendering_name_field_and_combination(item: dict[str, Any], entry: str, rule: str) -> None:
-    whole = {**GOOD, "dimensions": {"i": [0, 1], "j": [5, 6]}, **item}
-    with pytest.raises(TemplateError) as caught:
-        rows(whole, f="{{c}}", t="{{i}}")
-    assert (caught.value.entry, caught.value.rule) == (entry, rule)
-
-
-def test_what_json_calls_things() -> None:
-    values = [None, True, 1, 1.5, "", [], {}, 10**50]
-    assert [json_type(value) for value in values] == [
-        "null", "true", "the number 1", "the number 1.5", "a string", "an array", "an object",
-        f"the number {10**39}",
-    ]  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zarrfs.errors import ZarrfsError
 
@@ -22,6 +22,15 @@ class TemplateError(ZarrfsError):
     def __init__(self, rule: str, entry: str | None = None) -> None:
         self.rule, self.entry = rule, entry
         super().__init__(rule if entry is None else f"{entry}: {rule}")
+
+
+class Batch(NamedTuple):
+    """The rendered fields of consecutive combinations; a number is an int only if its text is that of the int."""
+
+    keys: list[str]
+    urls: list[str]
+    offsets: list[int] | list[str] | None  # None where the item has none
+    lengths: list[int] | list[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +50,18 @@ class Gen:
             number, at = divmod(number, len(dimension))
             values[name] = dimension[at]
         return values
+
+    def block(self, number: int, rows: int) -> dict[str, Sequence[int]]:
+        """The values of every dimension whose product is `rows` combinations at most, the `number`th first."""
+        found: dict[str, Sequence[int]] = {}
+        size, whole = 1, True  # whole: all later dimensions are in it from end to end
+        for name in reversed(self.dimensions):
+            dimension = self.dimensions[name]
+            number, at = divmod(number, len(dimension))
+            found[name] = dimension[at : at + (rows // size if whole else 1)]
+            size *= len(found[name])
+            whole = whole and len(found[name]) == len(dimension)
+        return dict(reversed(found.items()))
 
 
 def read_gen(items: object, names: Collection[str], limit: int) -> list[Gen]:

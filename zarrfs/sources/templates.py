@@ -13,7 +13,7 @@ import math
 import re
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import jinja2
@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from zarrfs.sources.gen import RENDERED_MAX, Gen, TemplateError
+from zarrfs.sources.gen import RENDERED_MAX, Batch, Gen, TemplateError
 
 CPU_SECONDS = 2.0  # processor time to start with,
 SECONDS_EACH = 0.005  # for every text,
@@ -31,6 +31,8 @@ SECONDS_A_ROW = 0.00005  # and for every combination of a gen: some ten times wh
 MEMORY = 256 << 20  # bytes of address space beyond what the process has already
 
 _CHUNK = 512  # rows rendered under one setting of the limits
+_BLOCK = 1 << 16  # rows evaluated together
+_FEW = 10_000  # rows that are rendered before numpy is imported
 _SHOWN = 200  # characters of a reason
 _CPU_CLOCK = -8  # Linux's number for the user and system time of the calling process, as ticks counted it
 
@@ -90,6 +92,7 @@ class Templates:
         self._sources = sources
         self._values: dict[str, object] = {n: s for n, s in sources.items() if "{{" not in s}
         self._codes: dict[str, jinja2.Template] = {}
+        self._trees: dict[str, nodes.Template] = {}
         self._active: list[str] = []
         self._environment = _Environment(self)
 
@@ -101,24 +104,31 @@ class Templates:
                 return simple
             self.budget.seconds += SECONDS_EACH
             with self.budget.bounded():
-                return self._render(self._compile(source), {})
+                return self._render(self._code(self.parse(source)), {})
         except Exception as exc:
             raise TemplateError(_reason(exc)) from None
 
     def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
         """The rendered fields of every combination, in order, one row at a time."""
+        for keys, urls, offsets, lengths in self.batches(gen):
+            if offsets is None or lengths is None:
+                yield from zip(keys, urls, strict=True)
+            else:
+                yield from zip(keys, urls, map(str, offsets), map(str, lengths), strict=True)
+
+    def batches(self, gen: Gen) -> Iterator[Batch]:
+        """The rendered fields of all combinations, in order, 65536 rows at most at a time."""
         self.budget.seconds += gen.count * SECONDS_A_ROW
-        done, complete = 0, False
-        with contextlib.suppress(Exception):
-            for chunk in self._chunks(self._rows_together(gen)):
-                done += len(chunk)
-                yield from chunk
-            complete = True
-        if complete:
-            return
+        done = 0
+        fast = [self._rendered_together] if gen.count <= _FEW else [self._evaluated, self._rendered_together]
+        for expanded in fast:
+            with contextlib.suppress(Exception):
+                for batch in expanded(gen, done):
+                    done += len(batch.keys)
+                    yield batch
+                return
         try:  # field by field from here on: that can do more, and its errors say where
-            for chunk in self._chunks(self._rows_apart(gen, done)):
-                yield from chunk
+            yield from self._rendered_apart(gen, done)
         except TemplateError as exc:
             raise TemplateError(exc.rule, exc.entry or gen.where) from None
         except MemoryError as exc:
@@ -135,24 +145,62 @@ class Templates:
 
     def call(self, name: str, values: Mapping[str, Any]) -> str:
         """The template `name` rendered with `values` and the other templates."""
+        with self.inside(name):
+            if name not in self._codes:
+                self.budget.seconds += SECONDS_EACH
+            try:
+                with self.budget.bounded():
+                    return self._render(self._compiled(name), values)
+            except (TemplateError, MemoryError, RecursionError):
+                raise
+            except Exception as exc:
+                raise TemplateError(f"in template {name}: {_reason(exc)}") from None
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """While the template `name` is rendered: rendering it again, for its own sake, is an error."""
         if name in self._active:
             circle = [*self._active[self._active.index(name) :], name]
             raise TemplateError(f"templates use each other in a circle: {' -> '.join(circle)}")
         self._active.append(name)
-        code = self._codes.get(name)
-        if code is None:
-            self.budget.seconds += SECONDS_EACH
         try:
-            with self.budget.bounded():
-                if code is None:
-                    code = self._codes[name] = self._compile(self._sources[name])
-                return self._render(code, values)
-        except (TemplateError, MemoryError, RecursionError):
-            raise
-        except Exception as exc:
-            raise TemplateError(f"in template {name}: {_reason(exc)}") from None
+            yield
         finally:
             self._active.pop()
+
+    def parse(self, source: str) -> nodes.Template:
+        """The tree of a template; the text of one without variables. Raises jinja's errors too."""
+        tree = self._environment.parse(source)
+        if any(name.name == "self" for name in tree.find_all(nodes.Name)):
+            raise TemplateError("'self' is undefined")  # jinja's own object of that name
+        return tree
+
+    def callee(self, name: str) -> nodes.Template | None:
+        """The tree of the template that {{name(...)}} renders; None, or any error, if it renders none."""
+        value = self.find(name)
+        if isinstance(value, _Text):
+            value = value._template
+        if not isinstance(value, _Template):
+            return None
+        if name not in self._trees:
+            self._compiled(name)  # or it is an error
+            self._trees[name] = self.parse(self._sources[name])
+        return self._trees[name]
+
+    def renderer(self, body: Sequence[nodes.Node]) -> Callable[[Mapping[str, int]], str]:
+        """What renders the nodes of a template, given the same names every time."""
+        tree = nodes.Template(list(body), lineno=1)
+        tree.set_environment(self._environment)
+        code = self._code(tree)
+        if not all(isinstance(node, nodes.Output) for node in body):
+            return lambda values: self._render(code, values)
+        root, context = code.root_render_func, code.new_context({})  # expressions leave nothing behind in it
+
+        def render(values: Mapping[str, int]) -> str:
+            context.parent.update(values)
+            return _joined(root(context))
+
+        return render
 
     # -- parts
 
@@ -187,14 +235,11 @@ class Templates:
             parts += str(value), text
         return _joined(parts)
 
-    def _parse(self, source: str) -> nodes.Template:
-        tree = self._environment.parse(source)
-        if any(name.name == "self" for name in tree.find_all(nodes.Name)):
-            raise TemplateError("'self' is undefined")  # jinja's own object of that name
-        return tree
-
-    def _compile(self, source: str) -> jinja2.Template:
-        return self._code(self._parse(source))
+    def _compiled(self, name: str) -> jinja2.Template:
+        code = self._codes.get(name)
+        if code is None:
+            code = self._codes[name] = self._code(self.parse(self._sources[name]))
+        return code
 
     def _code(self, tree: nodes.Template) -> jinja2.Template:
         environment = self._environment
@@ -203,19 +248,57 @@ class Templates:
     def _render(self, code: jinja2.Template, values: Mapping[str, Any]) -> str:
         return _joined(code.root_render_func(code.new_context(dict(values))))
 
-    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
-        while True:
-            with self.budget.bounded():
-                chunk = list(itertools.islice(rows, _CHUNK))
-            if not chunk:
+    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[Batch]:
+        """`rows` as batches; of those before an error none is lost."""
+        failed: Exception | None = None
+        while failed is None:
+            chunk: list[tuple[str, ...]] = []
+            try:
+                with self.budget.bounded():
+                    for row in itertools.islice(rows, _CHUNK):
+                        chunk.append(row)
+            except Exception as exc:
+                failed = exc
+            if chunk:
+                keys, urls, *numbers = map(list, zip(*chunk, strict=True))
+                offsets, lengths = numbers or (None, None)
+                yield Batch(keys, urls, offsets, lengths)
+            elif failed is None:
                 return
-            yield chunk
+        raise failed
 
-    def _rows_together(self, gen: Gen) -> Iterator[tuple[str, ...]]:
+    def _evaluated(self, gen: Gen, done: int) -> Iterator[Batch]:
+        """Batches evaluated over whole dimensions, as far as that goes; raises where only rendering can tell."""
+        from zarrfs.sources.vectors import Expansion, TooLarge  # imports numpy, outside the limits
+
+        with self.budget.bounded():
+            expansion = Expansion(self, gen)
+        rows = _BLOCK
+        while done < gen.count:
+            try:
+                with self.budget.bounded():
+                    batch = expansion.batch(gen.block(done, rows))
+            except TooLarge:
+                if rows <= _CHUNK:
+                    raise
+                rows //= 2
+            else:
+                done += len(batch.keys)
+                yield batch
+
+    def _rendered_together(self, gen: Gen, done: int) -> Iterator[Batch]:
+        return self._chunks(self._rows_together(gen, done))
+
+    def _rendered_apart(self, gen: Gen, done: int) -> Iterator[Batch]:
+        return self._chunks(self._rows_apart(gen, done))
+
+    def _rows_together(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
         """Rows from one compiled template for all fields; raises where a field is not just expressions."""
         outputs: list[nodes.Node] = []
         for source in gen.fields.values():
-            body = self._parse(source).body
+            body = self.parse(source).body
+            if not source.isascii() and any(not name.isascii() for name in names_in(body)):
+                raise TemplateError("holds a name that may become another's in the compiled template")
             if not all(isinstance(node, nodes.Output) for node in body):
                 raise TemplateError("holds a statement")
             pieces = [piece for node in body for piece in cast(nodes.Output, node).nodes]
@@ -226,12 +309,13 @@ class Templates:
         root, context = code.root_render_func, code.new_context(gen.combination(0) if gen.count else {})
         values = context.parent  # what names mean; one context serves all rows
         name, last = next(reversed(gen.dimensions.items()))
-        for number in range(0, gen.count, len(last) or 1):
+        size = len(last) if gen.count else 1
+        for number in range(start - start % size, gen.count, size):
             values.update(gen.combination(number))
-            for value in last:
+            for value in last[max(0, start - number) :]:
                 values[name] = value
                 row = tuple(root(context))
-                if len(row[0]) > RENDERED_MAX or len(row[1]) > RENDERED_MAX:
+                if max(map(len, row)) > RENDERED_MAX:
                     raise TemplateError("too long")
                 yield row
 
@@ -241,7 +325,7 @@ class Templates:
         try:
             codes = {}
             for at, source in gen.fields.items():
-                codes[at] = self._compile(source)
+                codes[at] = self._code(self.parse(source))
             for number in range(start, gen.count):
                 values = gen.combination(number)
                 row = []
@@ -251,6 +335,11 @@ class Templates:
         except Exception as exc:
             where = f" ({', '.join(f'{name}={values[name]}' for name in gen.dimensions)})" if values else ""
             raise TemplateError(_reason(exc) + where, f"{gen.where}.{at}") from None
+
+
+def names_in(body: Iterable[nodes.Node]) -> set[str]:
+    """The names that occur in the nodes of a template."""
+    return {name.name for node in body for name in nodes.Output([node]).find_all(nodes.Name)}
 
 
 # -- the sandbox

@@ -1,0 +1,347 @@
+"""gen evaluated over whole dimensions: the rows, and the errors, are those of rendering them one by one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.gens import gen, rows
+from zarrfs.sources import templates as module
+from zarrfs.sources import vectors
+from zarrfs.sources.gen import Gen, TemplateError
+from zarrfs.sources.templates import Budget, Templates
+
+NAMED = {
+    "u": "U/p", "n": "40", "p": "%03d", "b": "{:>4}|", "f": "<{{c}}>", "g": "{{f(c=a)}}{{ b | default('-') }}",
+    "t": "{{u}}/t", "h": "{{ '%05d' | format(c) }}{{ c + 1 }}\n", "w": "{% if c %}{{c}}{% endif %}",
+    "s": "{{u}}{{c}}", "o": "{{o}}", "e": "{{i}}",
+}  # fmt: skip
+Outcome = tuple[list[tuple[str, ...]], tuple[str, str | None] | None]
+
+
+@pytest.fixture(autouse=True)
+def _never_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FEW", 0)
+
+
+@contextmanager
+def sizes(**changes: int) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in changes.items():
+            patch.setattr(vectors if hasattr(vectors, name) else module, name, value)
+        yield
+
+
+def collected(iterator: Iterator[tuple[str, ...]]) -> Outcome:
+    """The rows, and the (rule, entry) of the error after them."""
+    found = []
+    try:
+        for row in iterator:
+            found.append(row)
+    except TemplateError as exc:
+        return found, (exc.rule, exc.entry)
+    return found, None
+
+
+def rendered(item: Gen) -> Outcome:
+    """The model: every field of every row rendered by jinja on its own."""
+    named = Templates(NAMED, Budget(seconds=100))
+
+    def limited() -> Iterator[tuple[str, ...]]:
+        rows_apart = named._rows_apart(item, 0)
+        for _ in range(item.count + 1):
+            with named.budget.bounded():
+                row = next(rows_apart, None)
+            if row is not None:
+                yield row
+
+    return collected(limited())
+
+
+def expanded(item: Gen) -> Outcome:
+    return collected(Templates(NAMED).rows(item))
+
+
+def without_rendering(text: str, dimensions: dict[str, Any], field: str = "key") -> Any:
+    """The column of `text`, which must be evaluated."""
+    item = {"key": "k", "url": "u", "offset": "0", "length": "0", "dimensions": dimensions, field: text}
+    read = gen(item, tuple(NAMED))
+
+    def never(*_arguments: object) -> None:
+        raise AssertionError("rendered")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectors._Rendering, "text", never)
+        patch.setattr(Templates, "_rows_together", never)
+        patch.setattr(Templates, "_rows_apart", never)
+        (batch,) = Templates(NAMED).batches(read)
+    return getattr(batch, field + "s")
+
+
+# -- what is evaluated
+
+DIMENSIONS = {"i": [2, -7, 0, 2**40], "j": {"start": 5, "stop": -9, "step": -3}, "k": {"stop": 2}}
+EVALUATED = [
+    "plain", "v/{{i}}.{{j}}.{{k}}", "{{k}}{{i}}", "{{ (i + 1) * 10 - j }}", "{{ i // 3 }} {{ -i % 7 }} {{ +i }}",
+    "{{ j // -4 }} {{ j % -4 }}", "{{ i ** 1 }}{{ k ** 63 }}{{ j ** 0 }}", "{{ i / 4 }}", "{{ (j / 4) | int }}",
+    "{{ '%04d' | format(i) }}", "{{ '%-6d|%+d|% d|%x' | format(i, j, j, i) }}", "{{ '%03d' % i }}",
+    "{{ '%5s' % u }}{{ '%s' % i }}", "{{ '%.3f' % i }}{{ '%d' % (i / 4) }}", "{{ 'no%%' | format }}",
+    "{{ '{:03d}'.format(i) }}", "{{ '{1:>5}{0:,}{1}'.format(i, u) }}", "{{ '{a:x<9}{{{}}}'.format(i, a=j) }}",
+    "{{ b.format(j) }}{{ p % i }}", "{{ i ~ '.' ~ j }}", "{{ u + '/' + t }}", "{{u}}{{ f(c=i) }}{{ f(c=u) }}{{t()}}",
+    "{{ h(c=k) }}", "{{ s(c=j, u=i) }}", "{{ (n | int) * i }}",
+    "{{ ('%02d' | format(k)) | int }}", "{{ i | string }}{{ i | int }}", "{# c #}{%- raw %} {{ {% endraw %}\n{{i -}}  \n",
+    "{{ 1 + 2 }}{{ 'a' 'b' }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EVALUATED)
+def test_common_forms_are_evaluated_to_what_jinja_renders(text: str) -> None:
+    item = gen({"key": text, "url": "u", "dimensions": DIMENSIONS}, tuple(NAMED))
+    expected, error = rendered(item)
+    assert error is None
+    assert without_rendering(text, DIMENSIONS) == [key for key, _url in expected]
+
+
+@pytest.mark.parametrize("text", ["{{ (j * 100 + k) * 40000 + 4096 }}", "40000", "{{i}}{{k}}", "{{ -1 }}", "{{ n }}"])
+def test_whole_numbers_are_ints(text: str) -> None:
+    numbers = without_rendering(text, {**DIMENSIONS, "i": [1, 2]}, "offset")
+    assert {type(number) for number in numbers} == {int}
+    texts = rows({"key": text, "url": "u", "dimensions": {**DIMENSIONS, "i": [1, 2]}}, n="40")
+    assert list(map(str, numbers)) == [row[0] for row in texts]
+
+
+@pytest.mark.parametrize("text", ["007", "-0", "+1", " {{i}}", "{{ i / 2 }}", "1_0", "٣", "9" * 19, "", "{{ true }}"])
+def test_numbers_of_another_text_stay_text(text: str) -> None:
+    item = gen({"key": "k", "url": "u", "offset": text, "length": text, "dimensions": {"i": [1, 2]}})
+    (batch,) = Templates({}).batches(item)
+    assert (batch.offsets, batch.lengths) == ([row[2] for row in rendered(item)[0]],) * 2
+    assert {type(number) for number in batch.offsets or ()} == {str}
+
+
+def test_an_item_without_offsets_has_none() -> None:
+    (batch,) = Templates({}).batches(gen({"key": "{{i}}", "url": "u", "dimensions": {"i": [1, 2]}}))
+    assert batch == (["1", "2"], ["u", "u"], None, None)
+
+
+def test_equal_texts_are_one_object() -> None:
+    urls = without_rendering("{{u}}{{i}}", {"i": [1, 2], "j": {"stop": 100}}, "url")
+    assert len(urls) == 200
+    assert len({id(url) for url in urls}) == 2
+
+
+def test_an_expression_is_rendered_for_the_dimensions_it_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, int]] = []
+    real = Templates.renderer
+
+    def counted(self: Templates, body: Any) -> Any:
+        render = real(self, body)
+        return lambda values: calls.append(values) or render(values)
+
+    monkeypatch.setattr(Templates, "renderer", counted)
+    text = "{{i}}{{ 'a' if j else 'b' }}{{k}}"
+    dimensions = {"i": {"stop": 50}, "j": [0, 1], "k": {"stop": 50}}
+    item = gen({"key": text, "url": "{% if true %}{{u}}{% endif %}", "dimensions": dimensions}, tuple(NAMED))
+    assert expanded(item) == rendered(item)
+    assert calls == [{"j": 0}, {"j": 1}, {}]
+
+
+def test_batches_are_bounded_and_in_order() -> None:
+    for dimensions in {"i": {"stop": 150_000}}, {"a": {"stop": 3}, "i": {"stop": 300}, "j": {"stop": 300}}:
+        item = gen({"key": f"{{{{{'}}.{{'.join(dimensions)}}}}}", "url": "u", "dimensions": dimensions}, limit=10**6)
+        batches = list(Templates({}).batches(item))
+        assert max(len(batch.keys) for batch in batches) <= 65536
+        assert len(batches) < 8
+        keys = [key for batch in batches for key in batch.keys]
+        assert len(keys) == len(set(keys)) == item.count
+
+
+def test_a_small_item_does_without_numpy() -> None:
+    code = (
+        "import sys\nfrom zarrfs.sources.gen import read_gen\nfrom zarrfs.sources.templates import Templates\n"
+        "item = {'key': '{{i}}', 'url': 'u', 'dimensions': {'i': {'stop': %d}}}\n"
+        "batches = list(Templates({}).batches(read_gen([item], (), 10**6)[0]))\n"
+        "assert sum(len(batch.keys) for batch in batches) == %d\nassert ('numpy' in sys.modules) == %s\n"
+    )
+    for count, numpy in (10_000, False), (10_001, True):
+        subprocess.run([sys.executable, "-c", code % (count, count, numpy)], check=True)
+
+
+# -- errors
+
+BAD = [
+    "{{nope}}", "{{ 6 // i }}", "{{ 6 / i }}", "{{ 6 % i }}", "{{ i + 'x' }}", "{{ 'x' + i }}", "{{ -u }}", "{{e}}", "{{o}}",
+    "{{ f() }}", "{{ f(d=i) }}", "{{ f('x') }}", "{{ u(c=i) }}", "{{ i(c=1) }}", "{{ '%d' % u }}", "{{ '%d%d' % i }}",
+    "{{ 'x' % i }}", "{{ '%d' | format }}", "{{ '{:d}'.format(u) }}", "{{ '{}{}'.format(i) }}", "{{ '{'.format(i) }}",
+    "{{ '{0}{}'.format(i, i) }}", "{{ '%c' % (i - 5) }}", "{{ i.format(1) }}", "{{ '%1000000000d' % i }}",
+    "{{ '{:1000000000d}'.format(i) }}", "{{ 'x' * 10**10 }}", "{{ '%60000d' | format(i) }}{{ '%60000d' | format(i) }}",
+    "{{self}}", "{{", "{{ i | nope }}", "{{ f(c=i, c=i) }}", "{{ i ** -1 if i else nope }}", "{{ '%999d' | format(i) }}" * 66,
+    "{{ 10 ** 5000 }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["key", "url", "offset", "length"])
+@pytest.mark.parametrize("text", BAD)
+def test_errors_are_those_of_rendering(text: str, field: str) -> None:
+    item = {"key": "{{j}}", "url": "u", "offset": "1", "length": "1", "dimensions": {"j": {"stop": 700}, "i": [1, 0]}}
+    read = gen({**item, field: text}, tuple(NAMED))
+    with sizes(_BLOCK=500):
+        found, error = expanded(read)
+    assert error is not None
+    assert (found, error) == rendered(read)
+
+
+def test_the_rows_before_a_bad_one_come_first() -> None:
+    item = gen({"key": "{{i}}", "url": "{{ 7 // (i - 1500) }}", "dimensions": {"i": {"stop": 2000}}})
+    with sizes(_BLOCK=1000):
+        found, error = expanded(item)
+    assert len(found) == 1500
+    assert error == ("cannot be rendered: integer division or modulo by zero (i=1500)", "gen[0].url")
+
+
+# -- what it may cost
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ '%999d' | format(i) }}" * 60, "{{ 'x' * 60000 ~ i }}", "{{i}}" * 200, "{{ i ~ i }}" * 40,
+        "{{ '%900d' % i ~ '%900d' % i ~ '%900d' % i ~ '%900d' % i }}", "{{" + "+".join("i" * 40) + "}}",
+        "{{l0(c=i)}}",
+    ],
+)  # fmt: skip
+def test_memory_is_bounded(text: str) -> None:
+    laughs = {f"l{n}": f"{{{{l{n + 1}(c=c)}}}}" * 4 for n in range(3)} | {"l3": "{{c}}"}
+    item = gen({"key": text, "url": text, "dimensions": {"i": {"stop": 10**8}}}, tuple(laughs), limit=10**9)
+    tracemalloc.start()
+    try:
+        with sizes(SIZE_MAX=4 << 20, _CHUNK=20):
+            batch = next(Templates(laughs).batches(item))
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+    assert [batch.keys[0], batch.urls[-1]] == [
+        Templates(laughs)._render(Templates(laughs)._code(Templates(laughs).parse(text)), {"i": i})
+        for i in (0, len(batch.keys) - 1)
+    ]
+
+
+def test_what_is_too_large_for_one_block_is_evaluated_in_smaller_ones() -> None:
+    text = "{{i}}" * 40
+    item = gen({"key": text, "url": "u", "dimensions": {"i": {"stop": 70_000}}})
+    with sizes(SIZE_MAX=8 << 20), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Templates, "_rows_together", lambda *_arguments: pytest.fail("rendered"))
+        batches = list(Templates({}).batches(item))
+    assert len(batches) > 2
+    assert [key for batch in batches for key in batch.keys] == [str(i) * 40 for i in range(70_000)]
+
+
+# -- any template
+
+NUMBERS = st.sampled_from(["0", "1", "2", "7", "10", "40000", str(2**31), str(2**53 + 1), str(2**62), str(2**63 - 1), str(2**63)])
+LEAVES = st.sampled_from(["i", "j", "k", "i", "j", "k"]) | NUMBERS | st.just("(n | int)")
+TEXTS = st.sampled_from(["'a'", "''", "u", "t", "n", "'7'", "'-3.5'", "'%d'", "'é'", "b"])
+JUNK = st.sampled_from(
+    [
+        "nope", "true", "none", "1.5", "[i, j]", "(i > 1)", "('a' if i else j)", "(i and j)", "(i | abs)", "([i, j] | max)",
+        "(nope | default(i))", "w(c=j)", "w", "e", "f", "u(c=1)", "(u | upper)", "(u | length)", "('ab' * 3)", "(i is odd)",
+        "('ab' * i)", "ﬁ", "fi", "u[0]", "(i,)", "f(**{'c': i})", "f(c=i, c=j)", "f(i)", "{}", "('%c' | format(65))",
+        "(i // 1 | float)", "('%(a)s' | format(a=i))", "'{0.real}'.format(i)", "self", "loop", "t(u=i)",
+    ]
+)  # fmt: skip
+CONVERSIONS = st.builds(
+    "".join,
+    st.lists(
+        st.sampled_from(["%d", "%03d", "%s", "%-5s", "%%", "x", "/", "%x", "%+.2f", "%5", "%g", "%i", "% d", "%#o", "%.0d"]),
+        max_size=3,
+    ),
+)
+FIELDS = st.builds(
+    "".join,
+    st.lists(
+        st.sampled_from(
+            ["{}", "{:03d}", "{0}", "{1:>5}", "x", "{{", "}}", "{:,}", "{:x<6}", "{a}", "{a:.1f}", "{!r}", "{:}", "{:e}", "{:%}", "{:=+7}"]
+        ),
+        max_size=3,
+    ),
+)
+
+
+def wider(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%", "/", "~", "+", "*", "~"]), inner),
+        st.builds("({} ** {})".format, inner, st.sampled_from(["0", "1", "2", "3", "-1"])),
+        st.builds("({}{})".format, st.sampled_from("-+"), inner),
+        st.builds("({} | {})".format, inner, st.sampled_from(["int", "string", "format", "int(1)"])),
+        st.builds("('{}' | format({}))".format, CONVERSIONS, st.lists(inner, max_size=2).map(", ".join)),
+        st.builds("('{}' % {})".format, CONVERSIONS, inner),
+        st.builds("'{}'.format({}, a={})".format, FIELDS, inner, inner),
+        st.builds("{}(c={})".format, st.sampled_from(["f", "h", "s", "w", "f"]), inner),
+        st.builds("g(a={}, b={})".format, inner, inner),
+        st.builds("s(c={}, u={})".format, inner, inner),
+    )
+
+
+SOUND = st.one_of(  # mostly of the right types
+    LEAVES,
+    st.recursive(
+        LEAVES,
+        lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%", "/"]), inner),
+        max_leaves=4,
+    ),
+    st.builds("('%0{}d' | format({}))".format, st.integers(0, 9), LEAVES),
+    st.builds("('%d/%s' | format({}, {}))".format, LEAVES, TEXTS),
+    st.builds("'{{:{}d}}'.format({})".format, st.integers(1, 9), LEAVES),
+    st.builds("f(c={})".format, LEAVES | TEXTS),
+    st.builds("({} ~ {})".format, LEAVES, TEXTS),
+    st.builds("({} + {})".format, TEXTS, TEXTS),
+)
+ANY = st.recursive(LEAVES | TEXTS | LEAVES | JUNK, wider, max_leaves=5)
+PIECES = st.one_of(
+    st.builds("{{{{{}}}}}".format, SOUND),
+    st.builds("{{{{{}}}}}".format, SOUND),
+    st.builds("{{{{-{} -}}}}".format, ANY),
+    st.sampled_from(["a", "/", ".", " ", "\n", "\r\n", "%", "0"]),
+    st.sampled_from(["{# c #}", "{% if i %}!{% endif %}", "{% set k = i %}", "{% raw %}{{i}}{% endraw %}", "{{ '' }}", "{{", "-"]),
+)
+TEMPLATES = st.lists(PIECES, max_size=4).map("".join)
+BIG = st.sampled_from([2**31, 2**53, 2**62, 2**63 - 2, 2**63, -(2**62), -(2**63), 2**64, 10**30])
+DIMENSION = st.one_of(
+    st.lists(st.integers(-3, 9), max_size=4),
+    st.lists(st.integers(-3, 9) | BIG, min_size=1, max_size=3),
+    st.builds(
+        lambda start, count, step: {"start": start, "stop": start + count * step, "step": step},
+        st.integers(-9, 99) | BIG,
+        st.integers(0, 4),
+        st.sampled_from([1, 2, 10, -1, -3, 2**61, 2**63, -(2**62)]),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.tuples(TEMPLATES, TEMPLATES),
+    st.none() | st.tuples(TEMPLATES, TEMPLATES),
+    st.lists(DIMENSION, min_size=3, max_size=3),
+    st.permutations("ijk"),
+    st.sampled_from([{}, {"_BLOCK": 1}, {"_BLOCK": 5}, {"SIZE_MAX": 3000, "_CHUNK": 2}, {"_CHUNK": 3, "_BLOCK": 20}]),
+)
+@example(("{{ﬁ}}{{fi}}", "{{i}}"), None, [[1], [2], [3]], "ijk", {})
+def test_any_template_is_expanded_to_what_jinja_renders(
+    first: tuple[str, str],
+    second: tuple[str, str] | None,
+    dimensions: list[Any],
+    names: list[str],
+    limits: dict[str, int],
+) -> None:
+    texts = dict(zip(("key", "url", "offset", "length"), first + (second or ()), strict=False))
+    item = gen({**texts, "dimensions": dict(zip(names, dimensions, strict=True))}, tuple(NAMED))
+    with sizes(_FEW=0, **limits):
+        assert expanded(item) == rendered(item)
