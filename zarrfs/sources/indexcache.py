@@ -18,16 +18,15 @@ import os
 import re
 import secrets
 import shutil
-import sqlite3
 import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
-from zarrfs.store.indexfile import open_database
+from zarrfs.store.indexfile import read_notes
 
 _INDEX = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _SCRATCH = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
@@ -57,7 +56,7 @@ class IndexCache:
                 name, seen = json.load(file)
             if not _INDEX.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
                 return None
-            notes = _notes(path)
+            notes = read_notes(path)
         except (OSError, ValueError, TypeError, SourceError):
             return None
         with contextlib.suppress(OSError):
@@ -83,7 +82,7 @@ class IndexCache:
         for path in self._candidates(digest):
             if verified(path):
                 with contextlib.suppress(SourceError):
-                    return path, _notes(path)
+                    return path, read_notes(path)
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return None
@@ -150,7 +149,7 @@ def verified(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _own_file(path: str) -> Iterator[BinaryIO]:
+def _own_file(path: str) -> Iterator[Any]:
     """An open file, if it belongs to us or root and nobody else may write it. OSError otherwise."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         status = os.fstat(file.fileno())
@@ -163,15 +162,3 @@ def _stat_of(path: str) -> list[int]:
     """What changes with a file: nobody can set its ctime."""
     status = os.lstat(path)
     return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-
-
-def _notes(path: str) -> dict[str, str]:
-    """The notes in an index file. SourceError where it has none."""
-    try:
-        with contextlib.closing(open_database(path)) as db:
-            notes = dict(db.execute("SELECT name, value FROM meta"))
-        json.loads(notes["warnings"])
-        notes["kind"]
-    except (sqlite3.Error, KeyError, ValueError) as exc:
-        raise SourceError(path, f"not a usable index: {exc}") from exc
-    return notes

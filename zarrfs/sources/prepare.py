@@ -26,8 +26,10 @@ from zarrfs.sources import Plan
 from zarrfs.sources.compilation import Compilation
 from zarrfs.sources.documents import Document, JsonDocument
 from zarrfs.sources.indexcache import IndexCache
+from zarrfs.sources.indexfiles import adopt, plan_index
 from zarrfs.sources.references import APART
-from zarrfs.store.indexfile import INDEX_VERSION, IndexWriter
+from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
+from zarrfs.transfer.urls import protocols
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 _PEEK = 100  # bytes that tell what a file is
@@ -37,15 +39,15 @@ DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sou
 
 def prepare(source: str, options: Options) -> Plan:
     """As sources.plan_source, in this process."""
-    found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source)
+    found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source, options)
     if isinstance(found, Plan):
-        return found
+        return _based(found, options) if found.kind != "zarr" else found
     if options.type == "zarr":
         raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
-    return compile_document(found, options)
+    return _based(compile_document(found, options), options)
 
 
-def fetch_local(path: str) -> Document | Plan:
+def fetch_local(path: str, options: Options) -> Document | Plan:
     """Read a local document, or plan a local zip file. `path` is absolute."""
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
@@ -60,6 +62,8 @@ def fetch_local(path: str) -> Document | Plan:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
     if head.startswith(b"PK\x03\x04"):
         return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
+    if head.startswith(MAGIC):
+        return plan_index(path, options, status.st_mtime_ns)
     return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
 
 
@@ -92,9 +96,11 @@ def compile_document(document: Document, options: Options) -> Plan:
             raise SourceError(document.source, "changes while it is read")
         cache.remember(key, found[0])
     path, notes = found
+    base = notes.get("base", "")  # of an index that was fetched: good here, too, if it is a URL
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
-        base=_base(document, options), mtime_ns=document.mtime_ns, warnings=tuple(json.loads(notes["warnings"])),
+        base=base if protocols(base) else document.base, mtime_ns=document.mtime_ns,
+        warnings=tuple(json.loads(notes["warnings"])),
     )  # fmt: skip
 
 
@@ -102,27 +108,35 @@ def _compile(
     document: Document, options: Options, cache: IndexCache, digest: str
 ) -> tuple[str, dict[str, str]]:
     """(path, notes) of a new index."""
+    try:
+        with cache.new() as scratch:
+            with document.open() as file:
+                is_index = file.read(len(MAGIC)) == MAGIC
+            notes = adopt(document, scratch) if is_index else _write(document, options, scratch)
+            return cache.keep(scratch, digest), notes
+    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+        reason = getattr(exc, "strerror", None) or str(exc)
+        raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
+
+
+def _write(document: Document, options: Options, path: str) -> dict[str, str]:
+    """Compile a document to the new index file `path`; returns its notes."""
     parsed = JsonDocument(document, options.document_limit)
     kind, compile_ = _detect(parsed, options)
-    with cache.new() as scratch:
-        try:
-            with IndexWriter(scratch) as writer:
-                compilation = Compilation(document.source, writer, options)
-                compile_(parsed, compilation)
-                notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
-                writer.commit(notes.items())
-            return cache.keep(scratch, digest), notes
-        except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
-            reason = getattr(exc, "strerror", None) or str(exc)
-            raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
+    with IndexWriter(path) as writer:
+        compilation = Compilation(document.source, writer, options)
+        compile_(parsed, compilation)
+        notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
+        writer.commit(notes.items())
+    return notes
 
 
-def _base(document: Document, options: Options) -> str:
-    """What relative target URLs are relative to: a directory or URL that ends in "/"."""
+def _based(plan: Plan, options: Options) -> Plan:
+    """`plan` with the base that -o base= says: a directory or URL that ends in "/"."""
     if options.base is None:
-        return document.base
+        return plan
     base = options.base if "://" in options.base else os.path.abspath(options.base)
-    return base.rstrip("/") + "/"
+    return dataclasses.replace(plan, base=base.rstrip("/") + "/")
 
 
 def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[JsonDocument, Compilation], None]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import itertools
+import json
 import operator
 import os
 import sqlite3
@@ -21,6 +22,7 @@ from urllib.parse import quote
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Buffer, Kind, split_key
 
+MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
 INDEX_VERSION = 1  # part of every cache key: a new layout never meets an old file
 
@@ -100,10 +102,35 @@ def open_database(path: str) -> sqlite3.Connection:
         # not mapped: where the file is cut short under a map, a read ends the process (SIGBUS) instead of failing
         db.execute("PRAGMA mmap_size=0")
         db.execute("PRAGMA cache_size=-16384")
-        db.execute("SELECT 1 FROM entry LIMIT 1").fetchone()
-    except sqlite3.Error as exc:
+        db.execute("PRAGMA trusted_schema=OFF")
+        size, pages = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
+        if os.path.getsize(path) != size * pages or not _is_our_schema(db):
+            db.close()
+            raise SourceError(path, "not a usable index: cut short, or not written by zarrfs")
+    except (sqlite3.Error, OSError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc
     return db
+
+
+def read_notes(path: str) -> dict[str, str]:
+    """The notes in an index: kind, source, warnings (JSON), perhaps base, origin, mtime_ns.
+
+    SourceError where it is no index, or lacks the first three.
+    """
+    try:
+        with contextlib.closing(open_database(path)) as db:
+            notes = dict(db.execute("SELECT name, value FROM meta"))
+        if not isinstance(json.loads(notes["warnings"]), list) or notes["kind"] not in ("references", "archive"):
+            raise SourceError(path, "not a usable index: its notes are not those of zarrfs")
+    except (sqlite3.Error, KeyError, ValueError) as exc:
+        raise SourceError(path, f"not a usable index: {exc}") from exc
+    return notes
+
+
+def _is_our_schema(db: sqlite3.Connection) -> bool:
+    """Whether there are our tables and nothing else: a view or a trigger could make any answer of its own."""
+    found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
+    return found == {statement.strip() for statement in SCHEMA.split(";\n") if statement.strip()}
 
 
 class IndexWriter:
