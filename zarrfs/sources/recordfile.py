@@ -18,7 +18,7 @@ from zarrfs.sources.parquetset import ABSENT, UNKNOWN
 from zarrfs.transfer.api import Buffer
 
 COLUMNS = ("path", "offset", "size", "raw")
-_PATH_MAX = 65536  # bytes of a path
+_PATH_MAX = 4 * 65536  # bytes of a path: as many characters as a JSON set may have
 _BASE64 = b"base64:"
 _BLANKS = b" \t\r\n\v\f"
 _ROW_BYTES = 32  # while a file is parsed

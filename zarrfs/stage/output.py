@@ -88,7 +88,7 @@ class Output:
         elif self.format == "parquet":
             module = importlib.import_module("zarrfs.stage.parquetwriter")
             more = {} if self.record_size is None else {"record_size": self.record_size}
-            with module.ParquetWriter(scratch, **more) as parquet:
+            with module.ParquetWriter(scratch, shown=self.path, **more) as parquet:
                 yield Writer(parquet.add)
                 parquet.commit()
         else:
