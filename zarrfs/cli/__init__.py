@@ -21,6 +21,8 @@ COMMANDS = {
     "tree": ("zarrfs.cli.tree", "Draw SOURCE as a tree."),
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
+    "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
+    "cache": ("zarrfs.cli.cache", "List and remove what is kept of documents."),
     "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
     "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }

@@ -80,7 +80,7 @@ def source_options(
 
         decorated: Function = process_options(run)
         for name in reversed(options.TABLE):
-            if not scopes or options.TABLE[name].metadata["scope"] in scopes:
+            if not scopes or options.TABLE[name].metadata["scope"] in scopes or name in scopes:
                 decorated = _click_option(name)(decorated)
         decorated = click.option(
             *(("-o",) if output is None else ()), "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
@@ -152,6 +152,13 @@ def _first(exc: BaseException) -> BaseException:
 def say(text: str) -> None:
     """One line on standard error."""
     click.echo(f"zarrfs: {text}", err=True)
+
+
+def tell_warnings(plan: Plan, chosen: options.Options) -> None:
+    """What was odd about a source, a line each."""
+    if chosen.log_level != "error":
+        for warning in plan.warnings:
+            say(f"warning: {warning}")
 
 
 def run_on_store(source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:

@@ -28,9 +28,9 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.store.indexfile import read_notes
 
-_INDEX = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
-_SCRATCH = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
-_ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
+INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
+SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
+ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
 class IndexCache:
@@ -54,7 +54,7 @@ class IndexCache:
         try:
             with _own_file(known) as file:
                 name, seen = json.load(file)
-            if not _INDEX.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
+            if not INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
                 return None
             notes = read_notes(path)
         except (OSError, ValueError, TypeError, SourceError):
@@ -120,14 +120,14 @@ class IndexCache:
             names = os.listdir(self.directory)
         except OSError:
             return []
-        found = [name for name in names if name.startswith(f"{digest}.") and _INDEX.fullmatch(name)]
+        found = [name for name in names if name.startswith(f"{digest}.") and INDEX_NAME.fullmatch(name)]
         return [os.path.join(self.directory, name) for name in found]
 
     def _sweep(self) -> None:
         """Remove what killed writers have left."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if _SCRATCH.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
+                if SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > ABANDONED:
                     os.unlink(entry.path)
 
 

@@ -27,6 +27,7 @@ from zarrfs.sources.compilation import Compilation
 from zarrfs.sources.documents import Document, JsonDocument
 from zarrfs.sources.indexcache import IndexCache
 from zarrfs.sources.indexfiles import adopt, plan_index
+from zarrfs.sources.progress import Progress
 from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
 from zarrfs.transfer.urls import protocols
@@ -121,9 +122,10 @@ def _compile(
 
 def _write(document: Document, options: Options, path: str) -> dict[str, str]:
     """Compile a document to the new index file `path`; returns its notes."""
-    parsed = JsonDocument(document, options.document_limit)
+    progress = Progress(document.source, document.size, options.log_level == "error")
+    parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
-    with IndexWriter(path) as writer:
+    with progress, IndexWriter(path) as writer:
         compilation = Compilation(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}

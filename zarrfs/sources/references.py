@@ -100,9 +100,12 @@ class _Version1:
         if "version" not in self._members:  # it was there when we looked: somebody writes to the document
             raise self._compilation.refuse("the document changes while it is read")
         for gen in self._gens:
-            made = _Urls(self._compilation.writer, None)
-            rows = self._templates().rows(gen)
-            self._entries.add(((key, value) for key, *value in rows), made, gen.where)
+            urls = _Urls(self._compilation.writer, None)  # rendered already
+            for batch in self._templates().batches(gen):
+                made: Iterable[Any] = zip(batch.urls, strict=True)
+                if batch.offsets is not None and batch.lengths is not None:
+                    made = zip(batch.urls, batch.offsets, batch.lengths, strict=True)
+                self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
 
     def _take(self, values: dict[str, Any]) -> None:
         """Check the members of the root, refs apart."""
