@@ -72,7 +72,7 @@ def absolute(url: str, base: str) -> str:
 
 def notes(plan: Plan) -> dict[str, str]:
     """What an index says of a set that was written as one: as sources.prepare notes it."""
-    return _notes(plan.source, plan.base, plan.mtime_ns, plan.origin)
+    return _notes(plan.source, urls.without_secrets(plan.base), plan.mtime_ns, plan.origin)
 
 
 def notes_of_many(plans: Sequence[Plan], output: Output) -> dict[str, str]:

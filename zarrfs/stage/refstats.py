@@ -95,8 +95,10 @@ async def statistics(
     stats.largest, stats.smallest = columns.largest, columns.smallest
     stats.targets, by_bytes, by_references = _count_targets(stats, columns, top)
     names = await _names(store, columns.names, {one.target for one in (*by_bytes, *by_references)})
-    stats.top_by_bytes = [Target(names[at], count, size) for at, count, size in by_bytes]
-    stats.top_by_references = [Target(names[at], count, size) for at, count, size in by_references]
+    stats.top_by_bytes = [Target(names[one.target], one.references, one.bytes) for one in by_bytes]
+    stats.top_by_bytes.sort(key=lambda target: (-target.bytes, target.url))
+    stats.top_by_references = [Target(names[one.target], one.references, one.bytes) for one in by_references]
+    stats.top_by_references.sort(key=lambda target: (-target.references, target.url))
     return stats
 
 

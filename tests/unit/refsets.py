@@ -1,0 +1,76 @@
+"""What tests of zarrfs refs share: the commands in this process, what a set holds, and random sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+from click.testing import CliRunner, Result
+from hypothesis import strategies as st
+
+from zarrfs import sources
+from zarrfs.cli import main
+from zarrfs.options import Options
+from zarrfs.store.api import ReferenceStore
+
+TARGET = bytes(range(256)) * 4  # what the targets of random sets hold
+
+
+def refs(*arguments: object) -> Result:
+    """zarrfs refs ..., in this process."""
+    return CliRunner().invoke(main, ["refs", *map(str, arguments)])
+
+
+def done(*arguments: object) -> Result:
+    """As refs(), which must succeed without a word on standard error."""
+    result = refs(*arguments)
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
+    return result
+
+
+def entries(path: object, **options: Any) -> dict[str, Any]:
+    """The set at `path`, in order: bytes of an inline value, [url] or [url, offset, length]."""
+    store = sources.open_source(str(path), Options(**options), child=False)
+    assert isinstance(store, ReferenceStore)
+    found: dict[str, Any] = {}
+
+    async def collect() -> None:
+        async for key, data, url, offset, length in store.references():
+            assert key not in found
+            found[key] = bytes(data) if data is not None else [url] if length is None else [url, offset, length]
+        await store.aclose()
+
+    trio.run(collect)
+    assert list(found) == sorted(found, key=lambda key: key.split("/"))
+    return found
+
+
+def without_conflicts(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` without keys that are directories as well."""
+    directories = {key[:at] for key in document for at, char in enumerate(key) if char == "/"}
+    return {key: value for key, value in document.items() if key not in directories}
+
+
+def targets(directory: Path) -> list[str]:
+    """Files for the targets of random sets, with names that look like templates, chains and URLs."""
+    found = []
+    for name in ("a", "b{{x}}", "{%c%}", "d%20 e", "{f}\n", "{{g\r\n", "hh::i"):
+        path = directory / name
+        path.write_bytes(TARGET)
+        found.append(str(path))
+    return found
+
+
+NAMES = st.text(st.sampled_from("ab.é{ "), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
+KEYS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+BYTES = st.binary(max_size=12) | st.sampled_from([b"base64:", b"base64:AAEC", b"{{u}}", b"\xff", "é\0".encode()])
+
+
+def random_sets(urls: list[str], keys: st.SearchStrategy[str] = KEYS) -> st.SearchStrategy[dict[str, Any]]:
+    """Sets as entries() shows them, whose ranges lie within targets()."""
+    numbers = st.integers(0, len(TARGET) // 2)
+    values = st.one_of(
+        BYTES, st.sampled_from(urls).map(lambda url: [url]), st.tuples(st.sampled_from(urls), numbers, numbers).map(list)
+    )
+    return st.dictionaries(keys, values, max_size=8).map(without_conflicts)

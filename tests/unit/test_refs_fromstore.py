@@ -1,0 +1,154 @@
+"""zarrfs refs from-store: the set of a tree shows the same tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import PROGRAM, run
+from tests.servers import S3, Nginx
+from tests.unit.refsets import done, entries, refs
+
+METADATA = {".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A Zarr store with odd names in it."""
+    place = tmp_path / "störe {{x}}.zarr"
+    group = zarr.open_group(str(place), mode="w", zarr_format=2)
+    group.create_array("x/y", data=np.arange(100), chunks=(30,))
+    (place / "notes").mkdir()
+    for name, data in {"a b%20c": b"1" * 50, "hh::i": b"2" * 5000, "empty": b"", "é{{": b"\xff\0" * 9}.items():
+        (place / "notes" / name).write_bytes(data)
+    return place
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def shown(path: Path | str, *options: str) -> dict[str, bytes]:
+    """Every file of a set by the program itself."""
+    keys = [json.loads(line) for line in run("ls", "-R", "--json", path, *options).stdout.splitlines()]
+    command = [PROGRAM, "cat", path, *options]
+    return {
+        entry["key"]: subprocess.run([*command, entry["key"]], capture_output=True, check=True).stdout
+        for entry in keys
+        if entry["kind"] == "file"
+    }
+
+
+def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
+    done("from-store", tree, "-o", tmp_path / "set.json")
+    found = entries(tmp_path / "set.json")
+    for key, data in files(tree).items():
+        inline = not data or Path(key).name in METADATA
+        assert found[key] == (data if inline else [f"{tree}/{key}", 0, len(data)])
+    assert shown(tmp_path / "set.json") == files(tree)
+    fs = fsspec.filesystem("reference", fo=str(tmp_path / "set.json"), skip_instance_cache=True, remote_protocol="file")
+    assert {key: fs.cat_file(key) for key in fs.references} == files(tree)
+    assert zarr.open_group(fs.get_mapper(""), mode="r", zarr_format=2)["x/y"][:].tolist() == list(range(100))
+
+
+def test_relative_urls_move_with_the_tree(tree: Path, tmp_path: Path) -> None:
+    expected = files(tree)
+    (tmp_path / "sets").mkdir()
+    done("from-store", tree, "--relative", "-o", tmp_path / "sets" / "set.json")
+    assert entries(tmp_path / "sets" / "set.json")["notes/hh::i"] == [f"../{tree.name}/notes/hh::i", 0, 5000]
+    done("from-store", tree, "--relative", "-o", tree / "notes" / "set.json")
+    assert entries(tree / "notes" / "set.json")["notes/hh::i"] == ["./hh::i", 0, 5000]
+    (tree / "notes" / "set.json").unlink()
+    (tmp_path / "moved").mkdir()
+    for name in ("sets", tree.name):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert shown(tmp_path / "moved" / "sets" / "set.json") == expected
+
+
+def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
+    done("from-store", tree, "--inline", "50B", "-o", tmp_path / "set.json")
+    found = entries(tmp_path / "set.json")
+    assert found["notes/a b%20c"] == b"1" * 50
+    assert found["notes/hh::i"] == [f"{tree}/notes/hh::i", 0, 5000]
+    assert refs("from-store", tree, "--inline", "5").exit_code == 2
+
+
+def test_a_store_on_a_web_server(nginx: Nginx, tree: Path, tmp_path: Path) -> None:
+    place = nginx.listing.root / "from" / "störe.zarr"
+    shutil.copytree(tree, place)
+    url = f"{nginx.listing.url}/from/st%C3%B6re.zarr"
+    done("from-store", url, "-o", tmp_path / "set.json")
+    assert entries(tmp_path / "set.json")["x/y/0"][0] == f"{url}/x/y/0"
+    assert shown(tmp_path / "set.json") == files(tree)
+    unlisted = refs("from-store", f"{nginx.plain.url}/from/st%C3%B6re.zarr")
+    assert unlisted.exit_code == 1
+    assert "no listings" in unlisted.stderr
+    assert refs("from-store", url, "--relative", "-o", tmp_path / "x.json").exit_code == 2
+
+
+def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "store.zip", "w") as archive:
+        for key, data in files(tree).items():
+            archive.writestr(key, data)
+            s3.client.put_object(Bucket=s3.bucket, Key=f"from.zarr/{key}", Body=data)
+    options = [f"--option=s3.{name}={value}" for name, value in s3.options.items()]
+    # not done(): the server in this process logs
+    assert refs("from-store", f"s3://{s3.bucket}/from.zarr", "-o", tmp_path / "s3.json", *options).exit_code == 0
+    assert shown(tmp_path / "s3.json", *options) == files(tree)
+    (tree / "notes" / "hh::i").unlink()  # no URL within a zip file can say that
+    with zipfile.ZipFile(tmp_path / "store.zip", "w") as archive:
+        for key, data in files(tree).items():
+            archive.writestr(key, data)
+    done("from-store", f"zip://::file://{tmp_path}/store.zip", "-o", tmp_path / "zip.json")
+    assert shown(tmp_path / "zip.json") == files(tree)
+
+
+@pytest.mark.parametrize(
+    ("make", "entry", "rule"),
+    [
+        (lambda place: os.symlink("x", place / "link"), "link", "a symbolic link"),
+        (lambda place: (place / os.fsdecode(b"n\xff")).write_bytes(b"1"), "n", "not UTF-8"),
+        (lambda place: (place / "dir").mkdir() or (place / "dir" / os.fsdecode(b"\xfe")).mkdir(), "dir/", "not UTF-8"),
+    ],
+)
+def test_what_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, tmp_path: Path) -> None:
+    assert callable(make)
+    make(tree)
+    result = refs("from-store", tree, "-o", tmp_path / "set.json")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"zarrfs: {tree}: {entry}")
+    assert rule in result.stderr
+    assert not (tmp_path / "set.json").exists()
+
+
+@pytest.mark.parametrize("locked", ["notes/hh::i", "notes", "x/y/.zarray"])
+def test_what_cannot_be_read(locked: str, tree: Path, tmp_path: Path) -> None:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root reads everything")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    (tree / locked).chmod(0)
+    others = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"] if os.geteuid() == 0 else []
+    result = subprocess.run(
+        [*others, PROGRAM, "refs", "from-store", str(tree)], capture_output=True, text=True, env={**os.environ, "HOME": "/"}
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"zarrfs: {tree}: {locked}: ")
+    assert "ermission denied" in result.stderr
+
+
+def test_a_document_is_no_tree(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{"a": "b"}')
+    result = refs("from-store", tmp_path / "set.json")
+    assert result.exit_code == 1
+    assert "a Zarr store is a directory" in result.stderr
