@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import trio
 from click.testing import CliRunner, Result
 from hypothesis import strategies as st
@@ -46,6 +47,12 @@ def entries(path: object, **options: Any) -> dict[str, Any]:
     return found
 
 
+def as_fsspec_reads(path: Path, **options: Any) -> dict[str, bytes]:
+    """The bytes of every file, as fsspec reads the set."""
+    fs = fsspec.filesystem("reference", fo=str(path), skip_instance_cache=True, remote_protocol="file", **options)
+    return {key: fs.cat_file(key) for key in fs.references}
+
+
 def without_conflicts(document: dict[str, Any]) -> dict[str, Any]:
     """`document` without keys that are directories as well."""
     directories = {key[:at] for key in document for at, char in enumerate(key) if char == "/"}
@@ -70,7 +77,6 @@ BYTES = st.binary(max_size=12) | st.sampled_from([b"base64:", b"base64:AAEC", b"
 def random_sets(urls: list[str], keys: st.SearchStrategy[str] = KEYS) -> st.SearchStrategy[dict[str, Any]]:
     """Sets as entries() shows them, whose ranges lie within targets()."""
     numbers = st.integers(0, len(TARGET) // 2)
-    values = st.one_of(
-        BYTES, st.sampled_from(urls).map(lambda url: [url]), st.tuples(st.sampled_from(urls), numbers, numbers).map(list)
-    )
+    url = st.sampled_from(urls)
+    values = BYTES | st.tuples(url).map(list) | st.tuples(url, numbers, numbers).map(list)
     return st.dictionaries(keys, values, max_size=8).map(without_conflicts)

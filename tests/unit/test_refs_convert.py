@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import PROGRAM, run
-from tests.unit.refsets import TARGET, done, entries, random_sets, refs, targets
+from tests.unit.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
 from zarrfs import sources
 from zarrfs.sources.prepare import prepare
 
@@ -79,11 +78,6 @@ def test_random_sets_through_an_index(data: st.DataObject, tmp_path: Path, urls:
     done("convert", tmp_path / "set.json", tmp_path / "set.index", "--force")
     done("convert", tmp_path / "set.index", tmp_path / "back.json", "--force")
     assert entries(tmp_path / "back.json") == document
-
-
-def as_fsspec_reads(path: Path, **options: Any) -> dict[str, bytes]:
-    fs = fsspec.filesystem("reference", fo=str(path), skip_instance_cache=True, remote_protocol="file", **options)
-    return {key: fs.cat_file(key) for key in fs.references}
 
 
 def meant(document: dict[str, Any]) -> dict[str, bytes]:

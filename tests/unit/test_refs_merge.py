@@ -145,7 +145,8 @@ def some(tmp_path: Path) -> Path:
 
 
 def test_a_dry_run_counts(some: Path, tmp_path: Path) -> None:
-    out = done("relocate", some, "--from", "s3://b/", "--to", "/m/", "--from", "data/", "--to", "/d/", "--dry-run").stdout
+    rules = ["--from", "s3://b/", "--to", "/m/", "--from", "data/", "--to", "/d/"]
+    out = done("relocate", some, *rules, "--dry-run").stdout
     assert out.splitlines() == [
         "           2  s3://b/ -> /m/", "           1  data/ -> /d/", "           0  unchanged",
     ]  # fmt: skip

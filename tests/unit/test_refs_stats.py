@@ -99,7 +99,8 @@ def test_chunks_of_arrays(tmp_path: Path) -> None:
 
 
 def test_an_array_at_the_root(tmp_path: Path) -> None:
-    (tmp_path / "set.json").write_text(json.dumps({".zarray": {"shape": [3], "chunks": [1]}, "0": "", "5": "", "2": ""}))
+    document = {".zarray": {"shape": [3], "chunks": [1]}, "0": "", "5": "", "2": ""}
+    (tmp_path / "set.json").write_text(json.dumps(document))
     assert stats(tmp_path / "set.json")["arrays"] == [{"key": "", "expected": 3, "present": 2, "missing": 1}]
 
 

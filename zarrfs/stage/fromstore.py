@@ -56,6 +56,8 @@ async def references_of(
 async def _url(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
     if plan.path is None:
         url: str = (await store.locate(key))["url"]
+        if "::" in key and key in url:
+            raise SourceError(plan.source, 'a name with "::", which means something else in a URL', key)
         return url
     path = os.path.join(plan.path, key)
     if not os.access(path, os.R_OK):
