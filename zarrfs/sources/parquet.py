@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import trio
@@ -199,13 +199,21 @@ class ParquetStore:
     async def references(self) -> AsyncIterator[Reference]:
         """As ReferenceStore.references."""
         found = await self.opened()
-        async for key in self.list_prefix(""):
-            at = self._known(found, key)
-            if isinstance(at, bytes):
-                yield Reference(key, at)
-            elif at is not None:
-                row = await self._row(key, at)
-                yield Reference(key, row.data, row.url, row.offset, row.length)
+        for key, is_array in found.order(""):
+            if not is_array:
+                yield Reference(key, found.text(key))
+                continue
+            grid = found.grids[key]
+            if grid is None:
+                raise self._broken(found, key)
+            for number, first, last in _extents(grid, found.record_size, 0):
+                record = await self._record(key, number)
+                try:
+                    for name, row in zip(grid.names(first, last), record.all_rows(last - first), strict=True):
+                        if row is not None and name not in found.children(key):
+                            yield Reference(join_key(key, name), row.data, row.url, row.offset, row.length)
+                except ValueError as exc:
+                    raise ReadError(self._shown(key, number), str(exc)) from None
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
@@ -255,20 +263,18 @@ class ParquetStore:
         self, array: str, grid: Grid, record_size: int, start: int
     ) -> AsyncIterator[tuple[str, int]]:
         """(name, size) of the chunks from number `start` on; the size negative where it is not known yet."""
-        for number in range(start // record_size, -(-grid.size // record_size)):
-            first = number * record_size
-            last = min(first + record_size, grid.size)
-            start = max(start, first)
+        for number, first, last in _extents(grid, record_size, start):
+            at = number * record_size
             try:
-                sizes = (await self._record(array, number)).sizes(start - first, last - first)
+                sizes = (await self._record(array, number)).sizes(first - at, last - at)
             except ReadError:  # nobody knows which of them there are: each lookup says why
-                for name in grid.names(start, last):
+                for name in grid.names(first, last):
                     yield name, UNKNOWN
                 continue
             if last < grid.size:
                 trio.lowlevel.spawn_system_task(self._prefetch, array, number + 1)
             if (sizes != ABSENT).any():
-                for name, size in zip(grid.names(start, last), sizes.tolist(), strict=True):
+                for name, size in zip(grid.names(first, last), sizes.tolist(), strict=True):
                     if size != ABSENT:
                         yield name, size
 
@@ -388,6 +394,13 @@ class Remote:
 
     async def aclose(self) -> None:
         await self._files.aclose()
+
+
+def _extents(grid: Grid, record_size: int, start: int) -> Iterator[tuple[int, int, int]]:
+    """(number, first, last + 1) of each record file and its chunks, from chunk `start` on."""
+    for number in range(start // record_size, -(-grid.size // record_size)):
+        first = number * record_size
+        yield number, max(start, first), min(first + record_size, grid.size)
 
 
 def _record_key(array: str, number: int) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Kind, key_rule, split_key
+from zarrfs.store.api import Kind, join_key, key_rule, split_key
 from zarrfs.zarr.grid import Grid
 
 DOCUMENT = ".zmetadata"
@@ -91,6 +92,17 @@ class ParquetSet:
     def children(self, prefix: str) -> dict[str, Kind]:
         """The documents and directories in the directory `prefix`, sorted by name: all but chunks."""
         return self._children[prefix]
+
+    def order(self, prefix: str) -> Iterator[tuple[str, bool]]:
+        """(key, False) of every document below a directory, and (prefix, True) of every array after those in it."""
+        for name, kind in self._children[prefix].items():
+            key = join_key(prefix, name)
+            if kind is Kind.DIRECTORY:
+                yield from self.order(key)
+            else:
+                yield key, False
+        if prefix in self.grids:
+            yield prefix, True
 
     def text(self, key: str) -> bytes | None:
         """The bytes of the document `key`; None where there is none."""

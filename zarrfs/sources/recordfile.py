@@ -7,6 +7,7 @@ read, as it needs numpy and pyarrow.
 from __future__ import annotations
 
 import binascii
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,18 @@ class Record:
         if state == _WHOLE:
             return Row(None, url)
         return Row(None, url, int(self._offsets[number]), int(self._sizes[number]))
+
+    def all_rows(self, stop: int) -> Iterator[Row | None]:
+        """row() of each from the first to `stop` - 1, far quicker."""
+        urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # bad ones have bad rows
+        codes, offsets, sizes = self._paths.codes.tolist(), self._offsets.tolist(), self._sizes.tolist()
+        for number, state in enumerate(self._states[:stop].tolist()):
+            if state == _RANGE:
+                yield Row(None, urls[codes[number]], offsets[number], sizes[number])
+            else:
+                yield None if state == _NOTHING else self.row(number)
+        if stop > self.rows:
+            self.row(self.rows)  # raises
 
     def sizes(self, start: int, stop: int) -> Array:
         """The sizes in bytes of the rows [start, stop); ABSENT, or UNKNOWN for whole targets and bad rows."""
