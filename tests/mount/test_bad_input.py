@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.mount.mounting import mount_lines, mounted
@@ -58,12 +61,13 @@ REFUSED: dict[str, tuple[str, list[str], list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("compress", [None, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.promise("S14")
-def test_refused(name: str, tmp_path: Path) -> None:
+def test_refused(name: str, compress: Callable[[bytes], bytes] | None, tmp_path: Path) -> None:
     text, options, words = REFUSED[name]
     document, mountpoint = tmp_path / "doc.json", tmp_path / "mnt"
-    document.write_text(text)
+    document.write_bytes(compress(text.encode()) if compress else text.encode())
     mountpoint.mkdir()
     done = run("mount", document, mountpoint, *(part for option in options for part in ("-o", option)))
     assert done.returncode not in (0, None)

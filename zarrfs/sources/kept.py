@@ -77,7 +77,7 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
 
 def _index(path: str, used: float) -> Kept:
     status = os.lstat(path)
-    used = max(used, status.st_mtime, status.st_atime)
+    used = max(used, status.st_mtime)
     about: tuple[str, ...] = "", "", "damaged, or not ours"
     if verified(path):
         try:
