@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+
 import pytest
 
 from zarrfs.errors import UsageError
@@ -94,6 +98,37 @@ def test_storage_options_are_kept_by_protocol() -> None:
         "http": {"size": 5},
         "gs": {"x": True},
     }
+
+
+def test_options_of_a_host_or_bucket_are_kept_by_its_url() -> None:
+    items = ["s3://my.bucket.anon=true", "http://[::1]:80.headers={}", "https://h.org:8443.x", "abfs://c@account.key=k"]
+    assert parse(items).options.storage == {
+        "s3://my.bucket": {"anon": True},
+        "http://[::1]:80": {"headers": {}},
+        "https://h.org:8443": {"x": True},
+        "abfs://c@account": {"key": "k"},
+    }
+    for item in ("http://host/path.x=1", "s3://bucket=5", "http://127.0.0.1=5", "s3://bucket"):
+        with pytest.raises(UsageError, match=r"expected PROTOCOL://HOST\.NAME=VALUE"):
+            parse([item])
+
+
+def test_what_sets_may_reach() -> None:
+    options = parse(["allow=file", "allow=private,sftp", "allow_path=/usr/../usr/lib/.", "allow_path=x"]).options
+    assert options.allow == ("file", "private", "sftp")
+    assert options.allow_path == (os.path.realpath("/usr/lib"), os.path.realpath("x"))
+    with pytest.raises(UsageError, match=r"'private' \(did you mean allow=private\?\)"):
+        parse(split_commas("allow=file,private"))
+    with pytest.raises(UsageError, match="expected all, credentials, file, private, or a protocol"):
+        parse(["allow=File"])
+
+
+def test_options_survive_json() -> None:
+    """As a child is told them."""
+    options = parse(["s3://b.anon=true", "s3.key=a", "allow=file", "allow_path=/", "blobs=/x", "retries=7"]).options
+    found = json.loads(json.dumps(dataclasses.asdict(options)))
+    found |= {name: tuple(found[name]) for name, field in TABLE.items() if field.metadata["many"]}
+    assert Options(**found) == options
 
 
 def test_what_is_for_mount_itself() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,12 +186,17 @@ def test_a_link_that_changes_while_it_is_opened(tree: Path) -> None:
 
 
 def test_nothing_outside_is_opened(tree: Path) -> None:
-    """A fifo would notice a reader: a writer that does not wait finds none."""
+    """A fifo notices a reader: whoever waits to write to it goes on."""
     os.mkfifo(tree / "fifo")
+    writer = threading.Thread(target=lambda: (tree / "fifo").open("wb").close(), daemon=True)
+    writer.start()
+    time.sleep(0.2)  # until it waits
     with pytest.raises(AccessDenied):
         read(f"{tree}/fifo", options=said(f"allow_path={tree}/data"))
-    with pytest.raises(OSError, match="No such device"):
-        os.open(tree / "fifo", os.O_WRONLY | os.O_NONBLOCK)
+    writer.join(0.2)
+    assert writer.is_alive()
+    os.close(os.open(tree / "fifo", os.O_RDONLY | os.O_NONBLOCK))
+    writer.join()
     before = len(os.listdir("/proc/self/fd"))
     for url in (f"{tree}/secret", f"{tree}/data/f", f"{tree}/data"):
         with pytest.raises(ReadError):
@@ -221,6 +228,10 @@ def test_other_protocols() -> None:
     for origin in (REMOTE, ""):
         with pytest.raises(ReadError, match="unknown"):
             read("nosuch://h/x", origin=origin, options=said("allow=nosuch"))
+        with pytest.raises(ReadError, match="unknown"):
+            read("nosuch://user@h/x", origin=origin, options=said("nosuch://h.key=5"))
+        with pytest.raises(AccessDenied, match="not enabled"):
+            read("nosuch://h2/x", origin=origin, options=said("nosuch://h.key=5"))
     with pytest.raises(ReadError, match="unknown"):  # its own
         read("nosuch://u:p@H/x", origin="nosuch://h/set.json")
     with pytest.raises(AccessDenied, match="not enabled"):

@@ -264,6 +264,8 @@ def test_parameters_follow_no_redirect_at_all(own: Recorder, other: Recorder) ->
     read(own.to(f"{other.url}/v"), "", 'http.params={"token": "secret"}')
     assert "token=secret" in own.requests[-1][0]
     assert "secret" not in str(other.requests)
+    read(own.to("/v"), "", 'http.params={"token": "secret"}')
+    assert own.requests[-1][0] == "/v"
 
 
 def test_passwords_in_a_url_follow_no_redirect_either(own: Recorder, other: Recorder) -> None:

@@ -77,7 +77,10 @@ class Trust:
             raise AccessDenied(shown, "a set from the network reaches no memory: URL (-o allow=memory)")
         enabled = protocol in PROTOCOLS or protocol in allowed
         if not enabled:
-            enabled = _place(link) == self._own != "" if self.remote else protocol in self._options.storage
+            at = _place(link)
+            enabled = at in self._named or (self.remote and at == self._own != "")
+        if not enabled and not self.remote:
+            enabled = protocol in self._options.storage
         if protocol in FORBIDDEN or not enabled:
             hint = "" if protocol in FORBIDDEN else f" (-o allow={protocol})"
             raise AccessDenied(shown, f"the protocol {protocol!r} is not enabled for targets{hint}")
