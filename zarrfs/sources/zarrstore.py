@@ -10,6 +10,7 @@ from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.sources.compressed import is_compressed
 from zarrfs.sources.parquetset import DOCUMENT, check_package, is_parquet_layout, read_set
+from zarrfs.store.indexfile import MAGIC
 from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
@@ -118,11 +119,12 @@ async def _read_document(files: RemoteFiles, url: str, options: Options) -> tupl
         return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
     if entry.directory:
         return None
-    if entry.html and not _name(url).endswith(".json"):
-        return None
-    if options.type is None and not _name(url).endswith(".json"):
+    doubtful = options.type is None or (options.type == "references" and entry.html)
+    if doubtful and not _name(url).endswith(".json"):
+        if entry.html and options.type is None:
+            return None
         head = await _head(files, system, path)
-        if head.lstrip()[:1] not in (b"{", b"[") and not is_compressed(head):
+        if head.lstrip()[:1] not in (b"{", b"[") and not is_compressed(head) and not head.startswith(MAGIC):
             return None
     return await files.read_all_at(system, path), entry.mtime_ns
 
