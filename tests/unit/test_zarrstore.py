@@ -73,12 +73,17 @@ def test_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
-    (tmp_path / ".zmetadata").write_text('{"metadata": {}, "record_size": 10000}')
-    with pytest.raises(SourceError, match="Parquet layout: not supported yet"):
-        plan_directory(str(tmp_path), str(tmp_path), OPTIONS)
-    assert plan_directory(str(tmp_path), str(tmp_path), Options(type="zarr")).path == str(tmp_path)
-    (tmp_path / ".zmetadata").write_text("damaged")
-    assert plan_directory(str(tmp_path), str(tmp_path), OPTIONS).path == str(tmp_path)
+    document = tmp_path / ".zmetadata"
+    document.write_text('{"metadata": {}, "record_size": 10000}')
+    plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
+    assert (plan.kind, plan.path, plan.source) == ("references", str(tmp_path), str(tmp_path))
+    assert (plan.base, plan.origin, plan.mtime_ns) == (f"{tmp_path}/", "", document.stat().st_mtime_ns)
+    assert plan_directory("x", str(tmp_path), Options(base="http://h/b")).base == "http://h/b/"
+    assert plan_directory(str(tmp_path), str(tmp_path), Options(type="zarr")).kind == "zarr"
+    document.write_text("damaged")
+    assert plan_directory(str(tmp_path), str(tmp_path), OPTIONS).kind == "zarr"
+    with pytest.raises(SourceError, match=r"has the Parquet layout: a \.zmetadata with record_size"):
+        plan_directory(str(tmp_path), str(tmp_path), Options(type="references"))
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -374,9 +379,15 @@ def test_sources_that_cannot_be_opened(nginx: Nginx, url: str, rule: str) -> Non
 def test_the_parquet_layout_behind_a_url() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/parquet/.zmetadata", b'{"metadata": {}, "record_size": 10}')
-    with pytest.raises(SourceError, match="Parquet layout: not supported yet"):
-        plan_remote("memory://parquet", OPTIONS)
-    assert plan_remote("memory://parquet", Options(type="zarr")).url == "memory://parquet"
+    plan = plan_remote("memory://parquet", OPTIONS)
+    assert (plan.kind, plan.url, plan.base, plan.origin) == (
+        "references", "memory://parquet", "memory://parquet/", "",
+    )  # fmt: skip
+    assert plan_remote("memory://parquet", Options(type="zarr")).kind == "zarr"
+    memory.pipe("/parquet/.zmetadata", b'{"metadata": {}, "zarr_consolidated_format": 1}')
+    assert plan_remote("memory://parquet", OPTIONS).kind == "zarr"
+    with pytest.raises(SourceError, match=r"has the Parquet layout: a \.zmetadata with record_size"):
+        plan_remote("memory://parquet", Options(type="references"))
 
 
 def test_errors_show_no_secrets(nginx: Nginx) -> None:

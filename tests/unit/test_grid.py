@@ -1,0 +1,97 @@
+"""The regular chunk grid, against itertools and numpy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarrfs.zarr.grid import Grid
+
+SHAPES = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 5)), max_size=4)
+
+
+def grid_of(pairs: list[tuple[int, int]]) -> Grid:
+    return Grid([shape for shape, _ in pairs], [chunk for _, chunk in pairs])
+
+
+@given(SHAPES)
+def test_names_and_numbers_are_those_of_itertools(pairs: list[tuple[int, int]]) -> None:
+    grid = grid_of(pairs)
+    assert grid.counts == tuple(math.ceil(shape / chunk) for shape, chunk in pairs)
+    indices = list(itertools.product(*map(range, grid.counts)))
+    names = [".".join(map(str, index)) or "0" for index in indices]
+    assert grid.size == len(indices)
+    assert list(grid.names(0, grid.size)) == names
+    for number, (index, name) in enumerate(zip(indices, names, strict=True)):
+        assert (grid.index(number), grid.name(number), grid.number(name)) == (index, name, number)
+
+
+@given(SHAPES, st.data())
+def test_any_part_of_the_names(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
+    grid = grid_of(pairs)
+    start = data.draw(st.integers(0, grid.size))
+    stop = data.draw(st.integers(start, grid.size))
+    assert list(grid.names(start, stop)) == [grid.name(number) for number in range(start, stop)]
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=5), st.data())
+def test_huge_grids(counts: list[int], data: st.DataObject) -> None:
+    grid = Grid(counts, [1] * len(counts))
+    number = data.draw(st.integers(0, grid.size - 1))
+    index = data.draw(st.tuples(*(st.integers(0, count - 1) for count in counts)))
+    assert grid.number(grid.name(number)) == number
+    found = grid.number(".".join(map(str, index)))
+    assert found is not None
+    assert grid.index(found) == index
+    if grid.size < 2**63:
+        assert found == np.ravel_multi_index(index, counts)
+    assert next(grid.names(number, grid.size)) == grid.name(number)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "0", "0.", ".0", "0.0.0", "00.0", "0.01", "-1.0", "+1.0", "0.4", "3.0", "0 .0", "0.0\n", "0,0", "0/0",
+     "٠.0", "²", "0x0.0", "1e0.0", "0.0.", "9" * 400, "0." + "9" * 5000, ".zarray"],
+)  # fmt: skip
+def test_what_is_no_name(name: str) -> None:
+    assert Grid([3, 4], [1, 1]).number(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "1", "00", "0.0", ".zarray"])
+def test_what_is_no_name_of_a_scalar(name: str) -> None:
+    grid = Grid([], [])
+    assert grid.number(name) is None
+    assert (grid.size, grid.name(0), grid.number("0")) == (1, "0", 0)
+
+
+def test_no_chunks_at_all() -> None:
+    grid = Grid([3, 0], [1, 1])
+    assert (grid.counts, grid.size, list(grid.names(0, 0)), grid.number("0.0")) == ((3, 0), 0, [], None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "rule"),
+    [
+        (None, [1], "shape: expected an array"),
+        ([1], "1", "chunks: expected an array"),
+        ({"a": 1}, [1], "shape: expected an array"),
+        ([-1], [1], "shape: expected whole numbers, 0 or more"),
+        ([1.0], [1], "shape: expected whole numbers"),
+        ([True], [1], "shape: expected whole numbers"),
+        (["1"], [1], "shape: expected whole numbers"),
+        ([1], [0], "chunks: expected whole numbers, 1 or more"),
+        ([1], [None], "chunks: expected whole numbers"),
+        ([1, 2], [1], "shape has 2 dimensions, chunks has 1"),
+        ([1], [], "shape has 1 dimensions, chunks has 0"),
+        ([2] * 129, [1] * 129, "over 255 characters"),
+        ([10**200, 10**200], [1, 1], "over 255 characters"),
+    ],
+)
+def test_what_is_no_grid(shape: object, chunks: object, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        Grid(shape, chunks)
