@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -271,3 +272,91 @@ def test_a_disk_that_fills_up(form: str, large: Path, tmp_path: Path) -> None:
     assert result.stderr.startswith(f"zarrfs: {tmp_path}/out.{form}: cannot be written: ")
     assert len(result.stderr.splitlines()) == 1
     assert os.listdir(tmp_path) == []
+
+
+# -- Parquet
+
+
+def for_parquet(data: st.DataObject, urls: list[str]) -> dict[str, Any]:
+    """A random set that the Parquet layout can hold: metadata, and chunks of arrays."""
+    document: dict[str, Any] = {".zgroup": b'{"zarr_format":2}', ".zattrs": b'{"a":"\\u00e9"}'}
+    for name in data.draw(st.lists(st.sampled_from(["x", "y/z", "é"]), unique=True, max_size=3)):
+        shape = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=2))
+        chunks = [data.draw(st.integers(1, 5)) for _ in shape]
+        document[f"{name}/.zarray"] = json.dumps({"chunks": chunks, "shape": shape}, separators=(",", ":")).encode()
+        counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
+        cells = st.sampled_from([".".join(map(str, cell)) for cell in itertools.product(*map(range, counts))] or ["-"])
+        for cell in data.draw(st.lists(cells, max_size=6)):
+            if cell != "-":
+                document[f"{name}/{cell}"] = data.draw(chunk_values(urls))
+    return document
+
+
+def chunk_values(urls: list[str]) -> st.SearchStrategy[Any]:
+    url, number = st.sampled_from(urls), st.integers(0, len(TARGET) // 2)
+    return st.binary(max_size=5) | st.tuples(url).map(list) | st.tuples(url, number, st.integers(1, 99)).map(list)
+
+
+@RANDOM
+@given(data=st.data())
+def test_random_sets_through_parquet_and_an_index(data: st.DataObject, tmp_path: Path, urls: list[str]) -> None:
+    document = for_parquet(data, urls)
+    (tmp_path / "set.json").write_text(written(document))
+    size = data.draw(st.integers(1, 30))
+    done("convert", tmp_path / "set.json", tmp_path / "set.parq", "--force", "--record-size", size)
+    done("convert", tmp_path / "set.parq", tmp_path / "set.index", "--force")
+    done("convert", tmp_path / "set.index", tmp_path / "back.json", "--force")
+    found = entries(tmp_path / "back.json")
+    consolidated = json.loads(found.pop(".zmetadata"))
+    assert found == document
+    metadata = {key: json.loads(value) for key, value in document.items() if "/.z" in f"/{key}"}
+    assert consolidated["metadata"] == metadata
+    assert "record_size" not in consolidated
+    done("convert", tmp_path / "set.index", tmp_path / "again.parq", "--force", "--record-size", size)
+    assert entries(tmp_path / "again.parq") == entries(tmp_path / "set.parq")
+
+
+def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
+    """A Parquet set is a directory: its relative URLs start there."""
+    array = '{"shape": [2], "chunks": [1]}'
+    relative.write_text(json.dumps({"x/.zarray": array, "x/0": ["data", 1, 2], "x/1": ["data"]}))
+    done("convert", relative, relative.parent / "set.parq")
+    assert cat(relative.parent / "set.parq", "x/0", "x/1") == TARGET[1:3] + TARGET
+    rules = ["--from", f"{relative.parent}/", "--to", "../"]
+    done("relocate", relative.parent / "set.parq", *rules, "-o", tmp_path / "there" / "r.parq")
+    (tmp_path / "there" / "data").write_bytes(TARGET[::-1])
+    assert cat(tmp_path / "there" / "r.parq", "x/0") == TARGET[::-1][1:3]
+    done("convert", tmp_path / "there" / "r.parq", tmp_path / "there" / "r.json")
+    assert cat(tmp_path / "there" / "r.json", "x/0") == TARGET[::-1][1:3]
+
+
+def test_what_parquet_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{".zgroup": "{}", "x/0": ["/t", 0, 1]}')
+    result = refs("convert", tmp_path / "set.json", tmp_path / "out.parq")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"zarrfs: {tmp_path}/out.parq: x/0: ")
+    assert os.listdir(tmp_path) == ["set.json"]
+
+
+def test_force_replaces_a_parquet_set_by_another(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{".zgroup": "{}"}')
+    (tmp_path / "out").mkdir()
+    done("convert", tmp_path / "set.json", tmp_path / "out")
+    assert refs("convert", tmp_path / "set.json", tmp_path / "out").exit_code == 2
+    (tmp_path / "set.json").write_text('{".zattrs": "{}"}')
+    done("convert", tmp_path / "set.json", tmp_path / "out", "--force")
+    assert sorted(entries(tmp_path / "out")) == [".zattrs", ".zmetadata"]
+    assert sorted(os.listdir(tmp_path)) == ["out", "set.json"]
+
+
+def test_merge_of_parquet_whose_chunks_come_in_another_order(tmp_path: Path) -> None:
+    document = {"x/.zarray": '{"shape":[12],"chunks":[1]}'} | {f"x/{n}": [f"/t{n}", n, 1] for n in range(12)}
+    (tmp_path / "set.json").write_text(json.dumps(document))
+    done("convert", tmp_path / "set.json", tmp_path / "set.parq")
+    done("merge", f"a={tmp_path}/set.parq", f"b={tmp_path}/set.json", "--no-group", "-o", tmp_path / "m.json")
+    found = entries(tmp_path / "m.json")
+    assert found.pop("a/.zmetadata")
+    for prefix in "ab":
+        for key, value in document.items():
+            assert found.pop(f"{prefix}/{key}") == (value.encode() if isinstance(value, str) else value)
+    assert not found

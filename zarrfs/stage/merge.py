@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import heapq
+import os
+import tempfile
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.errors import ReadError, SourceError, StoreError
+from zarrfs.options import Options
+from zarrfs.stage.output import add_reference
 from zarrfs.store.api import Kind, Reference, ReferenceStore, join_key, key_rule
+from zarrfs.store.index import IndexStore
+from zarrfs.store.indexfile import IndexWriter
+from zarrfs.transfer.targets import Targets
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
 
 _GROUP = b'{"zarr_format":2}'
 _V2 = (".zgroup", ".zarray")
@@ -20,7 +30,7 @@ class Part(NamedTuple):
     name: str  # as messages call it
     prefix: str  # a key; "" puts it at the root
     store: ReferenceStore
-    references: AsyncIterator[Reference]  # those of the store, as they are to be written
+    references: AsyncIterator[Reference]  # those of the store in order, as they are to be written
 
 
 def split_prefix(text: str) -> tuple[str, str]:
@@ -33,7 +43,7 @@ def split_prefix(text: str) -> tuple[str, str]:
 
 
 async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncIterator[Reference]:
-    """The references of all parts in the order of list_prefix(""), which each of them has.
+    """The references of all parts in the order of names, which each of them has.
 
     Of a key that several parts hold, the `duplicates` ("first" or "last") one is taken; "error", and a key that is
     a file in one part and a directory in another, is a SourceError that names both parts.
@@ -82,6 +92,24 @@ async def _prefixed(part: Part) -> AsyncIterator[Reference]:
     before = f"{part.prefix}/" if part.prefix else ""
     async for reference in part.references:
         yield reference._replace(key=before + reference.key) if before else reference
+
+
+async def in_order(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
+    """`references` of the set that `plan` is of, in the order of names. In Parquet that of chunks is another."""
+    if plan.index is not None:
+        async for reference in references:
+            yield reference
+        return
+    with tempfile.TemporaryDirectory(prefix="zarrfs-") as directory:
+        path = os.path.join(directory, "index")
+        with IndexWriter(path) as index:
+            async for reference in references:
+                add_reference(index, reference)
+            index.commit()
+        store = IndexStore(path, Targets(Options()))
+        async for reference in store.references():
+            yield reference
+        await store.aclose()
 
 
 # -- groups

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
+import functools
 import json
 import os
 import secrets
@@ -48,10 +48,14 @@ class Output:
 
     @property
     def base(self) -> str | None:
-        """The directory that relative URLs in the set will be taken from, with a trailing "/"; None: not known."""
+        """The directory that relative URLs in the set will be taken from, with a trailing "/"; None: not known.
+
+        That of the file; a Parquet set is a directory itself.
+        """
         if self.path == STDOUT or os.path.islink(self.path):
             return None
-        return os.path.join(os.path.dirname(os.path.abspath(self.path)), "")
+        path = os.path.abspath(self.path)
+        return os.path.join(path if self.format == "parquet" else os.path.dirname(path), "")
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Writer]:
@@ -82,15 +86,18 @@ class Output:
     def _encoder(self, scratch: str) -> Iterator[Writer]:
         if self.format == "index":
             with IndexWriter(scratch) as index:
-                writer = Writer(_adding_to(index))
+                writer = Writer(functools.partial(add_reference, index))
                 yield writer
                 index.commit(writer.notes.items())
         elif self.format == "parquet":
-            module = importlib.import_module("zarrfs.stage.parquetwriter")
-            more = {} if self.record_size is None else {"record_size": self.record_size}
-            with module.ParquetWriter(scratch, shown=self.path, **more) as parquet:
+            from zarrfs.stage.parquetwriter import RECORD_SIZE, ParquetWriter
+
+            with ParquetWriter(scratch, self.record_size or RECORD_SIZE, self.path) as parquet:
                 yield Writer(parquet.add)
                 parquet.commit()
+            for directory, _, names in os.walk(scratch):
+                for name in names:
+                    _sync(os.path.join(directory, name))
         else:
             with open(scratch, "xb") as file:
                 with _json(file, self.format, self.version) as writer:
@@ -113,17 +120,15 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
     return usual
 
 
-def _adding_to(index: IndexWriter) -> Callable[[Reference], None]:
-    def add(reference: Reference) -> None:
-        key, data, url, offset, length = reference
-        if data is not None:
-            index.inline(key, data)
-        elif length is None:
-            index.whole(key, url)
-        else:
-            index.range(key, url, offset, length)
-
-    return add
+def add_reference(index: IndexWriter, reference: Reference) -> None:
+    """Add one entry to an index."""
+    key, data, url, offset, length = reference
+    if data is not None:
+        index.inline(key, data)
+    elif length is None:
+        index.whole(key, url)
+    else:
+        index.range(key, url, offset, length)
 
 
 @contextlib.contextmanager
@@ -213,11 +218,16 @@ def _place(scratch: str, path: str) -> None:
             os.rename(old, path)
         raise
     shutil.rmtree(old, ignore_errors=True)
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    _sync(os.path.dirname(path))
+
+
+def _sync(path: str) -> None:
+    """Have a file or directory on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
 def _remove(scratch: str) -> None:

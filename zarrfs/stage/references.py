@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -25,6 +26,17 @@ def reference_set(store: Store, plan: Plan) -> ReferenceStore:
     if not isinstance(store, ReferenceStore):
         raise SourceError(plan.source, "is no reference set; zarrfs refs from-store makes one of a Zarr store")
     return store
+
+
+async def entries(store: ReferenceStore, plan: Plan) -> AsyncIterator[Reference]:
+    """The references of a set as other forms have them: without what makes its `.zmetadata` a set in Parquet."""
+    parquet = plan.index is None
+    async for reference in store.references():
+        if parquet and reference.key == ".zmetadata" and reference.data is not None:
+            document = json.loads(bytes(reference.data))
+            document.pop("record_size", None)
+            reference = reference._replace(data=json.dumps(document).encode())
+        yield reference
 
 
 def written_urls(plan: Plan, output: Output, alone: bool = True) -> Callable[[str], str]:

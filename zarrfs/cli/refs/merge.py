@@ -42,8 +42,8 @@ def merge(
     parsed: Parsed,
 ) -> None:  # fmt: skip
     """Put the reference sets SRC... together, each under its PREFIX."""
-    from zarrfs.stage.merge import Part, groups, merged, split_prefix
-    from zarrfs.stage.references import notes_of_many, reference_set, rewritten, written_urls
+    from zarrfs.stage.merge import Part, groups, in_order, merged, split_prefix
+    from zarrfs.stage.references import entries, notes_of_many, reference_set, rewritten, written_urls
 
     to = running.output(output, written)
     split = [split_prefix(text) for text in sources]
@@ -53,7 +53,7 @@ def merge(
         for (prefix, name), (store, plan) in zip(split, opened, strict=True):
             found = reference_set(store, plan)
             change = written_urls(plan, to, alone=False)
-            parts.append(Part(name, prefix, found, rewritten(found.references(), change)))
+            parts.append(Part(name, prefix, found, in_order(rewritten(entries(found, plan), change), plan)))
         if not no_group:
             made = await groups(parts)
             parts.append(Part("the group made for them", "", parts[0].store, _each(made)))

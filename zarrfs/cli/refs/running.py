@@ -85,11 +85,11 @@ def write_set(
 
     `check` is called when all is written, but not yet under its name, and may raise.
     """
-    from zarrfs.stage.references import notes, rewritten, written_urls
+    from zarrfs.stage.references import entries, notes, rewritten, written_urls
 
     async def body(store: ReferenceStore, plan: Plan) -> None:
         urls = change(written_urls(plan, to), plan)
-        async for reference in progress(rewritten(store.references(), urls), parsed):
+        async for reference in progress(rewritten(entries(store, plan), urls), parsed):
             add(reference)
         check()
         writer.notes |= notes(plan)
