@@ -170,8 +170,8 @@ def _read(data: Buffer, record_size: int, limit: int) -> Any:
     """The table, its text columns as dictionaries where the reader can."""
     pa.set_memory_pool(pa.system_memory_pool())  # gives memory back; parsing is too rare for another to pay
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=["path", "raw"])
-        about = file.metadata
+        about = pq.read_metadata(pa.BufferReader(data))
+        names = about.schema.to_arrow_schema().names
         size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
     except Exception as exc:
         raise ValueError(f"not a Parquet file: {_reason(exc)}") from None
@@ -179,12 +179,14 @@ def _read(data: Buffer, record_size: int, limit: int) -> Any:
         raise ValueError(f"{about.num_rows} rows, record_size is {record_size}")
     if size + about.num_rows * _ROW_BYTES > limit:
         raise ValueError(f"expands to more than {limit} bytes (-o document_limit=)")
-    names = file.schema_arrow.names
     for name in COLUMNS:
         if names.count(name) > 1:
             raise ValueError(f"two columns {name}")
+    found = [name for name in COLUMNS if name in names]
+    texts = [name for name in ("path", "raw") if name in names]
     try:
-        table = file.read([name for name in COLUMNS if name in names], use_threads=False)
+        file = pq.ParquetFile(pa.BufferReader(data), metadata=about, read_dictionary=texts)
+        table = file.read(found, use_threads=False)
         table.validate(full=True)
     except Exception as exc:
         raise ValueError(f"a damaged Parquet file: {_reason(exc)}") from None
