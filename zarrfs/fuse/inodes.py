@@ -7,6 +7,9 @@ import pyfuse3
 from zarrfs.errors import NotFound
 from zarrfs.store.api import Kind
 
+_FILE = Kind.FILE  # an enum's member is slow to look up, and this is done for every entry
+_MANY = 10_000
+
 
 class InodeTable:
     """Every inode that the kernel knows; an entry leaves with the kernel's last forget.
@@ -24,6 +27,7 @@ class InodeTable:
         self._kinds[root] = Kind.DIRECTORY
         self._identities: dict[int, int] = {}
         self._next = root + 1
+        self._gone = 0  # inodes dropped since the last _shrink()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -42,19 +46,15 @@ class InodeTable:
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
         """The inode of `key`, counted as looked up once more."""
         inode = self._inodes.get(key)
-        if (
-            inode is not None
-            and self._kinds.get(inode, Kind.FILE) is kind
-            and self._identities.get(inode) == identity
-        ):
+        if inode is not None and self._kinds.get(inode, _FILE) is kind and self._identities.get(inode) == identity:
             self._more[inode] = self._more.get(inode, 0) + 1
             return inode
-        # what the inode stood for lives on without a name until the kernel forgets it
+        # what the inode stood for, if there was one, lives on without a name until the kernel forgets it
         inode = self._next
-        self._next += 1
+        self._next = inode + 1
         self._keys[inode] = key
         self._inodes[key] = inode
-        if kind is not Kind.FILE:
+        if kind is not _FILE:
             self._kinds[inode] = kind
         if identity is not None:
             self._identities[inode] = identity
@@ -80,5 +80,13 @@ class InodeTable:
             key = self._keys.pop(inode, None)
             if key is not None and self._inodes.get(key) == inode:
                 del self._inodes[key]
+            self._gone += 1
+            if self._gone > _MANY and self._gone > 4 * len(self._keys):
+                self._shrink()
             return True
         return False
+
+    def _shrink(self) -> None:
+        """Give back memory: a dict stays as large as it ever was."""
+        self._keys, self._inodes = dict(self._keys), dict(self._inodes)
+        self._gone = 0

@@ -166,6 +166,7 @@ class Operations(pyfuse3.Operations):
         self._next_handle = 1
         self._mask = ~options.umask
         self._entry = self._new_entry()  # for readdir, whose replies are copied at once
+        self._filled: tuple[object, ...] = ()  # what _entry shows apart from inode and size
 
     def init(self) -> None:
         """The kernel is about to send requests: the mount answers."""
@@ -264,10 +265,11 @@ class Operations(pyfuse3.Operations):
         prefix = directory.key + "/" if directory.key else ""
         while piece := await directory.entries(start_id - 2):
             for info in piece:
-                inode = self.inodes.lookup(prefix + info.name, info.kind, info.identity)
-                entry = self._fill(self._entry, info, inode)
+                text = info.name
+                inode = self.inodes.lookup(prefix + text, info.kind, info.identity)
+                entry = self._fill_next(info, inode)
                 start_id += 1
-                name = info.name.encode("utf-8", "surrogateescape")
+                name = text.encode("utf-8", "surrogateescape")
                 if not pyfuse3.readdir_reply(token, name, entry, start_id):
                     self.inodes.forget(inode, 1)
                     return
@@ -400,6 +402,18 @@ class Operations(pyfuse3.Operations):
         entry.st_gid = self._gid
         entry.st_blksize = 4096
         entry.entry_timeout = self._entry_timeout
+        return entry
+
+    def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
+        """The entry of readdir, filled; its neighbours mostly differ in inode and size alone."""
+        _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity = info
+        entry, others = self._entry, (kind, mode, mtime_ns, links)
+        if size is None or allocated is not None or others != self._filled:
+            self._filled = others if size is not None else ()
+            return self._fill(entry, info, inode)
+        entry.st_ino = InodeT(inode)
+        entry.st_size = size
+        entry.st_blocks = -(-size // _BLOCK)
         return entry
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
