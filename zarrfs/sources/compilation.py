@@ -12,6 +12,9 @@ _SHOWN = 20  # problems told one by one; all of them are in the index
 class Compilation:
     """One document on its way into an index: the writer, the options, and what was wrong with it."""
 
+    thorough = False  # whether what is not used is checked, too
+    place = ""  # the part of the document that entries are from
+
     def __init__(self, source: str, writer: IndexWriter, options: Options) -> None:
         self.source, self.writer, self.options = source, writer, options
         self.warnings: list[str] = []
@@ -20,6 +23,14 @@ class Compilation:
     def refuse(self, rule: str, entry: str | None = None) -> SourceError:
         """The error that refuses the whole document: `raise compilation.refuse(...)`."""
         return SourceError(self.source, rule, entry)
+
+    def fault(self, rule: str, entry: str | None = None) -> None:
+        """The whole document is refused because of `rule`; whoever collects faults returns, to go on without it."""
+        raise self.refuse(rule, entry)
+
+    def entry(self, key: str) -> str:
+        """What messages call the entry `key`."""
+        return key
 
     def skip(self, entry: str, rule: str) -> None:
         """`entry` is left out because of `rule`; with -o strict the document is refused."""
@@ -39,3 +50,22 @@ class Compilation:
         if self.problems > _SHOWN:
             return (*self.warnings, f"{self.problems - _SHOWN} more entries left out: see zarrfs check")
         return tuple(self.warnings)
+
+
+class Validation(Compilation):
+    """A compilation that goes on where it can: every fault is a problem in the index, with its place."""
+
+    thorough = True
+
+    def fault(self, rule: str, entry: str | None = None) -> None:
+        """Note it, and go on."""
+        self.writer.problem(entry or "", rule)
+
+    def entry(self, key: str) -> str:
+        """Such as refs["x/0"]."""
+        escaped = key.replace('"', '\\"')
+        return f'{self.place}["{escaped}"]'
+
+    def skip(self, entry: str, rule: str) -> None:
+        """Note it, and go on."""
+        self.writer.problem(entry, rule)

@@ -7,7 +7,7 @@ needs no jinja2.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zarrfs.errors import ZarrfsError
@@ -64,17 +64,27 @@ class Gen:
         return dict(reversed(found.items()))
 
 
-def read_gen(items: object, names: Collection[str], limit: int) -> list[Gen]:
-    """Check the member `gen`; `names` are those of the templates. Raises TemplateError.
+def _refuse(rule: str, entry: str) -> None:
+    raise TemplateError(rule, entry)
 
-    More than `limit` combinations in all are refused, from the sizes of the dimensions alone.
+
+def read_gen(
+    items: object, names: Collection[str], limit: int, fault: Callable[[str, str], None] = _refuse
+) -> list[Gen]:
+    """Check the member `gen`; `names` are those of the templates.
+
+    More than `limit` combinations in all are refused, from the sizes of the dimensions alone. `fault(rule, entry)`
+    raises TemplateError, unless the caller has another: where that returns, the item is left out.
     """
     if not isinstance(items, list):
-        raise TemplateError(f"expected an array, not {json_type(items)}", "gen")
-    gens = [_read_item(item, f"gen[{number}]", names) for number, item in enumerate(items)]
+        fault(f"expected an array, not {json_type(items)}", "gen")
+        return []
+    read = [_Item(f"gen[{number}]", fault).read(item, names) for number, item in enumerate(items)]
+    gens = [gen for gen in read if gen is not None]
     total = sum(gen.count for gen in gens)
     if total > limit:
-        raise TemplateError(f"expands to {total} entries, more than {limit} (-o gen_limit=)", "gen")
+        fault(f"expands to {total} entries, more than {limit} (-o gen_limit=)", "gen")
+        return []
     return gens
 
 
@@ -88,54 +98,72 @@ def json_type(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _read_item(item: object, where: str, names: Collection[str]) -> Gen:
-    members = _members(item, where, {*_FIELDS, "dimensions"})
-    for name in ("key", "url", "dimensions"):
-        if name not in members:
-            raise TemplateError(f"{name} is required", where)
-    if ("offset" in members) != ("length" in members):
-        raise TemplateError("offset and length are given together or not at all", where)
-    fields = {name: members[name] for name in _FIELDS if name in members}
-    for name, source in fields.items():
-        if not isinstance(source, str):
-            raise TemplateError(f"expected a string (a template), not {json_type(source)}", f"{where}.{name}")
-    dimensions = members["dimensions"]
-    if not isinstance(dimensions, dict) or not dimensions:
-        raise TemplateError("expected an object with one dimension or more", f"{where}.dimensions")
-    count = 1
-    read: dict[str, Sequence[int]] = {}
-    for name, value in dimensions.items():
-        place = f"{where}.dimensions.{name}"
-        if name in names:
-            raise TemplateError("a dimension named like a template", place)
-        read[name], size = _read_dimension(value, place)
-        count *= size
-    return Gen(where, fields, read, count)
+class _Item:
+    """One item of `gen` while it is checked."""
 
+    def __init__(self, where: str, fault: Callable[[str, str], None]) -> None:
+        self._where, self._fault = where, fault
+        self._sound = True
 
-def _read_dimension(value: object, where: str) -> tuple[Sequence[int], int]:
-    """(values, how many): an array of whole numbers, or start, stop and step as those of range()."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            if type(item) is not int:
-                raise TemplateError(f"expected a whole number, not {json_type(item)}", f"{where}[{number}]")
-        return value, len(value)
-    bounds = _members(value, where, {"start", "stop", "step"})
-    if "stop" not in bounds:
-        raise TemplateError("stop is required", where)
-    for name, number in bounds.items():
-        if type(number) is not int:
-            raise TemplateError(f"expected a whole number, not {json_type(number)}", f"{where}.{name}")
-    start, stop, step = bounds.get("start", 0), bounds["stop"], bounds.get("step", 1)
-    if step == 0:
-        raise TemplateError("a step of 0", where)
-    return range(start, stop, step), max(0, -((start - stop) // step))
+    def read(self, item: object, names: Collection[str]) -> Gen | None:
+        """The item; None where it has a fault."""
+        members = self._members(item, self._where, {*_FIELDS, "dimensions"})
+        if members is None:
+            return None
+        for name in ("key", "url", "dimensions"):
+            if name not in members:
+                self._bad(f"{name} is required", self._where)
+        if ("offset" in members) != ("length" in members):
+            self._bad("offset and length are given together or not at all", self._where)
+        fields = {name: members[name] for name in _FIELDS if name in members}
+        for name, source in fields.items():
+            if not isinstance(source, str):
+                self._bad(f"expected a string (a template), not {json_type(source)}", f"{self._where}.{name}")
+        dimensions = members.get("dimensions", {"": []})
+        if not isinstance(dimensions, dict) or not dimensions:
+            self._bad("expected an object with one dimension or more", f"{self._where}.dimensions")
+            return None
+        count = 1
+        read: dict[str, Sequence[int]] = {}
+        for name, value in dimensions.items():
+            place = f"{self._where}.dimensions.{name}"
+            if name in names:
+                self._bad("a dimension named like a template", place)
+            read[name], size = self._dimension(value, place)
+            count *= size
+        return Gen(self._where, fields, read, count) if self._sound else None
 
+    def _bad(self, rule: str, entry: str) -> None:
+        self._sound = False
+        self._fault(rule, entry)
 
-def _members(value: object, where: str, known: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TemplateError(f"expected an object, not {json_type(value)}", where)
-    unknown = [name for name in value if name not in known]
-    if unknown:
-        raise TemplateError(f"unknown member {unknown[0]!r:.80}", where)
-    return value
+    def _dimension(self, value: object, where: str) -> tuple[Sequence[int], int]:
+        """(values, how many): an array of whole numbers, or start, stop and step as those of range()."""
+        if isinstance(value, list):
+            for number, item in enumerate(value):
+                if type(item) is not int:
+                    self._bad(f"expected a whole number, not {json_type(item)}", f"{where}[{number}]")
+            return value, len(value)
+        bounds = self._members(value, where, {"start", "stop", "step"})
+        if bounds is None:
+            return (), 0
+        if "stop" not in bounds:
+            self._bad("stop is required", where)
+        for name, number in bounds.items():
+            if type(number) is not int:
+                self._bad(f"expected a whole number, not {json_type(number)}", f"{where}.{name}")
+        if bounds.get("step", 1) == 0:
+            self._bad("a step of 0", where)
+        if not self._sound:
+            return (), 0
+        start, stop, step = bounds.get("start", 0), bounds["stop"], bounds.get("step", 1)
+        return range(start, stop, step), max(0, -((start - stop) // step))
+
+    def _members(self, value: object, where: str, known: set[str]) -> dict[str, Any] | None:
+        if not isinstance(value, dict):
+            self._bad(f"expected an object, not {json_type(value)}", where)
+            return None
+        for name in value:
+            if name not in known:
+                self._bad(f"unknown member {name!r:.80}", where)
+        return {name: item for name, item in value.items() if name in known}

@@ -23,7 +23,7 @@ from typing import Any
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import TABLE, Options
 from zarrfs.sources import Plan
-from zarrfs.sources.compilation import Compilation
+from zarrfs.sources.compilation import Compilation, Validation
 from zarrfs.sources.documents import Document, JsonDocument
 from zarrfs.sources.indexcache import IndexCache
 from zarrfs.sources.indexfiles import adopt, plan_index
@@ -84,7 +84,10 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
 def compile_document(document: Document, options: Options) -> Plan:
     """The plan of a document: its index from the cache directory, or compiled now."""
     # whatever changes an index or its warnings
-    said = (options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs))
+    said = (
+        options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs),
+        options.collect,
+    )
     shape = repr((INDEX_VERSION, *said)).encode()
     stamp = document.stamp()
     key = hashlib.sha256(stamp.encode() + shape).hexdigest() if document.settled() else ""
@@ -126,9 +129,10 @@ def _write(document: Document, options: Options, path: str) -> dict[str, str]:
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
     with progress, IndexWriter(path) as writer:
-        compilation = Compilation(document.source, writer, options)
+        compilation = (Validation if options.collect else Compilation)(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
+        notes |= {"validated": "1"} if options.collect else {}
         writer.commit(notes.items())
     return notes
 

@@ -62,10 +62,8 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
         raise compilation.refuse(f"a reference set is a JSON object, not {json_type(head)}")
     entries = _Entries(compilation)
     if "version" in head or "version" in document.members(("version",), APART):
-        try:
-            _Version1(document, entries, compilation).compile()
-        except TemplateError as exc:
-            raise compilation.refuse(exc.rule, exc.entry and shown(exc.entry)) from None
+        compilation.place = "refs"
+        _Version1(document, entries, compilation).compile()
     else:
         urls = _Urls(compilation.writer, None)
         for part in document.slices():
@@ -84,6 +82,7 @@ class _Version1:
     def __init__(self, document: JsonDocument, entries: _Entries, compilation: Compilation) -> None:
         self._document, self._entries, self._compilation = document, entries, compilation
         self._members: dict[str, Any] = {}
+        self._named: dict[str, str] | None = None
         self._made: Templates | None = None
         self._gens: list[Gen] = []
 
@@ -94,25 +93,44 @@ class _Version1:
             refs = values if member else values.get("refs", {})
             if not member:
                 self._take(values)
-            if not isinstance(refs, dict):
-                raise self._compilation.refuse(f"expected an object, not {json_type(refs)}", "refs")
-            self._entries.add(refs.items(), urls)
+            if isinstance(refs, dict):
+                self._entries.add(refs.items(), urls)
+            else:
+                self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
         if "version" not in self._members:  # it was there when we looked: somebody writes to the document
             raise self._compilation.refuse("the document changes while it is read")
         for gen in self._gens:
-            urls = _Urls(self._compilation.writer, None)  # rendered already
-            for batch in self._templates().batches(gen):
-                made: Iterable[Any] = zip(batch.urls, strict=True)
-                if batch.offsets is not None and batch.lengths is not None:
-                    made = zip(batch.urls, batch.offsets, batch.lengths, strict=True)
-                self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
+            try:
+                self._generate(gen)
+            except TemplateError as exc:
+                self._compilation.fault(exc.rule, exc.entry and shown(exc.entry))
+        if self._compilation.thorough:
+            self._check_templates()
+
+    def _generate(self, gen: Gen) -> None:
+        """The entries of one item of gen. Raises TemplateError."""
+        urls = _Urls(self._compilation.writer, None)  # rendered already
+        for batch in self._templates().batches(gen):
+            made: Iterable[Any] = zip(batch.urls, strict=True)
+            if batch.offsets is not None and batch.lengths is not None:
+                made = zip(batch.urls, batch.offsets, batch.lengths, strict=True)
+            self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
+
+    def _check_templates(self) -> None:
+        """Find those that are no templates, used or not."""
+        for name, source in self._sources().items():
+            if "{{" in source:
+                try:
+                    self._templates().check(source)
+                except TemplateError as exc:
+                    self._compilation.fault(exc.rule, shown(f"templates.{name}"))
 
     def _take(self, values: dict[str, Any]) -> None:
         """Check the members of the root, refs apart."""
         compilation = self._compilation
         version = values.get("version", 1)
         if type(version) is not int or version != 1:
-            raise compilation.refuse(
+            compilation.fault(
                 f"must be the number 1, not {json_type(version)} (version 0 has no such member)", "version"
             )
         for name in values:
@@ -124,20 +142,29 @@ class _Version1:
         if "templates" in values:
             self._sources()
         if "gen" in values:
-            self._gens = read_gen(values["gen"], self._sources().keys(), compilation.options.gen_limit)
+            names, limit = self._sources().keys(), compilation.options.gen_limit
+            self._gens = read_gen(
+                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, shown(entry))
+            )
 
     def _sources(self) -> dict[str, str]:
-        """The member templates, wherever in the document it is."""
-        if "templates" not in self._members:
-            self._members["templates"] = {}
-            self._members |= self._document.members(("templates",), APART)
-        sources = self._members["templates"]
-        if not isinstance(sources, dict):
-            raise self._compilation.refuse(f"expected an object, not {json_type(sources)}", "templates")
-        for name, source in sources.items():
-            if not isinstance(source, str):
-                raise TemplateError(f"expected a string, not {json_type(source)}", f"templates.{name}")
-        return sources
+        """The member templates, wherever in the document it is; checked when this is first called."""
+        if self._named is None:
+            if "templates" not in self._members:
+                self._members["templates"] = {}
+                self._members |= self._document.members(("templates",), APART)
+            sources = self._members["templates"]
+            if not isinstance(sources, dict):
+                self._compilation.fault(f"expected an object, not {json_type(sources)}", "templates")
+                sources = {}
+            self._named = {}
+            for name, source in sources.items():
+                if isinstance(source, str):
+                    self._named[name] = source
+                else:
+                    rule = f"expected a string, not {json_type(source)}"
+                    self._compilation.fault(rule, shown(f"templates.{name}"))
+        return self._named
 
     def _templates(self) -> Templates:
         if self._made is None:
@@ -183,6 +210,8 @@ class _Entries:
 
     def add(self, pairs: Pairs, urls: _Urls, gen: str = "") -> None:
         """Add entries; a key that comes again replaces the earlier one. `gen`: the item that made them."""
+        if gen:
+            self._compilation.place = gen
         directories, known = self._directories, urls.known
         rows: list[tuple[int, str, int, int, int]] = []
         for key, value in pairs:
@@ -220,22 +249,25 @@ class _Entries:
         conflict = self._compilation.options.conflict
         gone = "/"  # the directory that was left out last; its own come right behind it
         for key in self._writer.conflicts():
+            entry = self._compilation.entry
             if conflict == "error":
-                raise self._compilation.refuse("a file and a directory (see option conflict)", shown(key))
-            if conflict == "directory":
-                self._compilation.skip(shown(key), "a file and a directory: the directory wins")
+                self._compilation.fault("a file and a directory (see option conflict)", entry(shown(key)))
+            elif conflict == "directory":
+                self._compilation.skip(entry(shown(key)), "a file and a directory: the directory wins")
             elif not key.startswith(gone):
                 gone = f"{key}/"
                 below = self._writer.discard_below(key)
-                self._compilation.skip(shown(gone), f"a file and a directory: the file wins over {below:,} files")
+                rule = f"a file and a directory: the file wins over {below:,} files"
+                self._compilation.skip(entry(shown(gone)), rule)
 
     def _add_one(self, key: str, value: Any, urls: _Urls, gen: str) -> None:
         """Any entry, with all checks."""
-        suffix = f" ({gen})" if gen else ""
+        compilation = self._compilation
+        entry, suffix = compilation.entry(shown(key)), f" ({gen})" if gen and not compilation.thorough else ""
         try:
             key = self._checked(key)
         except _Bad as bad:
-            self._compilation.skip(shown(key), f"{bad}{suffix}")
+            compilation.skip(entry, f"{bad}{suffix}")
             return
         try:
             self._write(key, value, urls, bool(gen))
@@ -245,11 +277,11 @@ class _Entries:
                     self._directories.clear()
                 self._directories[parent] = self._writer.directory_id(parent)
         except _Bad as bad:
-            self._compilation.skip(shown(key), f"{bad}{suffix}")
+            compilation.skip(entry, f"{bad}{suffix}")
             if gen:
                 self._writer.discard(key)
         except TemplateError as exc:
-            raise self._compilation.refuse(f"url {value[0]!r:.80}: {exc.rule}", shown(key)) from None
+            compilation.fault(f"url {value[0]!r:.80}: {exc.rule}", entry)
 
     def _write(self, key: str, value: Any, urls: _Urls, generated: bool) -> None:
         if type(value) is str:

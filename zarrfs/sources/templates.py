@@ -108,6 +108,15 @@ class Templates:
         except Exception as exc:
             raise TemplateError(_reason(exc)) from None
 
+    def check(self, source: str) -> None:
+        """Raise TemplateError where `source` is no template."""
+        try:
+            self.budget.seconds += SECONDS_EACH
+            with self.budget.bounded():
+                self._code(self.parse(source))
+        except Exception as exc:
+            raise TemplateError(_reason(exc)) from None
+
     def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
         """The rendered fields of every combination, in order, one row at a time."""
         for keys, urls, offsets, lengths in self.batches(gen):
