@@ -44,7 +44,10 @@ def write_record(path: Path, table: dict[str, Any] | pa.Table) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(table, dict):
         kinds = {"path": pa.string(), "offset": pa.int64(), "size": pa.int64(), "raw": pa.binary()}
-        table = pa.table({name: pa.array(values, kinds.get(name)) for name, values in table.items()})
+        table = pa.table({
+            name: values if isinstance(values, pa.Array) else pa.array(values, kinds.get(name))
+            for name, values in table.items()
+        })  # fmt: skip
     pq.write_table(table, path)
 
 

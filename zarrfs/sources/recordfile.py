@@ -171,7 +171,7 @@ def _read(data: Buffer, record_size: int, limit: int) -> Any:
     pa.set_memory_pool(pa.system_memory_pool())  # gives memory back; parsing is too rare for another to pay
     try:
         about = pq.read_metadata(pa.BufferReader(data))
-        names = about.schema.to_arrow_schema().names
+        schema = about.schema.to_arrow_schema()
         size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
     except Exception as exc:
         raise ValueError(f"not a Parquet file: {_reason(exc)}") from None
@@ -180,10 +180,10 @@ def _read(data: Buffer, record_size: int, limit: int) -> Any:
     if size + about.num_rows * _ROW_BYTES > limit:
         raise ValueError(f"expands to more than {limit} bytes (-o document_limit=)")
     for name in COLUMNS:
-        if names.count(name) > 1:
+        if schema.names.count(name) > 1:
             raise ValueError(f"two columns {name}")
-    found = [name for name in COLUMNS if name in names]
-    texts = [name for name in ("path", "raw") if name in names]
+    found = [name for name in COLUMNS if name in schema.names]
+    texts = [name for name in found if name in ("path", "raw") and _is_text(schema.field(name).type)]
     try:
         file = pq.ParquetFile(pa.BufferReader(data), metadata=about, read_dictionary=texts)
         table = file.read(found, use_threads=False)

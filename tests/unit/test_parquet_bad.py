@@ -1,0 +1,373 @@
+"""Sets in the Parquet layout that are broken, or far away: one clear error each, and only where it belongs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.servers import S3, Faulty, Nginx
+from tests.store_contract import listed
+from tests.unit.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
+from zarrfs.options import Options
+from zarrfs.sources import Plan, plan_source
+from zarrfs.sources.parquet import ParquetStore
+from zarrfs.sources.recordfile import parse_record
+from zarrfs.stage.check import Report, check
+
+VALUES = {str(number): b"%d" % number for number in range(10)}
+
+
+def make(root: Path) -> Path:
+    """An array of ten chunks in three record files."""
+    return write_set(root, {"a/.zarray": zarray([10], [1])}, {"a": list(VALUES.values())})
+
+
+# -- record files
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _rewrite(**changed: Any) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        table = columns([b"x"] * 4, 4)
+        write_record(path, {name: values for name, values in (table | changed).items() if values is not None})
+
+    return damage
+
+
+def _twice(path: Path) -> None:
+    raw = pa.array([b"x"] * 4)
+    write_record(path, pa.table([raw, raw], names=["raw", "raw"]))
+
+
+def _nested(path: Path) -> None:
+    write_record(path, pa.table({"path": pa.array([{"raw": b"x"}] * 4), "offset": [0] * 4, "size": [0] * 4}))
+
+
+def _a_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _garbage_inside(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4:60] = os.urandom(56)
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "lost": (Path.unlink, "no such file or directory"),
+    "a directory": (lambda path: (path.unlink(), path.mkdir())[1], "is not a regular file"),
+    "a fifo": (_a_fifo, "is not a regular file"),
+    "empty": (lambda path: os.truncate(path, 0), "not a Parquet file"),
+    "cut off": (_cut, "not a Parquet file"),
+    "text": (lambda path: path.write_text("<html>"), "not a Parquet file"),
+    "garbage inside": (_garbage_inside, "a damaged Parquet file"),
+    "too many rows": (_rewrite(**columns([b"x"] * 5, 5)), "5 rows, record_size is 4"),
+    "no columns of use": (
+        _rewrite(path=None, raw=None, more=[1] * 4), "neither a column path nor a column raw",
+    ),
+    "a path without sizes": (_rewrite(size=None), "a column path, but no column size"),
+    "a path without offsets": (_rewrite(offset=None), "a column path, but no column offset"),
+    "numbers as paths": (_rewrite(path=pa.array([1, 2, 3, 4])), "column path: expected text or bytes, not int64"),
+    "dates as bytes": (_rewrite(raw=pa.array([1.5] * 4)), "column raw: expected text or bytes, not double"),
+    "fractions as sizes": (_rewrite(size=pa.array([1.5] * 4)), "column size: expected whole numbers, not double"),
+    "text as offsets": (_rewrite(offset=pa.array(["1"] * 4)), "column offset: expected whole numbers, not string"),
+    "numbered categories": (
+        _rewrite(path=pa.array([1, 2, 3, 4]).dictionary_encode()), "column path: expected text or bytes, not int64",
+    ),
+    "a column twice": (_twice, "two columns raw"),
+    "a nested column": (_nested, "column path: expected text or bytes, not struct"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_broken_record_file_takes_only_its_own_keys_away(name: str, tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+    path = root / "a/refs.1.parq"
+    damage, reason = DAMAGES[name]
+    damage(path)
+    found = chunks_of(root)
+    assert list(found) == list(VALUES)
+    for key in "4567":
+        message = str(found.pop(key))
+        assert message.startswith(f"{path}: ")
+        assert reason in message
+        assert "\n" not in message
+    assert found == {key: value for key, value in VALUES.items() if key not in "4567"}
+
+    async def sizes(store: ParquetStore) -> list[int | None]:
+        return [info.size for info in await listed(store, "a")][1:]
+
+    assert ask(root, sizes) == [1, 1, 1, 1, None, None, None, None, 1, 1]
+
+
+def test_too_few_rows(tmp_path: Path) -> None:
+    """A file that is not padded is fine; rows that are not there are errors."""
+    root = make(tmp_path / "set")
+    write_record(root / "a/refs.2.parq", columns([b"8", b"9"], 2))
+    write_record(root / "a/refs.1.parq", columns([b"4", None], 2))
+    found = chunks_of(root)
+    assert list(found) == [*"0123", *"46789"]
+    assert found["6"] == f"{root}/a/refs.1.parq: row 2: missing: the file has 2 rows"
+    assert (found["4"], found["8"], found["9"]) == (b"4", b"8", b"9")
+
+
+def test_a_failure_is_believed_for_a_while(tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+    (root / "a/refs.1.parq").rename(root / "a/away")
+
+    async def read(store: ParquetStore) -> int:
+        for key in ("a/4", "a/5", "a/4"):
+            with pytest.raises(TargetMissing):
+                await store.get(key)
+        with pytest.raises(TargetMissing):
+            await store.info("a/6")
+        return int(store.stats()["record_files"])
+
+    assert ask(root, read) == 1
+
+
+def test_what_a_record_file_may_expand_to(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([3], [1])}, {"a": [b"x" * 100_000] * 3})
+    assert chunks_of(root)["0"] == b"x" * 100_000
+    found = chunks_of(root, document_limit=50_000)
+    assert "expands to more than 50000 bytes (-o document_limit=)" in str(found["0"])
+    assert "more than 400 bytes (-o document_limit=)" in str(chunks_of(root, document_limit=400)["0"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 10_000))
+def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -> None:
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.table(columns([b"x", None, ["u", 1, 2]], 4)), sink)
+    data = bytearray(sink.getvalue().to_pybytes())
+    data[at % len(data)] = byte
+    with contextlib.suppress(ValueError):
+        record = parse_record(bytes(data[: len(data) - cut % 40]), 4, 1 << 20)
+        assert len(record.sizes(0, 4)) == 4
+        assert len(list(record.all_rows(4))) == 4
+
+
+# -- .zmetadata
+
+DOCUMENTS = {
+    '{"record_size": 4, "metadata": []}': "metadata: expected an object",
+    '{"record_size": 4}': "metadata: missing",
+    '{"record_size": 0, "metadata": {}}': "record_size: expected a whole number from 1 to 2147483647",
+    '{"record_size": -1, "metadata": {}}': "record_size: expected",
+    '{"record_size": 1.5, "metadata": {}}': "record_size: expected",
+    '{"record_size": true, "metadata": {}}': "record_size: expected",
+    '{"record_size": "10", "metadata": {}}': "record_size: expected",
+    '{"record_size": null, "metadata": {}}': "record_size: expected",
+    '{"record_size": 99999999999999999999, "metadata": {}}': "record_size: expected",
+}
+
+
+@pytest.mark.parametrize("text", DOCUMENTS)
+def test_a_broken_document(text: str, tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text(text)
+    with pytest.raises(SourceError) as caught:
+        plan_source(str(tmp_path), Options())
+    assert str(caught.value).startswith(f"{tmp_path}/.zmetadata: {DOCUMENTS[text]}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", '{"metadata": {}}', "[" * 100_000, '"record_size"'])
+def test_what_is_no_set_at_all(text: str, tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text(text)
+    assert plan_source(str(tmp_path), Options()).kind == "zarr"
+    with pytest.raises(SourceError, match="a reference set in a directory has the Parquet layout"):
+        plan_source(str(tmp_path), Options(type="references"))
+
+
+@pytest.mark.parametrize("text", ["", "x", '{"record_size": 4}'])
+def test_a_document_that_breaks_once_it_is_mounted(text: str, tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+
+    async def read(store: ParquetStore) -> None:
+        (root / ".zmetadata").write_text(text)
+        assert (await store.info("")).name == ""
+        with pytest.raises(ReadError, match=r"set/\.zmetadata: "):
+            await store.info("a")
+
+    ask(root, read)
+
+
+ARRAYS: dict[str, tuple[Any, str]] = {
+    "text": ("x", "expected an object"),
+    "no shape": ({"chunks": [1]}, "no shape"),
+    "no chunks": ({"shape": [1]}, "no chunks"),
+    "chunks of nothing": (zarray([1], [0]), "chunks: expected whole numbers, 1 or more"),
+    "a negative shape": (zarray([-1], [1]), "shape: expected whole numbers"),
+    "another rank": (zarray([1, 2], [1]), "shape has 2 dimensions, chunks has 1"),
+    "nested chunks": (zarray([2, 2], [1, 1], dimension_separator="/"), 'has chunk names with ".", not "/"'),
+    "another separator": (zarray([2], [1], dimension_separator="-"), "dimension_separator: expected"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_a_broken_array(name: str, tmp_path: Path) -> None:
+    """Its chunks are errors, never absent: which there are cannot be known."""
+    document, rule = ARRAYS[name]
+    metadata = {"a/.zarray": zarray([1], [1]), "b/.zarray": document, "b/.zattrs": {}, "c/.zgroup": {}}
+    root = write_set(tmp_path / "set", metadata, {"a": [b"fine"], "b": [b"x"]})
+    [warning] = plan_source(str(root), Options()).warnings
+    assert warning.startswith("b/.zarray: ")
+    assert warning.endswith(": the array's chunks cannot be read")
+    assert rule in warning
+    with pytest.raises(SourceError, match=r"set/\.zmetadata: b/\.zarray: "):
+        plan_source(str(root), Options(strict=True))
+
+    async def read(store: ParquetStore) -> Report:
+        assert bytes(await store.get("a/0")) == b"fine"
+        assert json.loads(bytes(await store.get("b/.zarray"))) == document
+        for key in ("b/0", "b/0.0", "b/0/1"):
+            with pytest.raises(ReadError, match=r"set/\.zmetadata: b/\.zarray: "):
+                await store.info(key)
+        for key in ("b/.zgroup", "b/zarr.json", "b/refs.0.parq"):
+            with pytest.raises(Exception, match="no such key"):
+                await store.info(key)
+        listing = store.list_dir("b")
+        assert [(await anext(listing)).name for _ in range(2)] == [".zarray", ".zattrs"]  # type: ignore[arg-type]
+        with pytest.raises(ReadError, match=r"b/\.zarray: "):
+            await anext(listing)  # type: ignore[arg-type]
+        report = Report()
+        await check(store, "", report)
+        return report
+
+    report = ask(root, read)
+    assert [entry for entry, _ in report.problems] == ["b/.zarray"]
+    assert (report.clean, report.ok, report.counts.total()) == (False, 6, 1)
+
+
+def test_keys_of_documents(tmp_path: Path) -> None:
+    bad = ["../x", "a//b", "/x", "x/", "", "a/./b", "x" * 300, "\0", "y/" * 120 + "z", "dir"]
+    metadata = {**{key: {} for key in bad}, "dir/.zgroup": {}, "ok": {}}
+    root = write_set(tmp_path / "set", metadata, {})
+    assert list(tree_of(root)) == [".zmetadata", "dir/.zgroup", "ok"]
+
+    async def problems(store: ParquetStore) -> list[tuple[str, str]]:
+        assert store.problems() == []
+        await store.opened()
+        return store.problems()
+
+    found = ask(root, problems)
+    assert sorted(entry for entry, _ in found) == sorted(bad)
+    warnings = plan_source(str(root), Options()).warnings
+    assert len(warnings) == len(bad)
+    assert all("\n" not in warning for warning in warnings)
+
+
+def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None:
+    """fsspec cannot read such a set; to a Zarr reader absent chunks would be fill values."""
+    root = write_set(tmp_path / "set", {".zarray": zarray([6], [1])}, {"": [b"0", b"1", None, b"3"]})
+    found = tree_of(root)
+    assert list(found) == [".zarray", ".zmetadata", "0", "1", "3", "4", "5"]
+    assert (found["3"], "refs.1.parq: no such file" in str(found["5"])) == (b"3", True)
+
+
+# -- far away
+
+
+def publish(root: Path) -> Path:
+    """A set with a relative target and an absolute one below the document root of a server."""
+    shutil.rmtree(root, ignore_errors=True)
+    metadata = {".zgroup": {}, "a/.zarray": zarray([6], [1]), "g/b/.zarray": zarray([], [])}
+    write_set(root, metadata, {"a": [b"in", ["t.bin", 2, 3], None, ["t.bin"]], "g/b": [b"scalar"]})
+    (root / "t.bin").write_bytes(b"0123456789")
+    return root
+
+
+EXPECTED = {"0": b"in", "1": b"234", "3": b"0123456789"}
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("slash", ["", "/"])
+@pytest.mark.parametrize("kind", [None, "references"])
+def test_over_http(lists: bool, slash: str, kind: str | None, nginx: Nginx) -> None:
+    web = nginx.listing if lists else nginx.plain
+    root = publish(web.root / "remote.parq")
+    url = f"{web.url}/remote.parq"
+    plan = plan_source(url + slash, Options(type=kind))
+    assert (plan.kind, plan.url, plan.origin, plan.base) == ("references", url + slash, url + slash, url + "/")
+    assert (plan.mtime_ns or 0) // 10**9 == (root / ".zmetadata").stat().st_mtime_ns // 10**9
+    found = chunks_of(url + slash, type=kind)
+    for key in "45":
+        assert str(found.pop(key)).startswith(f"{url}/a/refs.1.parq: ")
+    assert found == EXPECTED
+
+
+def test_over_s3(s3: S3, tmp_path: Path) -> None:
+    root = publish(tmp_path / "set")
+    for path in root.rglob("*"):
+        if path.is_file():
+            s3.client.upload_file(str(path), s3.bucket, f"sets/one/{path.relative_to(root)}")
+    found = chunks_of(f"s3://{s3.bucket}/sets/one", storage={"s3": s3.options})
+    for key in "45":
+        assert str(found.pop(key)).startswith(f"s3://{s3.bucket}/sets/one/a/refs.1.parq: ")
+    assert found == EXPECTED
+
+
+def test_in_a_zip_file_on_a_server(nginx: Nginx, tmp_path: Path) -> None:
+    root = publish(tmp_path / "set")
+    shutil.make_archive(str(nginx.plain.root / "set"), "zip", root)
+    base = f"{root}/"
+    found = chunks_of(f"zip://::{nginx.plain.url}/set.zip", base=base, allow=("file",))
+    assert {key: value for key, value in found.items() if key not in "45"} == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [(404, TargetMissing), (403, AccessDenied), (500, ReadError), ("truncate", ReadError), ("html", None)],
+)
+def test_a_record_file_that_cannot_be_fetched(fault: object, kind: Any, faulty: Faulty, tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+    for path in root.rglob("*"):
+        if path.is_file():
+            faulty.put(f"/set/{path.relative_to(root)}", path.read_bytes())
+    faulty.put("/set/a/refs.1.parq", (root / "a/refs.1.parq").read_bytes(), forever=fault)
+    url = f"{faulty.url}/set"
+
+    async def read(store: ParquetStore) -> None:
+        assert bytes(await store.get("a/0")) == b"0"
+        assert bytes(await store.get("a/9")) == b"9"
+        if kind is None:
+            assert bytes(await store.get("a/4")) == b"4"
+            return
+        for key in ("a/4", "a/7"):
+            with pytest.raises(kind, match=r"/set/a/refs\.1\.parq: "):
+                await store.get(key)
+
+    ask(url, read, storage={"http": {}})
+
+
+def test_a_set_from_the_network_reaches_no_local_file(nginx: Nginx, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    root = nginx.plain.root / "evil.parq"
+    shutil.rmtree(root, ignore_errors=True)
+    write_set(root, {"a/.zarray": zarray([2], [1])}, {"a": [[str(secret), 0, 6], [f"file://{secret}"]]})
+    for value in chunks_of(f"{nginx.plain.url}/evil.parq").values():
+        assert "a set from the network reaches no local file" in str(value)
+
+
+def test_a_plan_is_small(tmp_path: Path) -> None:
+    """The metadata of many arrays stays in the set."""
+    metadata = {f"v{number}/.zarray": zarray([1], [1]) for number in range(1000)}
+    plan = plan_source(str(write_set(tmp_path / "set", metadata, {})), Options())
+    assert isinstance(plan, Plan)
+    assert len(repr(plan)) < 2000
