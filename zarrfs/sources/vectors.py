@@ -30,7 +30,6 @@ STEPS_MAX = 1000  # nodes evaluated for one field and block
 PARTS_MAX = 50  # of a text that are not yet put together
 
 _RENDERINGS_MAX = 8  # expressions of a field that are compiled alone; beyond, the field is, as a whole
-_DEPTH_MAX = 10  # templates within each other: jinja's stack holds more than these
 _OBJECT = 64  # bytes of a str besides its characters, and the pointer to it
 _INT64 = np.iinfo(np.int64)
 _LOWEST, _HIGHEST = int(_INT64.min), int(_INT64.max)
@@ -124,7 +123,6 @@ class Evaluator:
     def __init__(self, space: Space, templates: Templates) -> None:
         self._space, self._templates = space, templates
         self._steps = STEPS_MAX
-        self._depth = 0
 
     def value(self, node: nodes.Node, scope: Mapping[str, Value] | None = None) -> Value:
         """What `node` is; names mean what is in `scope` (None: the dimensions), then the named templates."""
@@ -251,13 +249,8 @@ class Evaluator:
         pieces = None if tree is None else expressions(tree)
         if pieces is None:
             raise NotEvaluated
-        self._depth += 1
-        if self._depth > _DEPTH_MAX:
-            raise NotEvaluated
         with self._templates.inside(name):
-            made = self.joined([self.value(piece, values) for piece in pieces])
-        self._depth -= 1
-        return made
+            return self.joined([self.value(piece, values) for piece in pieces])
 
     def _converted(self, source: Text, values: Sequence[Value]) -> Text:
         """source % values, piece by piece: each conversion takes one value."""
