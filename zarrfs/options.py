@@ -224,7 +224,7 @@ class Options:
         "process", "info", words("debug", "info", "warning", "error"), "LEVEL",
         "debug, info, warning or error.",
     )
-    # not an option of users: note every fault of a document and go on, for zarrfs refs validate
+    # not an option of users: note every fault of a document and go on; who asked for them tells them
     collect: bool = False
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)

@@ -196,7 +196,7 @@ def run_on_stores(
     try:
         for source in sources:
             plans.append(plan_source(source, chosen))
-            if chosen.log_level != "error":
+            if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:
                     say(f"warning: {where}{warning}")

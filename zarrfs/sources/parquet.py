@@ -110,6 +110,28 @@ class ParquetStore:
         """(entry, rule) of everything in `.zmetadata` that cannot be used; [] before opened()."""
         return [] if self._set is None else self._set.problems
 
+    async def faults(self) -> AsyncIterator[tuple[str, str]]:
+        """(entry, rule) of everything that cannot be used: in `.zmetadata`, whole record files, and their rows."""
+        found = await self.opened()
+        for problem in found.problems:
+            yield problem
+        for array, grid in found.grids.items():
+            for number, first, last in _extents(grid, found.record_size, 0) if grid is not None else ():
+                where, wanted = _record_key(array, number), last - first
+                try:
+                    record = await self._record(array, number)
+                except ReadError as exc:
+                    yield where, exc.reason
+                    continue
+                if record.rows < wanted:
+                    yield where, f"{record.rows} rows for {wanted} chunks"
+                for row in range(record.rows):
+                    try:
+                        if record.row(row) is not None and row >= wanted:
+                            yield where, f"row {row}: beyond the last chunk"
+                    except ValueError as exc:
+                        yield where, str(exc)
+
     def forbid_device(self, device: int) -> None:
         """As IndexStore.forbid_device."""
         self._targets.forbidden_device = self._place.forbidden_device = device

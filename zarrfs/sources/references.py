@@ -100,10 +100,12 @@ class _Version1:
         if "version" not in self._members:  # it was there when we looked: somebody writes to the document
             raise self._compilation.refuse("the document changes while it is read")
         for gen in self._gens:
+            self._compilation.place = gen.where
             try:
                 self._generate(gen)
             except TemplateError as exc:
                 self._compilation.fault(exc.rule, exc.entry and shown(exc.entry))
+        self._compilation.place = "refs"
         if self._compilation.thorough:
             self._check_templates()
 
@@ -210,8 +212,6 @@ class _Entries:
 
     def add(self, pairs: Pairs, urls: _Urls, gen: str = "") -> None:
         """Add entries; a key that comes again replaces the earlier one. `gen`: the item that made them."""
-        if gen:
-            self._compilation.place = gen
         directories, known = self._directories, urls.known
         rows: list[tuple[int, str, int, int, int]] = []
         for key, value in pairs:

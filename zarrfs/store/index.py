@@ -64,6 +64,12 @@ class IndexStore:
         """(entry, rule) of everything that the compiler left out."""
         return list(self._db.execute("SELECT entry, rule FROM problem"))
 
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """(key, rule) of every row that no reference set can have."""
+        from zarrfs.store.indexcheck import row_faults
+
+        return row_faults(self._db)
+
     def forbid_device(self, device: int) -> None:
         """Let no target lie on the file system `device` (st_dev): the mount that shows this very store."""
         self._targets.forbidden_device = device

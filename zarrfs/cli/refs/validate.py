@@ -1,0 +1,77 @@
+"""zarrfs refs validate: all that is wrong with a reference set."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zarrfs.cli import common, show
+from zarrfs.errors import SourceError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.stage.validate import Fault
+    from zarrfs.store.api import Store
+
+EPILOG = """\b
+Examples:
+  zarrfs refs validate set.json
+  zarrfs refs validate --strict --json combined.parq | jq .errors
+\b
+A line for each fault, with its place in the document, and a count at the end. The exit status is 1 if there are
+errors, with --strict also if there are warnings, else 0. Targets are not looked at: zarrfs check reads them."""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source", metavar="SRC")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@common.source_options("source", "fetch", log_level="warning")
+def validate(source: str, as_json: bool, parsed: Parsed) -> None:
+    """Check the reference set SRC against the specification and the rules of zarrfs; tell all errors."""
+    from zarrfs.stage.validate import Fault, faults, validating
+
+    report = _Report(as_json)
+
+    async def body(store: Store, plan: Plan) -> None:
+        async for fault in faults(store, plan):
+            report.add(fault)
+
+    try:
+        common.run_on_store(source, dataclasses.replace(parsed, options=validating(parsed.options)), body)
+    except SourceError as exc:  # nothing beyond this could be looked at
+        report.add(Fault(exc.entry or "", exc.rule))
+    report.end(source)
+    sys.exit(1 if report.counts[0] or (parsed.options.strict and report.counts[1]) else 0)
+
+
+class _Report:
+    """Tells faults as they come; as JSON, all at the end."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.counts = [0, 0]  # errors, warnings
+        self._kept: tuple[list[dict[str, Any]], list[dict[str, Any]]] | None = ([], []) if as_json else None
+
+    def add(self, fault: Fault) -> None:
+        """Tell one."""
+        self.counts[fault.warning] += 1
+        if self._kept is not None:
+            self._kept[fault.warning].append({"entry": fault.entry, "rule": fault.rule})
+            return
+        line = f"{fault.entry}: {fault.rule}" if fault.entry else fault.rule
+        sys.stdout.write(show.shown(f"warning: {line}" if fault.warning else line) + "\n")
+
+    def end(self, source: str) -> None:
+        """Tell how many."""
+        errors, warnings = self.counts
+        if self._kept is not None:
+            found = {"source": source, "valid": not errors, "errors": self._kept[0], "warnings": self._kept[1]}
+            sys.stdout.write(json.dumps(found) + "\n")
+            return
+        sys.stdout.write(
+            f"{errors:,} error{'' if errors == 1 else 's'}, {warnings:,} warning{'' if warnings == 1 else 's'}\n"
+        )
