@@ -9,7 +9,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -29,6 +29,7 @@ from pyfuse3 import (
 
 from zarrfs.errors import NotFound, ReadError, to_errno
 from zarrfs.fuse.inodes import InodeTable
+from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD, Pusher
 from zarrfs.options import Options
 from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, Store, check_key, join_key, split_key
@@ -41,7 +42,6 @@ SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"
 _XATTR_SIZE = 2048  # fits every file system that `cp -a` or `rsync -X` may carry it to
 _DAY = 86_400.0
-_PIECE = 512  # entries of a directory taken at a time; one name in so many is kept for seekdir
 _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 _BLOCK = 512  # the unit of st_blocks
 
@@ -71,59 +71,6 @@ class OpenFile(NamedTuple):
     key: str
     inode: int
     descriptor: int | None  # of a value that is a file: held, so that it stays one version
-
-
-class DirectoryHandle:
-    """An open directory: a piece of its listing, and names by which it can go back.
-
-    Entries are counted from 0, "." and ".." not among them.
-    """
-
-    def __init__(self, store: Store, key: str) -> None:
-        self.key = key
-        self._store = store
-        self._before = [""]  # [i]: the name before entry number i * _PIECE
-        self._piece: list[Info] = []
-        self._start = 0  # number of the first entry of the piece
-        self._listing: AsyncGenerator[Info, None] | None = None
-
-    async def entries(self, position: int) -> list[Info]:
-        """Some entries from number `position` on; [] at the end. Number 0 lists anew."""
-        if position == 0 or not self._start <= position <= self._start + len(self._piece):
-            await self._seek(position)
-        if position == self._start + len(self._piece):
-            await self._read_on()
-        return self._piece[position - self._start :]
-
-    async def close(self) -> None:
-        """End the listing."""
-        if self._listing is not None:
-            await self._listing.aclose()
-            self._listing = None
-
-    async def _seek(self, position: int) -> None:
-        """Go to the piece of entry number `position`, from the nearest name that is known."""
-        await self.close()
-        if position == 0:
-            del self._before[1:]
-        mark = min(position // _PIECE, len(self._before) - 1)
-        self._start, self._piece = mark * _PIECE, []
-        self._listing = cast(AsyncGenerator[Info, None], self._store.list_dir(self.key, self._before[mark]))
-        await self._read_on()
-        while self._piece and position >= self._start + len(self._piece):
-            await self._read_on()
-
-    async def _read_on(self) -> None:
-        """Make the next _PIECE entries of the listing the piece."""
-        self._start += len(self._piece)
-        self._piece = piece = []
-        if self._listing is not None:
-            async for info in self._listing:
-                piece.append(info)
-                if len(piece) == _PIECE:
-                    if self._start + _PIECE == len(self._before) * _PIECE:
-                        self._before.append(info.name)
-                    return
 
 
 class Operations(pyfuse3.Operations):
@@ -158,6 +105,7 @@ class Operations(pyfuse3.Operations):
         self._negative_timeout = (
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
+        self.background: trio.Nursery | None = None  # for work that no request waits for
         self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
         self._descriptors = store if isinstance(store, DescriptorStore) else None
         self._versions: dict[int, tuple[int, ...]] = {}  # of the pages that the kernel may have, by inode
@@ -245,7 +193,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        handle = DirectoryHandle(self.store, self.inodes.key(inode))
+        handle = DirectoryHandle(self.store, self.inodes.key(inode), self.inodes)
         return self._handle(self._directories, handle)
 
     @handler
@@ -262,17 +210,16 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
                 return
             start_id += 1
-        prefix = directory.key + "/" if directory.key else ""
         while piece := await directory.entries(start_id - 2):
-            for info in piece:
-                text = info.name
-                inode = self.inodes.lookup(prefix + text, info.kind, info.identity)
+            for name, info, inode in piece:
                 entry = self._fill_next(info, inode)
                 start_id += 1
-                name = text.encode("utf-8", "surrogateescape")
                 if not pyfuse3.readdir_reply(token, name, entry, start_id):
-                    self.inodes.forget(inode, 1)
+                    directory.sent(start_id - 3)
+                    if self.background is not None and directory.wants_more:
+                        self.background.start_soon(directory.prepare)
                     return
+            directory.sent(start_id - 2)
 
     @handler
     async def releasedir(self, fh: FileHandleT) -> None:

@@ -97,6 +97,7 @@ async def _main(operations: Operations, store: Store, mountpoint: str, options: 
         async with trio.open_nursery() as nursery:
             await nursery.start(_signals, operations, mountpoint, options)
             nursery.start_soon(_widen, operations, mountpoint, options)
+            operations.background = nursery
             await pyfuse3.main()
             nursery.cancel_scope.cancel()
     finally:

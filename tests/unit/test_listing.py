@@ -1,0 +1,115 @@
+"""Open directories: whatever is asked for in whatever order, the entries are right and lookups are counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pyfuse3
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zarrfs.errors import ReadError
+from zarrfs.fuse import listing
+from zarrfs.fuse.inodes import InodeTable
+from zarrfs.fuse.listing import DirectoryHandle
+from zarrfs.store.api import Info, Kind
+
+
+class Names:
+    """As much of a store as a listing needs."""
+
+    def __init__(self, count: int, fails_after: int | None = None) -> None:
+        self.names = [f"{number:04}" for number in range(count)]
+        self.fails_after = fails_after
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        assert prefix == "d"
+        for number, name in enumerate(self.names):
+            if number == self.fails_after:
+                raise ReadError(name, "gone")
+            if name > after:
+                await trio.lowlevel.checkpoint()
+                yield Info(name, Kind.FILE, number)
+
+
+def known(inodes: InodeTable) -> Counter[str]:
+    """How often the kernel would have to forget each key."""
+    root = int(pyfuse3.ROOT_INODE)
+    return Counter({key: 1 + inodes._more.get(inode, 0) for inode, key in inodes._keys.items() if inode != root})
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("read on"), st.integers(0, 9)),
+        st.tuples(st.just("seek"), st.integers(0, 30)),
+        st.tuples(st.just("prepare"), st.just(0)),
+    ),
+    max_size=20,
+)
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_PIECE", 4)
+
+
+@settings(deadline=None, max_examples=300)
+@given(count=st.integers(0, 25), steps=STEPS)
+def test_any_order(count: int, steps: list[tuple[str, int]]) -> None:
+    async def main() -> None:
+        store, inodes = Names(count), InodeTable()
+        directory = DirectoryHandle(store, "d", inodes)  # type: ignore[arg-type]
+        at, sent = 0, Counter[str]()
+        for step, number in steps:
+            if step == "prepare":
+                await directory.prepare()
+                continue
+            if step == "seek":
+                at = min(number, count)
+            piece = await directory.entries(at)
+            expected = store.names[at : at + len(piece)]
+            assert [entry.info.name for entry in piece] == expected
+            assert [entry.name.decode() for entry in piece] == expected
+            assert bool(piece) == (at < count)
+            taken = piece[:number] if step == "read on" else piece[:2]
+            assert [inodes.key(entry.inode) for entry in taken] == [f"d/{name}" for name in expected[: len(taken)]]
+            at += len(taken)
+            directory.sent(at)
+            sent.update(f"d/{entry.info.name}" for entry in taken)
+        await directory.close()
+        assert known(inodes) == sent
+
+    trio.run(main)
+
+
+def test_a_failure_while_preparing_is_told_to_who_asks() -> None:
+    async def main() -> None:
+        inodes = InodeTable()
+        directory = DirectoryHandle(Names(20, fails_after=6), "d", inodes)  # type: ignore[arg-type]
+        assert len(await directory.entries(0)) == 4
+        directory.sent(4)
+        await directory.prepare()
+        with pytest.raises(ReadError):
+            await directory.entries(4)
+        await directory.close()
+
+    trio.run(main)
+
+
+def test_preparing_and_asking_at_the_same_time() -> None:
+    async def main() -> None:
+        inodes = InodeTable()
+        directory, names = DirectoryHandle(Names(50), "d", inodes), []  # type: ignore[arg-type]
+        async with trio.open_nursery() as nursery:
+            while piece := await directory.entries(len(names)):
+                names += [entry.info.name for entry in piece]
+                directory.sent(len(names))
+                nursery.start_soon(directory.prepare)
+        assert names == [f"{number:04}" for number in range(50)]
+        await directory.close()
+        assert set(known(inodes).values()) == {1}
+
+    trio.run(main)
