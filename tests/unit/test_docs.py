@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +41,17 @@ def test_man_page_names_every_command(writer: ModuleType) -> None:
     from zarrfs.cli import COMMANDS
 
     assert [text.split()[0] for text in writer.COMMANDS] == list(COMMANDS)
+
+
+def test_man_page_of_refs_names_every_command_and_option(writer: ModuleType) -> None:
+    from zarrfs.cli.refs import COMMANDS, refs
+
+    by_name = {text.split()[0]: text for text in writer.REFS}
+    assert sorted(by_name) == sorted(COMMANDS)
+    shared = {f"--{name.replace('_', '-')}" for name in writer.TABLE} | {"--option", "--verbose", "--quiet", "--debug"}
+    for name, text in by_name.items():
+        command = refs.get_command(click.Context(refs), name)
+        assert command is not None
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not shared & set(parameter.opts):
+                assert any(option in text for option in parameter.opts), f"{name}: {parameter.opts}"
