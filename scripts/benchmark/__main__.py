@@ -7,9 +7,14 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import measures
+import sets
 from data import Data
-from measures import MEASURES, Result
+from measures import Result
+
+SUITES = {"basics": measures.MEASURES, "references": sets.MEASURES}
 
 HEADER = f"{'what':44} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
@@ -40,31 +45,39 @@ def row(result: Result) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description="Measure zarrfs beside its peers.")
+    parser.add_argument("suite", nargs="?", default="basics", choices=SUITES, help="what is measured (default basics)")
     parser.add_argument("--check", action="store_true", help="exit with status 1 when a limit is missed")
-    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(MEASURES)}")
+    parser.add_argument("--only", metavar="NAMES", help="some of the suite")
+    parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", 100_000, "N", "references of the large set"),
-        ("--size", 512, "MIB", "size of the large file"),
+        ("--entries", None, "N", "references of the set (default 100,000; references: a million)"),
+        ("--size", 512, "MIB", "basics: size of the large file (default 512)"),
+        ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
+        ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
-        about = f"{meaning} (default {usual})"
-        parser.add_argument(flag, type=int, default=usual, metavar=metavar, help=about)
+        parser.add_argument(flag, type=int, default=usual, metavar=metavar, help=meaning)
     chosen = parser.parse_args()
-    chosen.names = chosen.only.split(",") if chosen.only else list(MEASURES)
-    unknown = [name for name in chosen.names if name not in MEASURES]
+    available = SUITES[chosen.suite]
+    chosen.names = chosen.only.split(",") if chosen.only else list(available)
+    unknown = [name for name in chosen.names if name not in available]
     if unknown:
-        parser.error(f"--only: no {', '.join(unknown)}; there are {', '.join(MEASURES)}")
+        parser.error(f"--only: no {', '.join(unknown)}; there are {', '.join(available)}")
     return chosen
 
 
 def main() -> int:
     chosen = arguments()
     missed = 0
-    with tempfile.TemporaryDirectory(prefix="zarrfs-bench-") as directory:
-        data = Data(Path(directory), chosen.entries, chosen.size << 20)
+    with tempfile.TemporaryDirectory(prefix="zarrfs-bench-", dir=chosen.directory) as directory:
+        data: Any
+        if chosen.suite == "basics":
+            data = Data(Path(directory), chosen.entries or 100_000, chosen.size << 20)
+        else:
+            data = sets.Sets(Path(directory), chosen.entries or 1_000_000, chosen.large, chosen.parquet)
         print(f"{chosen.rounds} rounds, interleaved; median [min .. max]\n\n{HEADER}", flush=True)
         for name in chosen.names:
-            for result in MEASURES[name](data, chosen.rounds):
+            for result in SUITES[chosen.suite][name](data, chosen.rounds):
                 print(row(result), flush=True)
                 missed += result.missed
     if missed:

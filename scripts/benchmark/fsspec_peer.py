@@ -1,11 +1,15 @@
 """fsspec on a reference set.
 
-    fsspec_peer.py load DOCUMENT                load and list it; print the seconds that took, imports aside
+    fsspec_peer.py load DOCUMENT                load and list it; print the seconds that took, imports aside,
+                                                and the memory that the process then has had (bytes)
+    fsspec_peer.py gen DOCUMENT                 the same, with its gen expanded
     fsspec_peer.py mount DOCUMENT MOUNTPOINT    fsspec.fuse, single-threaded, which is what it recommends
 """
 
 from __future__ import annotations
 
+import json
+import resource
 import sys
 import time
 from typing import Any
@@ -33,10 +37,12 @@ def main() -> None:
 
     what, document, *rest = sys.argv[1:]
     began = time.perf_counter()
-    fs = fsspec.filesystem("reference", fo=document)
-    if what == "load":
+    fs = fsspec.filesystem("reference", fo=document, simple_templates=what != "gen")
+    if what in ("load", "gen"):
         fs.ls("", detail=False)
-        print(time.perf_counter() - began)
+        took = time.perf_counter() - began
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps({"seconds": took, "memory": memory}))
     else:
         from fsspec.fuse import run
 

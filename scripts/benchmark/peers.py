@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
 from data import PIECE, Data, keys
 
@@ -25,8 +26,14 @@ class Unavailable(Exception):
     """A peer that cannot run here."""
 
 
+class Run(Protocol):
+    """What has a directory for mount points."""
+
+    directory: Path
+
+
 @contextlib.contextmanager
-def place(data: Data) -> Iterator[Path]:
+def place(data: Run) -> Iterator[Path]:
     """An empty directory to mount on."""
     directory = Path(tempfile.mkdtemp(prefix="mnt-", dir=data.directory))
     try:
@@ -93,7 +100,7 @@ def noop(shape: list[str], data: Data) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fsspec_fuse(document: Path, data: Data) -> Iterator[Path]:
+def fsspec_fuse(document: Path, data: Run) -> Iterator[Path]:
     """fsspec.fuse on a reference set."""
     env = {"PYTHONPATH": os.environ.get("ZARRFS_BENCH_PEERS", "")}
     with place(data) as mountpoint:
@@ -139,8 +146,12 @@ def _raise_read_ahead(mountpoint: Path) -> None:
 
 
 def read_requests(mountpoint: Path, data: Data) -> int:
-    """How many read requests a zarrfs mount has answered: it logs its counters on SIGUSR1."""
-    log = data.directory / "index" / "log"
+    """How many read requests a zarrfs mount has answered."""
+    return int(counters(mountpoint, data.directory / "index" / "log", "read")["read"])
+
+
+def counters(mountpoint: Path, log: Path, name: str) -> dict[str, Any]:
+    """The counters among which `name` is: a daemon logs them on SIGUSR1."""
     before = log.stat().st_size if log.exists() else 0
     os.kill(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"], signal.SIGUSR1)
     deadline = time.monotonic() + 5
@@ -148,10 +159,10 @@ def read_requests(mountpoint: Path, data: Data) -> int:
         with open(log) as file:
             file.seek(before)
             for line in file:
-                if '"read": ' in line and line.endswith("\n"):
-                    return int(json.loads(line[line.index("{") :])["read"])
+                if f'"{name}": ' in line and line.endswith("\n"):
+                    return dict(json.loads(line[line.index("{") :]))
         time.sleep(0.01)
-    raise Unavailable("the daemon logs no counters")
+    raise Unavailable(f"the daemon logs no counter {name}")
 
 
 def new_index(data: Data) -> Path:

@@ -104,7 +104,6 @@ class DirectoryHandle:
         for entry in self._piece[max(self._sent - self._start, 0) :]:
             self._inodes.forget(entry.inode, 1)
         self._start += len(self._piece)
-        self._sent = max(self._sent, self._start)
         prepared, self._prepared = self._prepared, None
         self._piece = []
         if isinstance(prepared, Exception):

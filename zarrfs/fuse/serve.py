@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pyfuse3
 import trio
@@ -133,8 +134,9 @@ async def _signals(
             if number == signal.SIGHUP:
                 logs.reopen()
             elif number == signal.SIGUSR1:
+                stats: Callable[[], dict[str, Any]] = getattr(operations.store, "stats", dict)  # where a store counts
                 log.info("inodes %d, open %d, %s", len(operations.inodes), operations.open_handles,
-                         json.dumps(operations.counters))  # fmt: skip
+                         json.dumps({**operations.counters, **stats()}))  # fmt: skip
             else:
                 await _stop(mountpoint, options)
 

@@ -158,6 +158,10 @@ class IndexStore:
             self._usage = await trio.to_thread.run_sync(self._count)
         return self._usage
 
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return self._targets.stats()
+
     async def aclose(self) -> None:
         self._db.close()
         await self._targets.aclose()

@@ -1,0 +1,247 @@
+"""Large reference sets: `scripts/bench references`. The limits are those that docs/large-sets.md promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import parquet_set
+import peers
+from measures import Result, interleaved, seconds
+
+MB = 1e6
+SIZE = 40_000  # bytes of each chunk, which nobody reads
+GENERATED = 1_000  # combinations that fsspec expands: it needs most of a second for them
+
+
+class Sets:
+    """The documents of one run, each written when it is first asked for."""
+
+    def __init__(self, directory: Path, entries: int, large: int, parquet: int) -> None:
+        self.directory, self.entries, self.large, self.parquet = directory, entries, large, parquet
+        self.kept = directory / "kept"
+        self.kept.mkdir()
+
+    def document(self, entries: int) -> Path:
+        """A set of version 1 with one array of `entries` chunks, as kerchunk writes them."""
+        path = self.directory / f"{entries}.json"
+        if not path.exists():
+            with open(path, "w") as file:
+                file.write('{"version": 1, "refs": {".zgroup": "{\\"zarr_format\\":2}"')
+                for first in range(0, entries, 100):
+                    a, b = divmod(first // 100, 100)
+                    url = f"s3://bucket/data/file-{a // 10:05d}.nc"
+                    at = (a % 10 * 100 + b) * 100 * SIZE + 4096
+                    file.write("".join(f', "v/{a}.{b}.{c}": ["{url}", {at + c * SIZE}, {SIZE}]' for c in range(100)))
+                file.write("}}")
+            time.sleep(2.5)  # a document of that age is known again by its times
+        return path
+
+    def generated(self, entries: int) -> Path:
+        """A set that is one item of gen."""
+        path = self.directory / f"gen{entries}.json"
+        item = {
+            "key": "v/{{i}}.{{j}}.{{k}}", "url": "s3://{{u}}/file-{{ '%05d' | format(i) }}.nc",
+            "offset": "{{ (j * 10 + k) * 40000 + 4096 }}", "length": "40000",
+            "dimensions": {"i": {"stop": entries // 100}, "j": {"stop": 10}, "k": {"stop": 10}},
+        }  # fmt: skip
+        path.write_text(json.dumps({"version": 1, "templates": {"u": "bucket/data"}, "gen": [item]}))
+        return path
+
+    def parquet_set(self) -> Path:
+        """A set in the Parquet layout, beside which its targets lie."""
+        path = self.directory / "parquet"
+        if not path.exists():
+            parquet_set.make(path, self.parquet)
+        return path
+
+
+# -- figures of processes
+
+
+def fsspec(what: str, document: Path) -> dict[str, float]:
+    """What fsspec_peer.py tells."""
+    command = [sys.executable, peers.HERE / "fsspec_peer.py", what, document]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+class Mounted:
+    """A zarrfs mount: how long it took, and what its daemon uses."""
+
+    def __init__(self, sets: Sets, source: Path, index: Path) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="mnt-", dir=sets.directory))
+        self._log = index / "log"
+        self.took = seconds(peers.zarrfs_command(source, self.root, index))
+        self.pid = int(json.loads(os.getxattr(self.root, "user.zarrfs.mount"))["pid"])
+
+    def __enter__(self) -> Mounted:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        subprocess.run([peers.ZARRFS, "umount", self.root], check=True)
+        self.root.rmdir()
+
+    def memory(self, which: str = "VmRSS") -> float:
+        """Bytes of the daemon: VmRSS now, VmHWM at most."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith(which):
+                return float(line.split()[1]) * 1024
+        raise RuntimeError(f"no {which}")
+
+    def counter(self, name: str) -> float:
+        """A counter that the daemon logs."""
+        return float(peers.counters(self.root, self._log, name)[name])
+
+
+def fresh(sets: Sets) -> Path:
+    """A directory without any index."""
+    return Path(tempfile.mkdtemp(prefix="cold-", dir=sets.directory))
+
+
+# -- measures
+
+
+def measure_first(sets: Sets, rounds: int) -> Iterator[Result]:
+    """The first mount of a large set, beside fsspec loading and listing it."""
+    document, memory = sets.document(sets.entries), {"zarrfs": [], "fsspec": []}  # type: dict[str, list[float]]
+
+    def ours() -> float:
+        index = fresh(sets)
+        with Mounted(sets, document, index) as mount:
+            memory["zarrfs"].append(mount.memory("VmHWM"))
+            took = mount.took
+        # the child that compiles, at its largest, and the daemon: they are never there at the same time
+        compile_ = [str(peers.ZARRFS), "index", str(document), "--index-dir", str(fresh(sets))]
+        memory["zarrfs"][-1] = max(memory["zarrfs"][-1], peak(compile_))
+        shutil.rmtree(index)
+        return took
+
+    def theirs() -> float:
+        found = fsspec("load", document)
+        memory["fsspec"].append(found["memory"])
+        return found["seconds"]
+
+    samples = interleaved(rounds, {"zarrfs": ours, "fsspec": theirs})
+    what = f"first mount of {sets.entries:,}"
+    against = "fsspec load + list, imports aside"
+    yield Result(what, "s", samples["zarrfs"], against, samples["fsspec"], 1.2, at_most=True)
+    ours_mb, theirs_mb = ([value / MB for value in memory[name]] for name in ("zarrfs", "fsspec"))
+    yield Result(f"{what}, memory", "MB", ours_mb, "fsspec", theirs_mb, 0.5, at_most=True)
+
+
+def peak(command: list[str]) -> float:
+    """Bytes of the largest process that `command` is or starts."""
+    code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+    code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    done = subprocess.run([sys.executable, "-c", code, *command], check=True, capture_output=True, text=True)
+    return float(done.stdout) * 1024
+
+
+def measure_later(sets: Sets, rounds: int) -> Iterator[Result]:
+    """A later mount, which finds the index."""
+    for entries in (sets.entries, sets.large):
+        document = sets.document(entries)
+        subprocess.run(
+            [peers.ZARRFS, "index", document, "--index-dir", sets.kept], check=True, stdout=subprocess.DEVNULL
+        )
+        memory: list[float] = []
+
+        def sample(document: Path = document, memory: list[float] = memory) -> float:
+            with Mounted(sets, document, sets.kept) as mount:
+                memory.append(mount.memory("VmHWM") / MB)
+                return mount.took
+
+        what = f"later mount of {entries:,}"
+        yield Result(what, "s", [sample() for _ in range(rounds + 2)], limit=0.3, at_most=True)
+        yield Result(f"{what}, memory", "MB", memory, limit=120, at_most=True)
+
+
+def measure_gen(sets: Sets, rounds: int) -> Iterator[Result]:
+    """Expanding gen: to a finished index, beside fsspec with simple_templates=False; per entry."""
+    few, many = sets.generated(GENERATED), sets.generated(sets.entries)
+
+    def ours() -> float:
+        return seconds([peers.ZARRFS, "index", many, "--index-dir", fresh(sets)]) / sets.entries * 1e6
+
+    samples = interleaved(
+        rounds, {"zarrfs": ours, "fsspec": lambda: fsspec("gen", few)["seconds"] / GENERATED * 1e6}
+    )
+    what, against = f"gen, {sets.entries:,} entries", f"fsspec, {GENERATED:,} entries"
+    speed = [[1 / value for value in samples[name]] for name in ("zarrfs", "fsspec")]
+    yield Result(what, "entries/µs", speed[0], against, speed[1], 50)
+
+
+def measure_find(sets: Sets, rounds: int) -> Iterator[Result]:
+    """`find` over a fresh mount, and the daemon's memory."""
+    document = sets.document(sets.entries)
+    memory: list[float] = []
+    after: list[float] = []
+
+    def ours() -> float:
+        with Mounted(sets, document, sets.kept) as mount:
+            took = seconds(["find", mount.root])
+            memory.append(mount.memory() / MB)
+            if os.geteuid() == 0:
+                Path("/proc/sys/vm/drop_caches").write_text("2")
+                time.sleep(2)
+                after.append(mount.memory() / MB)
+            return sets.entries / took
+
+    def theirs() -> float:
+        with peers.fsspec_fuse(document, sets) as mountpoint:
+            return sets.entries / seconds(["find", mountpoint])
+
+    samples = interleaved(rounds, {"zarrfs": ours, "fsspec.fuse": theirs})
+    what = f"find over {sets.entries:,}"
+    if samples["fsspec.fuse"]:
+        yield Result(what, "entries/s", samples["zarrfs"], "fsspec.fuse, patched", samples["fsspec.fuse"], 5)
+    yield Result(f"{what}, memory then", "MB", memory, limit=500, at_most=True)
+    if after:
+        yield Result(f"{what}, memory after drop_caches", "MB", after, "then", memory, 0.6, at_most=True)
+
+
+def measure_parquet(sets: Sets, rounds: int) -> Iterator[Result]:
+    """A set in the Parquet layout: until it is mounted, and until the first bytes of a random chunk."""
+    source = sets.parquet_set()
+    side = json.loads((source / ".zmetadata").read_text())["metadata"]["v0/.zarray"]["shape"][0]
+    first: list[float] = []
+    files: list[float] = []
+    memory: list[float] = []
+
+    def sample() -> float:
+        with Mounted(sets, source, sets.kept) as mount:
+            chance = random.Random(len(files))
+            for _ in range(20):
+                name = f"v{chance.randrange(4)}/{chance.randrange(side)}.{chance.randrange(side)}"
+                before = mount.counter("record_files")
+                began = time.perf_counter()
+                (mount.root / name).read_bytes()
+                first.append(time.perf_counter() - began)
+                files.append(mount.counter("record_files") - before)
+            memory.append(mount.memory("VmHWM") / MB)
+            return mount.took
+
+    took = [sample() for _ in range(rounds)]
+    what = f"Parquet set of {sets.parquet:,}"
+    yield Result(f"mount of a {what}", "s", took, limit=1, at_most=True)
+    yield Result(f"{what}, a random chunk", "s", first)
+    yield Result(f"{what}, record files for it", "", [max(files)], limit=2, at_most=True)
+    yield Result(f"{what}, memory", "MB", memory)
+
+
+MEASURES: dict[str, Callable[[Any, int], Iterator[Result]]] = {
+    "first": measure_first,
+    "later": measure_later,
+    "gen": measure_gen,
+    "find": measure_find,
+    "parquet": measure_parquet,
+}
