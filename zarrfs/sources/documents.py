@@ -50,6 +50,7 @@ class Document:
     base: str
     mtime_ns: int | None
     origin: str = ""  # as Plan.origin
+    version: str = ""  # stamp() of one that was fetched
 
     @property
     def size(self) -> int:
@@ -63,17 +64,17 @@ class Document:
         return io.BufferedReader(_Positioned(self.data), _PIECE)
 
     def stamp(self) -> str:
-        """What names this version of a local file, as stat(2) shows it; "" of what has no such name."""
-        if isinstance(self.data, bytes):
-            return ""
+        """What names this version: of a local file what stat(2) shows of it; "" where there is no such name."""
+        if self.origin or isinstance(self.data, bytes):
+            return self.version
         status = os.fstat(self.data)
         parts = (self.source, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
     def settled(self) -> bool:
         """Whether the next change will show in stamp(): two within one tick of the clock have the same times."""
-        if isinstance(self.data, bytes):
-            return False
+        if self.origin or isinstance(self.data, bytes):
+            return bool(self.version)
         status = os.fstat(self.data)
         return time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
 

@@ -70,31 +70,31 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
 
 def fetch_remote(url: str, options: Options) -> Document | Plan:
     """Fetch a document behind an fsspec URL, or plan the Zarr store that it turns out to be."""
-    from zarrfs.sources.zarrstore import plan_remote, read_document
+    from zarrfs.sources.fetching import read_document
+    from zarrfs.sources.zarrstore import plan_remote
     from zarrfs.transfer.urls import without_secrets
 
-    found = None if options.type == "zarr" else read_document(url, options)
+    cache = IndexCache(options)
+    found = None
+    if options.type != "zarr":
+        directory = cache.directory if os.path.isdir(cache.directory) else None
+        found = read_document(url, options, directory, lambda stamp: cache.recall(_key(stamp, options)) is not None)
     if found is None:
         return plan_remote(url, options)
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
-    return Document(shown, found[0], url.rpartition("/")[0] + "/", found[1], origin)
+    data = b"" if found.data is None else found.data  # known: nobody will ask
+    return Document(shown, data, url.rpartition("/")[0] + "/", found.mtime_ns, origin, found.stamp)
 
 
 def compile_document(document: Document, options: Options) -> Plan:
     """The plan of a document: its index from the cache directory, or compiled now."""
-    # whatever changes an index or its warnings
-    said = (
-        options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs),
-        options.collect,
-    )
-    shape = repr((INDEX_VERSION, *said)).encode()
     stamp = document.stamp()
-    key = hashlib.sha256(stamp.encode() + shape).hexdigest() if document.settled() else ""
+    key = _key(stamp, options) if document.settled() else ""
     cache = IndexCache(options)
     found = cache.recall(key) if key else None
     if found is None:
-        digest = hashlib.sha256(document.digest() + shape).hexdigest()
+        digest = hashlib.sha256(document.digest() + _shape(options)).hexdigest()
         found = cache.find(digest) or _compile(document, options, cache, digest)
         if document.stamp() != stamp:
             raise SourceError(document.source, "changes while it is read")
@@ -106,6 +106,20 @@ def compile_document(document: Document, options: Options) -> Plan:
         base=base if protocols(base) else document.base, mtime_ns=document.mtime_ns,
         warnings=tuple(json.loads(notes["warnings"])),
     )  # fmt: skip
+
+
+def _shape(options: Options) -> bytes:
+    """Whatever changes an index or its warnings."""
+    said = (
+        options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs),
+        options.collect,
+    )  # fmt: skip
+    return repr((INDEX_VERSION, *said)).encode()
+
+
+def _key(stamp: str, options: Options) -> str:
+    """What an index is remembered by."""
+    return hashlib.sha256(stamp.encode() + _shape(options)).hexdigest()
 
 
 def _compile(

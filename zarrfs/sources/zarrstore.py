@@ -1,32 +1,26 @@
-"""Zarr stores as sources: directories, and URLs of any fsspec file system; plus fetching documents by URL."""
+"""Zarr stores as sources: directories, and URLs of any fsspec file system."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
+from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.options import Options
-from zarrfs.sources.compressed import is_compressed
+from zarrfs.sources.fetching import head, run
 from zarrfs.sources.parquetset import DOCUMENT, check_package, is_parquet_layout, read_set
-from zarrfs.store.indexfile import MAGIC
 from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
-    import outcome
-
     from zarrfs.sources import Plan
     from zarrfs.store.api import Store
     from zarrfs.transfer.answers import Entry
     from zarrfs.transfer.remote import RemoteFiles
     from zarrfs.transfer.systems import System
 
-T = TypeVar("T")
-
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: metadata is shown, chunks are there by name only"
-_PEEK = 4096  # bytes that tell what a file is
 _ZIP_MAGIC = b"PK\x03\x04"
 
 
@@ -57,16 +51,7 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
 
 def plan_remote(url: str, options: Options) -> Plan:
     """Plan the store at `url`: is it there, and does its server list? SourceError where it is not."""
-    return _run(url, options, _plan_remote)
-
-
-def read_document(url: str, options: Options) -> tuple[bytes, int | None] | None:
-    """(document at `url`, its mtime in ns where the server tells); None: a store, or nothing that is a document.
-
-    A document is a file whose name ends in ".json" or whose first character is "{" or "[", or a compressed
-    file. SourceError where the server cannot be reached.
-    """
-    return _run(url, options, _read_document)
+    return run(url, options, _plan_remote)
 
 
 def open_remote(plan: Plan, options: Options) -> Store:
@@ -77,56 +62,6 @@ def open_remote(plan: Plan, options: Options) -> Store:
     assert plan.url is not None
     store = FsspecStore(plan.url, options)
     return UnlistedStore(store, plan.lists) if _is_web(plan.url) or not plan.lists else store
-
-
-def _run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
-    """`function` on a trio loop of its own, its failures as SourceError."""
-    import trio
-
-    async def main() -> T:
-        from zarrfs.transfer.remote import RemoteFiles
-
-        files = RemoteFiles(options)
-        try:
-            return await function(files, url, options)
-        except ReadError as exc:
-            raise SourceError(urls.without_secrets(url), exc.reason) from exc
-        finally:
-            with trio.CancelScope(shield=True):
-                await files.aclose()
-
-    if not trio.lowlevel.in_trio_run():
-        return trio.run(main)
-    # A caller on trio gets its answer the same way, from a loop in another thread.
-    import threading
-
-    import outcome
-
-    results: list[outcome.Outcome[T]] = []
-    thread = threading.Thread(target=lambda: results.append(outcome.capture(trio.run, main)))
-    thread.start()
-    thread.join()
-    return results[0].unwrap()
-
-
-async def _read_document(files: RemoteFiles, url: str, options: Options) -> tuple[bytes, int | None] | None:
-    if url.partition("?")[0].endswith("/"):
-        return None
-    system, path = await files.find(url)
-    try:
-        entry = await files.stat_at(system, path)
-    except (TargetMissing, AccessDenied, NotADirectoryError):
-        return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
-    if entry.directory:
-        return None
-    doubtful = options.type is None or (options.type == "references" and entry.html)
-    if doubtful and not _name(url).endswith(".json"):
-        if entry.html and options.type is None:
-            return None
-        head = await _head(files, system, path)
-        if head.lstrip()[:1] not in (b"{", b"[") and not is_compressed(head) and not head.startswith(MAGIC):
-            return None
-    return await files.read_all_at(system, path), entry.mtime_ns
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
@@ -213,17 +148,9 @@ async def _root_document(
 
 async def _is_zip(files: RemoteFiles, system: System, path: str) -> bool:
     try:
-        return (await _head(files, system, path)).startswith(_ZIP_MAGIC)
+        return (await head(files, system, path)).startswith(_ZIP_MAGIC)
     except (TargetMissing, AccessDenied):
         return False
-
-
-async def _head(files: RemoteFiles, system: System, path: str) -> bytes:
-    return bytes((await files.attempts(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
-
-
-def _name(url: str) -> str:
-    return urls.links(url)[0].partition("?")[0].rpartition("/")[2].lower()
 
 
 def _is_web(url: str) -> bool:

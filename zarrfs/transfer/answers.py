@@ -25,6 +25,7 @@ class Fetched(NamedTuple):
     data: Buffer
     tag: str | None = None
     total: int | None = None  # size of the value where it is known
+    ranged: bool = True  # whether the server sent but the bytes that it was asked for
 
 
 def too_large(where: str, limit: int) -> ReadError:

@@ -71,7 +71,7 @@ async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None
     data, seen = await _body(response, start, want)
     if stop is None and len(data) > limit:
         raise too_large(without_secrets(url), limit)
-    return Fetched(data, tag, total if len(data) == want else seen)
+    return Fetched(data, tag, total if len(data) == want else seen, ranged=False)
 
 
 async def _body(response: Any, skip: int, want: int) -> tuple[bytearray, int]:

@@ -200,7 +200,7 @@ class RemoteFiles:
             pin = self._pins.setdefault((id(system), path), (found.tag, found.total))
             if len(self._pins) > _PINS:
                 self._pins.popitem(last=False)
-        if any(a != b and None not in (a, b) for a, b in zip(pin, found[1:], strict=True)):
+        if any(a != b and None not in (a, b) for a, b in zip(pin, found[1:3], strict=True)):
             raise TargetChanged(system.shown(path), "has changed since it was first read")
 
 

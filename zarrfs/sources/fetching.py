@@ -1,0 +1,144 @@
+"""Documents behind URLs: told from stores, and fetched without being held in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import tempfile
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
+from zarrfs.options import Options
+from zarrfs.sources.compressed import is_compressed
+from zarrfs.store.indexfile import MAGIC
+from zarrfs.transfer import urls
+from zarrfs.transfer.answers import Entry, too_large
+
+if TYPE_CHECKING:  # importing these takes longer than all the rest
+    import outcome
+
+    from zarrfs.transfer.remote import RemoteFiles
+    from zarrfs.transfer.systems import System
+
+T = TypeVar("T")
+
+_PEEK = 4096  # bytes that tell what a file is
+_STEP = 32 << 20  # bytes fetched at a time; smaller documents are fetched whole
+_MEMORY = 64 << 20  # bytes kept and in flight while a document is fetched
+
+
+class FetchedDocument(NamedTuple):
+    """A document behind a URL."""
+
+    data: bytes | int | None  # or the descriptor of a file that has no name; None: not fetched, as it is known
+    mtime_ns: int | None  # where the server tells
+    stamp: str = ""  # what names this version; "" where nothing does
+
+
+def read_document(
+    url: str, options: Options, directory: str | None = None, known: Callable[[str], bool] = lambda stamp: False
+) -> FetchedDocument | None:
+    """The document at `url`; None: a store, or nothing that is a document. SourceError where it cannot be had.
+
+    A document is a file whose name ends in ".json", whose first character is "{" or "[", an index or a compressed
+    file. A large one goes to a file in `directory` (None: the system's). What is `known` by its stamp stays there.
+    """
+
+    async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
+        return await _read_document(files, url, options, directory, known)
+
+    small = dataclasses.replace(options, memory_limit=min(options.memory_limit, _MEMORY))
+    return run(url, small, read)
+
+
+def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
+    """`function` on a trio loop of its own, its failures as SourceError."""
+    import trio
+
+    async def main() -> T:
+        from zarrfs.transfer.remote import RemoteFiles
+
+        files = RemoteFiles(options)
+        try:
+            return await function(files, url, options)
+        except ReadError as exc:
+            raise SourceError(urls.without_secrets(url), exc.reason) from exc
+        finally:
+            with trio.CancelScope(shield=True):
+                await files.aclose()
+
+    if not trio.lowlevel.in_trio_run():
+        return trio.run(main)
+    # A caller on trio gets its answer the same way, from a loop in another thread.
+    import threading
+
+    import outcome
+
+    results: list[outcome.Outcome[T]] = []
+    thread = threading.Thread(target=lambda: results.append(outcome.capture(trio.run, main)))
+    thread.start()
+    thread.join()
+    return results[0].unwrap()
+
+
+async def head(files: RemoteFiles, system: System, path: str) -> bytes:
+    """The first bytes of a file."""
+    return bytes((await files.attempts(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
+
+
+async def _read_document(
+    files: RemoteFiles, url: str, options: Options, directory: str | None, known: Callable[[str], bool]
+) -> FetchedDocument | None:
+    if url.partition("?")[0].endswith("/"):
+        return None
+    system, path = await files.find(url)
+    try:
+        entry = await files.stat_at(system, path)
+    except (TargetMissing, AccessDenied, NotADirectoryError):
+        return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
+    if entry.directory:
+        return None
+    stamp = _stamp(url, entry)
+    if stamp and known(stamp):
+        return FetchedDocument(None, entry.mtime_ns, stamp)
+    doubtful = options.type is None or (options.type == "references" and entry.html)
+    if doubtful and not _name(url).endswith(".json"):
+        if entry.html and options.type is None:
+            return None
+        start = await head(files, system, path)
+        if start.lstrip()[:1] not in (b"{", b"[") and not is_compressed(start) and not start.startswith(MAGIC):
+            return None
+    data = None if entry.size is None else await _download(files, system, path, entry.size, options, directory)
+    return FetchedDocument(await files.read_all_at(system, path) if data is None else data, entry.mtime_ns, stamp)
+
+
+def _stamp(url: str, entry: Entry) -> str:
+    """What names a version: with an ETag, which is in quotes; a time may be that of two versions."""
+    if entry.tag is None or not entry.tag.startswith('"'):
+        return ""
+    return hashlib.sha256(repr((url, entry.tag, entry.size)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+async def _download(
+    files: RemoteFiles, system: System, path: str, size: int, options: Options, directory: str | None
+) -> int | None:
+    """The descriptor of a file with the `size` bytes at `path`; None where they are better fetched whole."""
+    if size > options.document_limit:
+        raise too_large(system.shown(path), options.document_limit)
+    if size <= _STEP:
+        return None
+    if not (await files.attempts(system, path, lambda: system.fetch(path, 0, _PEEK))).ranged:
+        return None  # every step would begin at the beginning
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
+        for start in range(0, size, _STEP):
+            file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size))
+        file.flush()
+        return os.dup(file.fileno())
+    return None  # no room there: perhaps in memory
+
+
+def _name(url: str) -> str:
+    return urls.links(url)[0].partition("?")[0].rpartition("/")[2].lower()
