@@ -1,0 +1,125 @@
+"""Sets in the Parquet layout through a real mount."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import kerchunk.df
+import numpy as np
+import pytest
+import xarray
+import zarr
+
+from tests.conftest import DATA, run
+from tests.mount.mounting import log_of, mount_lines, mounted
+from tests.mount.test_samples import files_below
+from tests.mount.test_semantics import error_of
+from tests.servers import Nginx, nginx
+from tests.unit.parquetsets import Reference, write_set, zarray
+
+__all__ = ["nginx"]
+
+
+@pytest.fixture
+def combined(references: Path, tmp_path: Path) -> Path:
+    """The combined sample set as kerchunk writes it."""
+    refs = json.loads((references / "combined_v1.json").read_text())["refs"]
+    kerchunk.df.refs_to_dataframe(refs, str(tmp_path / "combined.parq"), record_size=100)
+    return tmp_path / "combined.parq"
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_xarray_reads_a_set_as_h5py_reads_its_files(consolidated: bool, combined: Path, tmp_path: Path) -> None:
+    files = [h5py.File(DATA / f"references/data/day{day}.nc") for day in range(3)]
+    compared = 0
+    with (
+        mounted(combined, tmp_path / "mnt") as root,
+        xarray.open_dataset(root, engine="zarr", consolidated=consolidated, decode_cf=False) as dataset,
+    ):
+        for name, variable in dataset.variables.items():
+            parts = [file[name][...] for file in files if name in file]
+            expected = np.concatenate(parts) if "time" in variable.dims else parts[0]
+            np.testing.assert_array_equal(variable.values, expected, err_msg=str(name))
+            compared += 1
+    assert compared >= 4
+
+
+def test_stat_and_listing_and_source(combined: Path, tmp_path: Path) -> None:
+    with mounted(combined, tmp_path / "mnt") as root:
+        document = (combined / ".zmetadata").stat()
+        for path in files_below(root).values():
+            status = path.stat()
+            assert (status.st_mtime_ns, status.st_mode & 0o777) == (document.st_mtime_ns, 0o444)
+            assert status.st_size == len(path.read_bytes())
+        place = json.loads(os.getxattr(root / "sub/c/0.0", "user.zarrfs.source"))
+        assert (place["url"].rpartition("/")[2], place["offset"], place["length"]) == ("day0.nc", 18368, 8000)
+        assert error_of(os.stat, root / "t2m/99.0.0") == errno.ENOENT
+        assert error_of(os.listdir, root / "t2m/0.0.0") == errno.ENOTDIR
+
+
+def test_a_long_listing_with_holes(tmp_path: Path) -> None:
+    """Several pieces of readdir, several record files; seekdir goes back."""
+    rows: list[Reference] = [None if number % 3 == 1 else b"%d" % number for number in range(5000)]
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([50, 100], [1, 1])}, {"a": rows}, 700)
+    expected = [".zarray", *(f"{n // 100}.{n % 100}" for n in range(5000) if n % 3 != 1)]
+    with mounted(root, tmp_path / "mnt") as mount:
+        assert sorted(os.listdir(mount / "a")) == sorted(expected)
+        listed = run("ls", root, "a").stdout.split()
+        assert listed == expected
+        for name in ("0.0", "49.98", "8.0"):
+            number = int(name.split(".")[0]) * 100 + int(name.split(".")[1])
+            assert (mount / "a" / name).read_bytes() == b"%d" % number
+        array = zarr.open_array(mount / "a", mode="r")
+        assert array[0, 1] == 7  # absent: the fill value
+
+
+def test_a_lost_record_file_is_an_error_of_its_own_keys(tmp_path: Path) -> None:
+    rows: list[Reference] = [b"%d" % (number % 10) for number in range(40)]
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([40], [1]), "a/.zattrs": {}}, {"a": rows}, 10)
+    (root / "a/refs.2.parq").unlink()
+    with mounted(root, tmp_path / "mnt") as mount:
+        assert len(os.listdir(mount / "a")) == 42
+        assert error_of(os.stat, mount / "a/25") == errno.EIO
+        assert error_of((mount / "a/20").read_bytes) == errno.EIO
+        assert (mount / "a/19").read_bytes() == b"9"
+        array = zarr.open_array(mount / "a", mode="r")
+        assert array[39] == ord("9")
+        with pytest.raises(OSError, match="Input/output error"):
+            array[25]
+        assert f"{root}/a/refs.2.parq: no such file or directory" in log_of(mount)
+    checked = json.loads(run("check", "--json", root).stdout)
+    assert (checked["ok"], checked["missing"], checked["clean"]) == (33, 10, False)
+
+
+def test_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path) -> None:
+    shutil.copytree(combined, nginx.plain.root / "combined.parq", dirs_exist_ok=True)
+    url = f"{nginx.plain.url}/combined.parq"
+    with mounted(url, tmp_path / "mnt", "allow=file") as root:
+        dataset = xarray.open_dataset(root, engine="zarr", consolidated=True, decode_cf=False)
+        with h5py.File(DATA / "references/data/day0.nc") as file:
+            np.testing.assert_array_equal(dataset["t2m"].values[: len(file["t2m"])], file["t2m"][...])
+
+
+def test_what_is_broken_is_told_before_mounting(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "set/.zmetadata").write_text('{"metadata": {}, "record_size": 0}')
+    done = run("mount", tmp_path / "set", tmp_path / "mnt")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"{tmp_path}/set/.zmetadata: record_size: expected a whole number" in done.stderr
+    assert not mount_lines(tmp_path / "mnt")
+
+
+def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
+    """In another directory than the chunk: the kernel looks up one name of a directory at a time."""
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {})
+    (root / "a").mkdir()
+    (root / "a/refs.0.parq").symlink_to(tmp_path / "mnt/.zmetadata")
+    with mounted(root, tmp_path / "mnt") as mount:
+        assert error_of((mount / "a/0").read_bytes) == errno.ELOOP
