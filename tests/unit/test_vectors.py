@@ -23,6 +23,7 @@ NAMED = {
     "u": "U/p", "n": "40", "p": "%03d", "b": "{:>4}|", "f": "<{{c}}>", "g": "{{f(c=a)}}{{ b | default('-') }}",
     "t": "{{u}}/t", "h": "{{ '%05d' | format(c) }}{{ c + 1 }}\n", "w": "{% if c %}{{c}}{% endif %}",
     "s": "{{u}}{{c}}", "o": "{{o}}", "e": "{{i}}", "q": "{{ q(c=c) }}", "v": "{{ f(c=1) }}",
+    "m": "{{" + "-" * 201 + "c}}",
     **{f"d{at}": f"{{{{d{at + 1}(c=c)}}}}" for at in range(150)}, "d150": "{{c}}",
 }  # fmt: skip
 Outcome = tuple[list[tuple[str, ...]], tuple[str, str | None] | None]
@@ -115,7 +116,7 @@ RENDERED = [
     "{{ '{!r}'.format(u) }}", "{{ '%c' % 65 }}", "{{ [i, j] | max }}", "{{ 'a' if j > 0 else nope | default('b') }}",
     "{{ w(c=j) }}", "{{ i * true }}{{ 1.5 }}", "{{ '%(a)s' | format(a=i) }}", "{{ i | int(5) }}", "{{ 'x' * k }}",
     "{{ (i,) }}", "{% set x = i %}{{ x }}", "{% for i in [1, 2] %}{{i}}{{loop.index}}{% endfor %}",
-    "{{ x | default('d') }}{% set x = 1 %}", "{{ f(c=[i, j]) }}", "{{ '{:{}}'.format(i, 5) }}", "{{ f(**{'c': i}) }}",
+    "{{ x | default('d') }}{% set x = i %}", "{{ f(c=[i, j]) }}", "{{ '{:{}}'.format(i, 5) }}", "{{ f(**{'c': i}) }}",
     "{{ i * 2**60 * 2**60 }}", "{{ '1e300' | int }}", "{{ u | int(5) }}",
     "".join(f"{{{{ i | abs + {at} }}}}" for at in range(12)),
 ]  # fmt: skip
@@ -222,12 +223,20 @@ def test_errors_are_those_of_rendering(text: str, field: str) -> None:
     assert (found, error) == rendered(read)
 
 
-def test_what_python_refuses_to_compile_is_an_error() -> None:
-    item = gen({"key": "{{" + "-" * 201 + "i}}", "url": "u", "dimensions": {"i": [1, 2]}})
+@pytest.mark.parametrize("text", ["{{" + "-" * 201 + "i}}", "{{ m(c=i) }}"], ids=["field", "template"])
+def test_what_python_refuses_to_compile_is_an_error(text: str) -> None:
+    item = gen({"key": text, "url": "u", "dimensions": {"i": [1, 2]}}, tuple(NAMED))
     found, error = expanded(item)
     assert error is not None
     assert "too many nested parentheses" in error[0]
     assert (found, error) == rendered(item)
+
+
+@pytest.mark.parametrize("few", [0, 100])
+def test_names_that_python_takes_for_one_stay_apart_in_different_fields(few: int) -> None:
+    item = gen({"key": "{{ﬁ}}", "url": "{{fi}}", "dimensions": {"ﬁ": [1, 2], "fi": [3]}})
+    with sizes(_FEW=few):
+        assert expanded(item) == ([("1", "3"), ("2", "3")], None)
 
 
 def test_the_rows_before_a_bad_one_come_first() -> None:
@@ -246,7 +255,7 @@ def test_the_rows_before_a_bad_one_come_first() -> None:
     [
         "{{ '%999d' | format(i) }}" * 60, "{{ 'x' * 60000 ~ i }}", "{{i}}" * 200, "{{ i ~ i }}" * 40,
         "{{ '%900d' % i ~ '%900d' % i ~ '%900d' % i ~ '%900d' % i }}", "{{" + "+".join("i" * 40) + "}}",
-        "{{l0(c=i)}}",
+        "{{l0(c=i)}}", "{{ 'x' * ([i * 50, 60000] | min) }}",
     ],
 )  # fmt: skip
 def test_memory_is_bounded(text: str) -> None:
