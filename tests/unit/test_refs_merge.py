@@ -92,6 +92,13 @@ def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
     assert not (tmp_path / "m.json").exists()
 
 
+@pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])
+def test_one_of_several_sets_counts(which: str, expected: bytes, tmp_path: Path) -> None:
+    sets = [made(tmp_path / f"{n}.json", {"a": str(n), f"b{n}": ""}) for n in (1, 2, 3)]
+    done("merge", *sets, "--duplicates", which, "-o", tmp_path / "m.json")
+    assert entries(tmp_path / "m.json") == {"a": expected, "b1": b"", "b2": b"", "b3": b""}
+
+
 def test_groups_are_made_for_zarr_v2_alone(tmp_path: Path) -> None:
     v2 = made(tmp_path / "v2.json", {".zgroup": "{}", "x/.zarray": "{}"})
     array = made(tmp_path / "array.json", {".zarray": "{}"})
