@@ -26,7 +26,9 @@ from hypothesis import strategies as st
 from tests.conftest import PROGRAM, run
 from tests.unit.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
 from zarrfs import sources
+from zarrfs.cli.refs import running
 from zarrfs.sources.prepare import prepare
+from zarrfs.stage import output
 
 OPENERS = {"json": bytes, "json.gz": gzip.decompress, "json.xz": lzma.decompress, "json.bz2": bz2.decompress,
            "json.zst": lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)}  # fmt: skip
@@ -101,6 +103,10 @@ def test_fsspec_reads_the_same_bytes(data: st.DataObject, tmp_path: Path, urls: 
     assert as_fsspec_reads(tmp_path / "out.json", simple_templates=False) == meant(document)
     done("expand", tmp_path / "set.json", "-o", tmp_path / "v0.json", "--force")
     assert as_fsspec_reads(tmp_path / "v0.json") == meant(document)
+
+
+def test_the_command_line_knows_every_form() -> None:
+    assert running.FORMATS == output.FORMATS
 
 
 def test_a_plain_set_needs_no_templates(tmp_path: Path) -> None:
