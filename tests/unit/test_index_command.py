@@ -160,6 +160,19 @@ def test_what_only_looks_like_an_index(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
+def test_an_index_whose_directory_contains_itself(tmp_path: Path) -> None:
+    index = tmp_path / "refs.index"
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-o", index).returncode == 0
+    with sqlite3.connect(index) as db:
+        db.execute("INSERT INTO entry SELECT 2, 'again', kind, size, mode, mtime_ns, place, 2, start, held FROM entry "
+                   "WHERE name='v'")  # fmt: skip
+    db.close()
+    for command in ["ls", "-R", index], ["ls", index, "v/again"], ["refs", "expand", index]:
+        done = run(*command)
+        assert done.returncode == 1
+        assert "contains itself" in done.stderr
+
+
 def test_a_document_that_cannot_have_an_index(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text("{}")
     done = run("index", tmp_path)

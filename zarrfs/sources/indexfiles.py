@@ -14,6 +14,7 @@ from zarrfs.options import Options
 from zarrfs.sources import Plan
 from zarrfs.sources.documents import Document
 from zarrfs.store.indexfile import read_notes
+from zarrfs.transfer.urls import without_secrets
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
@@ -47,7 +48,7 @@ def write_index(plan: Plan, path: str) -> None:
         raise SourceError(plan.source, "has no index: it is not a document")
     directory, name = os.path.split(os.path.abspath(path))
     scratch = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
-    notes = {"source": plan.source, "base": plan.base, "origin": plan.origin}
+    notes = {"source": plan.source, "base": without_secrets(plan.base), "origin": plan.origin}
     if plan.mtime_ns is not None:
         notes["mtime_ns"] = str(plan.mtime_ns)
     try:

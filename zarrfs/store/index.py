@@ -170,16 +170,17 @@ class IndexStore:
 
     def _references(self) -> Iterator[Reference]:
         query = "SELECT name, kind, size, place, ref, start FROM entry WHERE parent=? AND name>'' ORDER BY name"
-        levels = [("", self._db.execute(query, (ROOT,)))]
+        levels = [("", ROOT, self._db.execute(query, (ROOT,)))]
         range_, whole, inline = map(int, (Place.RANGE, Place.WHOLE, Place.INLINE))  # plain numbers compare faster
         make, url = Reference._make, self._url
         while levels:
-            prefix, rows = levels[-1]
+            prefix, parent, rows = levels[-1]
             for name, kind, size, place, ref, start in rows:
                 if place == range_:
                     yield make((prefix + name, None, url(ref), start, size))
                 elif kind == 1:
-                    levels.append((f"{prefix}{name}/", self._db.execute(query, (ref,))))
+                    _check_order(prefix + name, parent, ref)
+                    levels.append((f"{prefix}{name}/", ref, self._db.execute(query, (ref,))))
                     break
                 elif place == whole:
                     yield make((prefix + name, None, url(ref), 0, None))
@@ -239,6 +240,7 @@ class IndexStore:
         row = self._row(key)
         if row.kind != Kind.DIRECTORY:
             raise NotDirectory(key)
+        _check_order(key, self._directory(split_key(key)[0]), row.ref)
         return _remember(self._directories, key, row.ref)
 
     # -- bytes
@@ -284,6 +286,12 @@ class IndexStore:
 
     def _shown(self, ref: int) -> str:
         return self._targets.resolve(self._url(ref))
+
+
+def _check_order(key: str, parent: int, ident: int) -> None:
+    """Every directory is numbered after its parent; in an index that somebody made, one may contain itself."""
+    if ident <= parent:
+        raise ReadError(key, "the index is damaged: a directory that contains itself")
 
 
 def _remember(cache: OrderedDict[K, V], key: K, value: V) -> V:
