@@ -379,6 +379,7 @@ class Directory:
         return await self._files.read(path, 0, size)
 
     def shown(self, key: str) -> str:
+        """As Place.shown."""
         return os.path.join(self._path, key)
 
     async def aclose(self) -> None:
@@ -410,6 +411,7 @@ class Remote:
         return await self._files.read_all_at(system, path)
 
     def shown(self, key: str) -> str:
+        """As Place.shown."""
         head, _, archive = without_secrets(self._url).partition("::")
         url, mark, query = head.partition("?")
         return f"{url.rstrip('/')}/{key}{mark}{query}" + (f"::{archive}" if archive else "")
