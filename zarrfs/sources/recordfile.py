@@ -168,7 +168,6 @@ class _Texts:
 
 def _read(data: Buffer, record_size: int, limit: int) -> Any:
     """The table, its text columns as dictionaries where the reader can."""
-    pa.set_memory_pool(pa.system_memory_pool())  # gives memory back; parsing is too rare for another to pay
     try:
         about = pq.read_metadata(pa.BufferReader(data))
         schema = about.schema.to_arrow_schema()
