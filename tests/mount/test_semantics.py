@@ -419,6 +419,24 @@ def test_a_target_inside_the_mount_does_not_hang(tmp_path: Path) -> None:
         assert (root / "b").read_text() == "x"
 
 
+@pytest.mark.parametrize("whole", ["b", "a"])
+def test_a_whole_target_inside_the_mount_does_not_hang(whole: str, tmp_path: Path) -> None:
+    """Its size is asked for; the name is new to the kernel, which holds the directory while it looks it up."""
+    mnt = tmp_path / "mnt"
+    with mounted(document(tmp_path, {"a": [str(mnt / whole)], "b": "x"}), mnt) as root:
+        done = subprocess.run(["stat", root / "a"], timeout=60, check=False, capture_output=True, text=True)
+        assert "Too many levels of symbolic links" in done.stderr
+        assert (root / "b").read_text() == "x"
+        assert error_of((root / "a").read_bytes) == errno.ELOOP
+
+
+def test_a_name_is_looked_up_without_asking_its_target(tmp_path: Path) -> None:
+    with mounted(document(tmp_path, {"gone": [str(tmp_path / "nothing")], "b": "x"}), tmp_path / "mnt") as root:
+        with open(os.open(root / "gone", os.O_PATH)) as found:
+            assert error_of(lambda: os.fstat(found.fileno())) == errno.EIO
+        assert error_of((root / "gone").read_bytes) == errno.EIO
+
+
 def test_a_zip_file_inside_the_mount_is_not_opened(tmp_path: Path) -> None:
     """A daemon that held a file of its own mount could never be unmounted."""
     archive, mnt = tmp_path / "t.zip", tmp_path / "mnt"

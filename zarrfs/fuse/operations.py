@@ -150,7 +150,8 @@ class Operations(pyfuse3.Operations):
         else:
             key = check_key(join_key(prefix, os.fsdecode(name)))
         try:
-            info = await self.store.info(key)
+            # without asking targets: the kernel holds the directory meanwhile, and a target may lie in it
+            info = await self.store.info(key, sized=False)
         except NotFound:
             entry = EntryAttributes()
             entry.st_ino = InodeT(0)
@@ -174,7 +175,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """The target of a symbolic link."""
-        info = await self.store.info(self.inodes.key(inode))
+        info = await self.store.info(self.inodes.key(inode), sized=False)
         if info.target is None:
             raise pyfuse3.FUSEError(errno.EINVAL)
         return os.fsencode(info.target)
@@ -293,7 +294,7 @@ class Operations(pyfuse3.Operations):
         if name == MOUNT_XATTR and inode == pyfuse3.ROOT_INODE:
             return json.dumps(self._about).encode()
         if name == SOURCE_XATTR:
-            info = await self.store.info(key)
+            info = await self.store.info(key, sized=False)
             if info.kind is Kind.FILE:
                 return _bounded(await self.store.locate(key))
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
@@ -303,7 +304,7 @@ class Operations(pyfuse3.Operations):
         """The names that getxattr answers."""
         if inode == pyfuse3.ROOT_INODE:
             return [MOUNT_XATTR]
-        info = await self.store.info(self.inodes.key(inode))
+        info = await self.store.info(self.inodes.key(inode), sized=False)
         return [SOURCE_XATTR] if info.kind is Kind.FILE else []
 
     # -- parts

@@ -44,11 +44,19 @@ class Plan:
 def plan_source(
     source: str, options: Options, child: bool = True, meanwhile: Callable[[], object] = lambda: None
 ) -> Plan:
-    """Find out what `source` is, check it and compile it. Raises SourceError or UsageError.
+    """Find out what `source` is, check it and compile it; its base is what -o base= says. SourceError or UsageError.
 
     `child=False` does it in this process, which `memory:` URLs need, as they exist only here. `meanwhile` is
     called while the child works, if there is one.
     """
+    plan = _planned(source, options, child, meanwhile)
+    if options.base is None or plan.kind == "zarr":
+        return plan
+    base = options.base if "://" in options.base else os.path.abspath(options.base)
+    return dataclasses.replace(plan, base=base.rstrip("/") + "/")
+
+
+def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object]) -> Plan:
     if options.blobs:  # not only when an archive is compiled: its index may be there already
         from zarrfs.sources.blobrefs import check_places
 

@@ -138,7 +138,7 @@ class ParquetStore:
 
     # -- the Store protocol
 
-    async def info(self, key: str) -> Info:
+    async def info(self, key: str, sized: bool = True) -> Info:
         name = split_key(key)[1]
         if not key:
             return self._directory(name)
@@ -150,7 +150,9 @@ class ParquetStore:
         row = await self._row(key, found)
         if row.data is not None:
             return self._file(name, len(row.data))
-        return self._file(name, await self._whole_size(row.url) if row.length is None else row.length)
+        if row.length is None and (sized or row.url in self._sizes):
+            return self._file(name, await self._whole_size(row.url))
+        return self._file(name, row.length)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """Documents and directories by name, then chunks in C order; `after` a chunk costs one record file."""

@@ -42,10 +42,10 @@ def prepare(source: str, options: Options) -> Plan:
     """As sources.plan_source, in this process."""
     found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source, options)
     if isinstance(found, Plan):
-        return _based(found, options) if found.kind != "zarr" else found
+        return found
     if options.type == "zarr":
         raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
-    return _based(compile_document(found, options), options)
+    return compile_document(found, options)
 
 
 def fetch_local(path: str, options: Options) -> Document | Plan:
@@ -149,14 +149,6 @@ def _write(document: Document, options: Options, path: str) -> dict[str, str]:
         notes |= {"validated": "1"} if options.collect else {}
         writer.commit(notes.items())
     return notes
-
-
-def _based(plan: Plan, options: Options) -> Plan:
-    """`plan` with the base that -o base= says: a directory or URL that ends in "/"."""
-    if options.base is None:
-        return plan
-    base = options.base if "://" in options.base else os.path.abspath(options.base)
-    return dataclasses.replace(plan, base=base.rstrip("/") + "/")
 
 
 def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[JsonDocument, Compilation], None]]:

@@ -82,7 +82,7 @@ class UnlistedStore:
         self._named: set[str] | None = None
         self._lock = trio.Lock()
 
-    async def info(self, key: str) -> Info:
+    async def info(self, key: str, sized: bool = True) -> Info:
         check_key(key, root=True)
         try:
             return await self._store.info(key)

@@ -42,7 +42,7 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
             document, mtime_ns = b"", 0
         if is_parquet_layout(document):
             warnings = _checked_set(os.path.join(path, DOCUMENT), document, options)
-            base = _base(path, options)
+            base = path.rstrip("/") + "/"
             return Plan(path, "references", path=path, base=base, mtime_ns=mtime_ns, warnings=warnings)
         if options.type == "references":
             raise SourceError(path, _NO_SET)
@@ -108,7 +108,7 @@ async def _plan_set(
     entry = await files.stat_at(system, system.child(path, DOCUMENT))
     local = not urls.protocols(url) or urls.protocols(url)[-1] in ("file", "local", "memory")
     return Plan(
-        shown, "references", url=url, base=_base(url, options), mtime_ns=entry.mtime_ns, warnings=warnings,
+        shown, "references", url=url, base=url.rstrip("/") + "/", mtime_ns=entry.mtime_ns, warnings=warnings,
         origin="" if local else shown,
     )  # fmt: skip
 
@@ -121,13 +121,6 @@ def _checked_set(name: str, document: bytes, options: Options) -> tuple[str, ...
         entry, rule = found.problems[0]
         raise SourceError(name, rule, entry)
     return found.told()
-
-
-def _base(place: str, options: Options) -> str:
-    """What relative targets of the set at `place` are relative to."""
-    if options.base is not None:
-        place = options.base if "://" in options.base else os.path.abspath(options.base)
-    return place.rstrip("/") + "/"
 
 
 async def _root_document(

@@ -57,8 +57,11 @@ class Store(Protocol):
 
     immutable: bool  # the kernel may cache names, attributes and pages for good
 
-    async def info(self, key: str) -> Info:
-        """The entry of `key`, its size known. NotFound; ReadError where its size cannot be had."""
+    async def info(self, key: str, sized: bool = True) -> Info:
+        """The entry of `key`, its size known. NotFound; ReadError where its size cannot be had.
+
+        Not `sized`, the size is None where only a target could tell it: no question leaves the store.
+        """
         ...
 
     def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:

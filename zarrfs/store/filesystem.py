@@ -79,7 +79,7 @@ class FileSystemStore:
 
     # -- reading
 
-    async def info(self, key: str) -> Info:
+    async def info(self, key: str, sized: bool = True) -> Info:
         path = _path_of_key(key, root=True)
         with _answers(key):
             try:

@@ -76,9 +76,9 @@ class IndexStore:
 
     # -- the Store protocol
 
-    async def info(self, key: str) -> Info:
+    async def info(self, key: str, sized: bool = True) -> Info:
         row = self._row(key)
-        if row.size is None:
+        if row.size is None and (sized or row.ref in self._sizes):
             return self._info(row)._replace(size=await self._whole_size(row.ref))
         return self._info(row)
 

@@ -54,7 +54,7 @@ class FsspecStore:
 
     # -- the Store protocol
 
-    async def info(self, key: str) -> Info:
+    async def info(self, key: str, sized: bool = True) -> Info:
         check_key(key, root=True)
         if not key:
             return Info("", Kind.DIRECTORY)

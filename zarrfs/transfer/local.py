@@ -18,6 +18,8 @@ _DESCRIPTORS = 1024  # at most this many open, and a quarter of what the process
 _PINS = 65_536  # files whose identity is remembered
 _ELSEWHERE = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
 
+_LOOP = "lies in the mount that refers to it"
+
 Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
 
 
@@ -94,10 +96,19 @@ class LocalFiles:
         self._roots, self._rule = roots, rule
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
-        self.forbidden_device: int | None = None
+        self._forbidden: tuple[int, frozenset[bytes]] | None = None  # device, and the ids of its mounts
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._pins: OrderedDict[str, Identity] = OrderedDict()
         self._opens = self._reads = self._waits = 0
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """st_dev that no file may lie on."""
+        return self._forbidden and self._forbidden[0]
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._forbidden = None if device is None else (device, _mounts_of(device))
 
     async def read(self, path: str, offset: int, length: int) -> Buffer:
         """Exactly the bytes [offset, offset + length) of the file `path` (absolute)."""
@@ -174,13 +185,25 @@ class LocalFiles:
         # O_NONBLOCK: a fifo must not hold the thread until somebody writes to it
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         descriptor = os.open(path, flags) if self._roots is None else self._open_beneath(path, flags)
-        status = os.fstat(descriptor)
-        if status.st_dev == self.forbidden_device or not stat.S_ISREG(status.st_mode):
+        try:
+            return descriptor, self._identity(path, descriptor)
+        except BaseException:
             os.close(descriptor)
-            if status.st_dev == self.forbidden_device:
-                raise Loop(path, "lies in the mount that refers to it")
+            raise
+
+    def _identity(self, path: str, descriptor: int) -> Identity:
+        """What tells a regular file from others and from its later versions; ReadError where it may not be read."""
+        if self._forbidden is not None:  # without asking the mount: fstat may be what it is just answering
+            with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+                ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
+            if not self._forbidden[1].isdisjoint(ids):
+                raise Loop(path, _LOOP)
+        status = os.fstat(descriptor)
+        if status.st_dev == self.forbidden_device:  # by another mount of it
+            raise Loop(path, _LOOP)
+        if not stat.S_ISREG(status.st_mode):
             raise ReadError(path, "is not a regular file")
-        return descriptor, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_beneath(self, path: str, flags: int) -> int:
         """As os.open(), where what is opened has its real path beneath one of the roots, else AccessDenied."""
@@ -207,6 +230,16 @@ class LocalFiles:
         file.readers -= 1
         if file.evicted and not file.readers:
             os.close(file.descriptor)
+
+
+def _mounts_of(device: int) -> frozenset[bytes]:
+    """The ids of all mounts of a device; where /proc does not tell, none."""
+    wanted = b"%d:%d" % (os.major(device), os.minor(device))
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            return frozenset(fields[0] for fields in map(bytes.split, file) if fields[2] == wanted)
+    except OSError:
+        return frozenset()
 
 
 def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os.stat_result]:
