@@ -184,7 +184,8 @@ class LocalFiles:
         """(descriptor, identity) of a regular file; OSError or ReadError. Blocks."""
         # O_NONBLOCK: a fifo must not hold the thread until somebody writes to it
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        descriptor = os.open(path, flags) if self._roots is None else self._open_beneath(path, flags)
+        checked = self._forbidden is not None or self._roots is not None
+        descriptor = self._open_checked(path, flags) if checked else os.open(path, flags)
         try:
             return descriptor, self._identity(path, descriptor)
         except BaseException:
@@ -193,11 +194,6 @@ class LocalFiles:
 
     def _identity(self, path: str, descriptor: int) -> Identity:
         """What tells a regular file from others and from its later versions; ReadError where it may not be read."""
-        if self._forbidden is not None:  # without asking the mount: fstat may be what it is just answering
-            with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
-                ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
-            if not self._forbidden[1].isdisjoint(ids):
-                raise Loop(path, _LOOP)
         status = os.fstat(descriptor)
         if status.st_dev == self.forbidden_device:  # by another mount of it
             raise Loop(path, _LOOP)
@@ -205,16 +201,23 @@ class LocalFiles:
             raise ReadError(path, "is not a regular file")
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
-    def _open_beneath(self, path: str, flags: int) -> int:
-        """As os.open(), where what is opened has its real path beneath one of the roots, else AccessDenied."""
+    def _open_checked(self, path: str, flags: int) -> int:
+        """As os.open(). Loop for a file of the mount that asks, AccessDenied for one that is beneath no root."""
         # Judged by what has been found, not by the name: no link and no rename makes it another one. O_PATH
-        # finds without opening, so that nothing outside the roots is touched.
+        # finds without opening, so nothing outside the roots is touched, and the mount is asked nothing: the
+        # attributes that open(2) and fstat(2) want may be what it is just answering.
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
+            if self._forbidden is not None:
+                with open(f"/proc/self/fdinfo/{found}", "rb") as file:
+                    ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
+                if not self._forbidden[1].isdisjoint(ids):
+                    raise Loop(path, _LOOP)
             link = f"/proc/self/fd/{found}"
-            real = os.readlink(link)
-            if not any(real.startswith(root.rstrip("/") + "/") for root in self._roots or ()):
-                raise AccessDenied(path, self._rule)
+            if self._roots is not None:
+                real = os.readlink(link)
+                if not any(real.startswith(root.rstrip("/") + "/") for root in self._roots):
+                    raise AccessDenied(path, self._rule)
             return os.open(link, flags)
         finally:
             os.close(found)
