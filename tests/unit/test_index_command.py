@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.conftest import PROGRAM, run
 from tests.servers import Nginx
 from tests.unit.referencesets import compiled
+from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.sources import open_source
@@ -93,6 +94,22 @@ def test_an_index_of_the_network_stays_one(nginx: Nginx, tmp_path: Path) -> None
     assert done.returncode == 1
     assert "allow" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("base", ["file://{directory}/", "{directory}/", "memory://x/", "http://127.0.0.2:9/"])
+def test_what_an_index_from_the_network_says_of_its_base(base: str, nginx: Nginx, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (nginx.plain.root / "secret").write_text("public")
+    (nginx.plain.root / "evil.json").write_text(json.dumps({"version": 1, "refs": {"k": ["secret", 0, 6]}}))
+    index = nginx.plain.root / "evil.index"
+    index.unlink(missing_ok=True)
+    assert run("index", f"{nginx.plain.url}/evil.json", "-o", index).returncode == 0
+    with sqlite3.connect(index) as db:
+        db.execute("UPDATE meta SET value=? WHERE name='base'", (base.format(directory=tmp_path),))
+        db.execute("UPDATE meta SET value='' WHERE name='origin'")
+    db.close()
+    done = run("cat", f"{nginx.plain.url}/evil.index", "k", "-o", "retries=0")
+    assert done.stdout == "public", done.stderr
 
 
 @pytest.mark.parametrize("where", ["file", "kept"])
@@ -193,6 +210,23 @@ def test_a_document_that_changes_is_read_again(tmp_path: Path) -> None:
     document.write_text('{"a": "new"}')  # of the same size,
     os.utime(document, ns=(times.st_atime_ns, times.st_mtime_ns))  # and with the time of the old one
     assert content(document, index_dir=kept) == {"a": b"new"}
+
+
+def test_a_document_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, options = tmp_path / "refs.json", Options(index_dir=str(tmp_path / "kept"))
+    document.write_text('{"a": "old"}')
+    write = sources.prepare._write
+
+    def change(*arguments: object) -> dict[str, str]:
+        document.write_text('{"a": "new"}')
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources.prepare, "_write", change)
+    with pytest.raises(SourceError, match="changes while it is read"):
+        prepare(str(document), options)
+    monkeypatch.undo()
+    document.write_text('{"a": "old"}')
+    assert content(document, index_dir=str(tmp_path / "kept")) == {"a": b"old"}
 
 
 def test_two_writers_one_killed(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
     plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
     assert (plan.kind, plan.path, plan.source) == ("references", str(tmp_path), str(tmp_path))
     assert (plan.base, plan.origin, plan.mtime_ns) == (f"{tmp_path}/", "", document.stat().st_mtime_ns)
-    assert plan_directory("x", str(tmp_path), Options(base="http://h/b")).base == "http://h/b/"
+    assert plan_source(str(tmp_path), Options(base="http://h/b")).base == "http://h/b/"
     assert plan_directory(str(tmp_path), str(tmp_path), Options(type="zarr")).kind == "zarr"
     document.write_text("damaged")
     assert plan_directory(str(tmp_path), str(tmp_path), OPTIONS).kind == "zarr"

@@ -30,7 +30,7 @@ from zarrfs.sources.indexfiles import adopt, plan_index
 from zarrfs.sources.progress import Progress
 from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
-from zarrfs.transfer.urls import protocols
+from zarrfs.transfer.urls import same_server
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 _PEEK = 100  # bytes that tell what a file is
@@ -94,16 +94,20 @@ def compile_document(document: Document, options: Options) -> Plan:
     cache = IndexCache(options)
     found = cache.recall(key) if key else None
     if found is None:
-        digest = hashlib.sha256(document.digest() + _shape(options)).hexdigest()
-        found = cache.find(digest) or _compile(document, options, cache, digest)
-        if document.stamp() != stamp:
-            raise SourceError(document.source, "changes while it is read")
-        cache.remember(key, found[0])
+        content = document.digest()
+        digest = hashlib.sha256(content + _shape(options)).hexdigest()
+
+        def changed() -> bool:
+            return document.stamp() != stamp or (not key and document.digest() != content)
+
+        found = cache.find(digest) or _compile(document, options, cache, digest, changed)
+        if not changed():
+            cache.remember(key, found[0])
     path, notes = found
-    base = notes.get("base", "")  # of an index that was fetched: good here, too, if it is a URL
+    base = notes.get("base", "")  # of an index that was fetched, which may say anything
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
-        base=base if protocols(base) else document.base, mtime_ns=document.mtime_ns,
+        base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
         warnings=tuple(json.loads(notes["warnings"])),
     )  # fmt: skip
 
@@ -123,14 +127,16 @@ def _key(stamp: str, options: Options) -> str:
 
 
 def _compile(
-    document: Document, options: Options, cache: IndexCache, digest: str
+    document: Document, options: Options, cache: IndexCache, digest: str, changed: Callable[[], bool]
 ) -> tuple[str, dict[str, str]]:
-    """(path, notes) of a new index."""
+    """(path, notes) of a new index. SourceError where it cannot be made, or the document has `changed` meanwhile."""
     try:
         with cache.new() as scratch:
             with document.open() as file:
                 is_index = file.read(len(MAGIC)) == MAGIC
             notes = adopt(document, scratch) if is_index else _write(document, options, scratch)
+            if changed():
+                raise SourceError(document.source, "changes while it is read")
             return cache.keep(scratch, digest), notes
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         reason = getattr(exc, "strerror", None) or str(exc)

@@ -92,6 +92,15 @@ def join(base: str, relative: str) -> str | None:
     return f"{head}://{host}/{path.lstrip('/')}"
 
 
+def same_server(one: str, other: str) -> bool:
+    """Whether two URLs, which are no chains, lead to the same server (or bucket) by the same protocol."""
+    try:
+        a, b = urlsplit(one), urlsplit(other)
+    except ValueError:
+        return False
+    return bool(a.netloc) and "::" not in one + other and (a.scheme, a.netloc) == (b.scheme, b.netloc)
+
+
 def without_secrets(url: str) -> str:
     """`url` without user:password@, and without a query that looks signed."""
     return "::".join(_without_secrets(link) for link in links(url))
