@@ -6,8 +6,14 @@ import json
 from typing import Any
 
 import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.unit.referencesets import compiled, refusal
+from zarrfs.sources import references
+from zarrfs.store import indexdirs
+from zarrfs.store.api import Kind, join_key
 
 BAD_KEYS = {
     "": "not a key: an empty key",
@@ -124,3 +130,38 @@ def test_a_key_that_is_a_directory_too(conflict: str, keys: list[str], problems:
 
 def test_a_key_that_is_a_directory_too_refuses_the_set_on_request() -> None:
     assert refusal(CONFLICT, conflict="error") == ("b", "a file and a directory (see option conflict)")
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join), max_size=40), wins=...)
+def test_directories_that_were_forgotten(keys: list[str], wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few are kept in memory, and asked for again: the tree is the same."""
+    monkeypatch.setattr(indexdirs, "_REMEMBERED", 2)
+    monkeypatch.setattr(references, "_REMEMBERED", 2)
+    model = {key: str(number) for number, key in enumerate(keys)}
+    above = {key[:at] for key in model for at in range(len(key)) if key[at] == "/"}
+    with compiled(model, conflict="file" if wins else "directory") as made:
+        if wins:
+            left = {key for key in model if not any(key.startswith(f"{other}/") for other in model)}
+        else:
+            left = model.keys() - above
+        assert made.tree() == {key: model[key].encode() for key in left}
+        listed: set[str] = set()
+
+        async def walk() -> None:
+            todo = [""]
+            while todo:
+                prefix = todo.pop()
+                names = [info async for info in made.store.list_dir(prefix)]
+                assert (await made.store.info(prefix)).links == 2 + sum(info.kind == Kind.DIRECTORY for info in names)
+                for info in names:
+                    key = join_key(prefix, info.name)
+                    listed.add(key)
+                    if info.kind == Kind.DIRECTORY:
+                        todo.append(key)
+
+        trio.run(walk)
+        directories = {key[:at] for key in left for at in range(len(key)) if key[at] == "/"}
+        assert left <= listed
+        assert directories <= listed
+        assert wins or listed == left | above

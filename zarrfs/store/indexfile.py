@@ -20,7 +20,9 @@ from typing import NamedTuple, Self
 from urllib.parse import quote
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Buffer, Kind, split_key
+from zarrfs.store.api import Buffer, Kind
+from zarrfs.store.indexdirs import ROOT as ROOT
+from zarrfs.store.indexdirs import Directories
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
@@ -51,7 +53,6 @@ CREATE TABLE region (
 CREATE TABLE problem (entry TEXT NOT NULL, rule TEXT NOT NULL);
 """
 
-ROOT = 1
 # A row has all ten columns, or the five that tell one plain range from another: binding is what costs.
 _COLUMNS = {10: "(?,?,?,?,?,?,?,?,?,?)", 5: "(?,?,0,?,NULL,NULL,1,?,?,NULL)"}
 _INSERT = "INSERT OR REPLACE INTO entry VALUES "
@@ -146,13 +147,12 @@ class IndexWriter:
         self._whole = False
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.executescript(
-            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE; PRAGMA temp_store=MEMORY;"
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;"
             f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={INDEX_VERSION};"
         )
         self._db.executescript(SCHEMA)
         self._db.execute("BEGIN")
-        self._directories: dict[str, int] = {"": ROOT}
-        self._explicit: dict[str, tuple[int | None, int | None]] = {}
+        self._directories = Directories(self._db)
         self._targets: dict[str, int] = {}  # not yet written
         self._next_target = 1
         self._value_bytes = 0
@@ -198,7 +198,7 @@ class IndexWriter:
     def range(self, key: str, url: str, offset: int, length: int) -> None:
         """A file whose bytes are [offset, offset + length) of `url`."""
         prefix, _, name = key.rpartition("/")
-        parent = self._directories.get(prefix) or self.directory_id(prefix)
+        parent = self._directories.known.get(prefix) or self._directories.find(prefix)
         ref = self._targets.get(url) or self.target_id(url)
         self._rows.append((parent, name, length, ref, offset))
         if len(self._rows) >= _FLUSH:
@@ -243,17 +243,11 @@ class IndexWriter:
     def discard_below(self, key: str) -> int:
         """Take back the directory `key` and all below it; returns how many files that were."""
         self._flush()
-        count = 0
-        for name in [name for name in self._directories if name == key or name.startswith(f"{key}/")]:
-            gone = self._directories.pop(name)
-            count += self._db.execute("DELETE FROM entry WHERE parent=?", (gone,)).rowcount
-            self._explicit.pop(name, None)
-        return count
+        return self._directories.remove(key)
 
     def directory(self, key: str, mode: int | None = None, mtime_ns: int | None = None) -> None:
         """A directory that the document names; parents of keys need not be named."""
-        self.directory_id(key)
-        self._explicit[key] = (mode, mtime_ns)
+        self._directories.describe(key, mode, mtime_ns)
 
     def problem(self, entry: str, rule: str) -> None:
         """Record an entry that was left out, for `zarrfs check`."""
@@ -267,36 +261,15 @@ class IndexWriter:
     def conflicts(self) -> list[str]:
         """Keys added as files that are directories too; the directory will win. Call before commit()."""
         self._flush()
-        parts = ((*split_key(key), key) for key in self._directories if key)
-        self._db.execute("CREATE TEMP TABLE directory (parent INTEGER, name TEXT, key TEXT)")
-        self._db.executemany(
-            "INSERT INTO directory VALUES (?,?,?)",
-            ((self._directories[parent], name, key) for parent, name, key in parts),
-        )
-        query = "SELECT key FROM directory CROSS JOIN entry USING (parent, name) ORDER BY key"  # looks each up
-        found = self._db.execute(query).fetchall()
-        self._db.execute("DROP TABLE directory")
-        return [key for (key,) in found]
+        return self._directories.conflicts()
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
         """Write everything, to the disk."""
         self._flush()
-        subdirectories = dict.fromkeys(self._directories, 0)
-        for key in self._directories:
-            if key:
-                subdirectories[split_key(key)[0]] += 1
-        rows: list[_Row] = []
-        for key, ident in self._directories.items():
-            mode, mtime_ns = self._explicit.get(key, (None, None))
-            parent, name = split_key(key)
-            # the root is its own parent under the empty name, which no key can have
-            parent_id = self._directories[parent] if key else 0
-            rows.append(
-                (parent_id, name, 1, subdirectories[key], mode, mtime_ns, None, ident, None, None)
-            )
-        self._insert(rows)
+        self._directories.write()
         self._write_targets()
-        self._db.executemany("INSERT INTO meta VALUES (?,?)", list(meta))
+        notes = ((name, value.encode("utf-8", "backslashreplace").decode()) for name, value in meta)
+        self._db.executemany("INSERT INTO meta VALUES (?,?)", notes)
         self._db.execute("COMMIT")
         self._db.close()
         with open(self.path, "rb") as file:
@@ -324,22 +297,11 @@ class IndexWriter:
 
     def _split(self, key: str) -> tuple[int, str]:
         prefix, _, name = key.rpartition("/")
-        ident = self._directories.get(prefix)
-        return (self.directory_id(prefix) if ident is None else ident), name
+        return self._directories.find(prefix), name
 
     def directory_id(self, key: str) -> int:
         """The id of the directory `key`, made with its parents where it is new."""
-        known = self._directories.get(key)
-        if known is not None:
-            return known
-        at = 0
-        while True:
-            at = key.find("/", at)
-            prefix = key if at < 0 else key[:at]
-            ident = self._directories.setdefault(prefix, len(self._directories) + ROOT)
-            if at < 0:
-                return ident
-            at += 1
+        return self._directories.find(key)
 
     def target_id(self, url: str) -> int:
         """The id of a target; one that was not named for long may get another."""
