@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -123,3 +124,25 @@ def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
     (root / "a/refs.0.parq").symlink_to(tmp_path / "mnt/.zmetadata")
     with mounted(root, tmp_path / "mnt") as mount:
         assert error_of((mount / "a/0").read_bytes) == errno.ELOOP
+
+
+def test_a_listing_gives_what_it_has_before_it_fails(tmp_path: Path) -> None:
+    """And each getdents64(2) after that fails: a clean end would make the chunks fill values."""
+    metadata = {"v/.zarray": {"shape": [1]}, "v/.zattrs": {}, "v/sub/.zgroup": {}}
+    write_set(tmp_path / "set", metadata, {})
+    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(32768)
+    with mounted(tmp_path / "set", tmp_path / "mnt") as root:
+        descriptor = os.open(root / "v", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for _ in range(2):
+                found = b""
+                while (count := libc.getdents64(descriptor, buffer, len(buffer))) > 0:
+                    found += buffer.raw[:count]
+                for name in (b".zarray", b".zattrs", b"sub"):
+                    assert name + b"\0" in found
+                for _ in range(3):
+                    assert libc.getdents64(descriptor, buffer, len(buffer)) == -1
+                    assert ctypes.get_errno() == errno.EIO
+                os.lseek(descriptor, 0, os.SEEK_SET)
+        finally:
+            os.close(descriptor)

@@ -56,11 +56,15 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_PIECE", 4)
 
 
-@settings(deadline=None, max_examples=300)
-@given(count=st.integers(0, 25), steps=STEPS)
-def test_any_order(count: int, steps: list[tuple[str, int]]) -> None:
+@settings(deadline=None, max_examples=600)
+@given(count=st.integers(0, 25), fails=st.none() | st.integers(0, 25), steps=STEPS, more=st.booleans())
+def test_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], more: bool) -> None:
+    """Entries before a failure are given; from there on every request fails, or ends a reply that has entries."""
+    fails = None if fails is None or fails >= count else fails
+    end = count if fails is None else fails
+
     async def main() -> None:
-        store, inodes = Names(count), InodeTable()
+        store, inodes = Names(count, fails), InodeTable()
         directory = DirectoryHandle(store, "d", inodes)  # type: ignore[arg-type]
         at, sent = 0, Counter[str]()
         for step, number in steps:
@@ -69,11 +73,18 @@ def test_any_order(count: int, steps: list[tuple[str, int]]) -> None:
                 continue
             if step == "seek":
                 at = min(number, count)
-            piece = await directory.entries(at)
+            if fails is not None and at >= end:
+                if more:
+                    assert await directory.entries(at, more) == []
+                for _ in range(2):
+                    with pytest.raises(ReadError):
+                        await directory.entries(at)
+                continue
+            piece = await directory.entries(at, more)
             expected = store.names[at : at + len(piece)]
             assert [entry.info.name for entry in piece] == expected
             assert [entry.name.decode() for entry in piece] == expected
-            assert bool(piece) == (at < count)
+            assert bool(piece) == (at < end)
             taken = piece[:number] if step == "read on" else piece[:2]
             assert [inodes.key(entry.inode) for entry in taken] == [f"d/{name}" for name in expected[: len(taken)]]
             at += len(taken)
@@ -86,15 +97,24 @@ def test_any_order(count: int, steps: list[tuple[str, int]]) -> None:
 
 
 def test_a_failure_while_preparing_is_told_to_who_asks() -> None:
+    """Once the entries before it are sent, and no other thing is told until it is listed anew."""
+
     async def main() -> None:
         inodes = InodeTable()
-        directory = DirectoryHandle(Names(20, fails_after=6), "d", inodes)  # type: ignore[arg-type]
+        store = Names(20, fails_after=6)
+        directory = DirectoryHandle(store, "d", inodes)  # type: ignore[arg-type]
         assert len(await directory.entries(0)) == 4
         directory.sent(4)
         await directory.prepare()
-        with pytest.raises(ReadError):
-            await directory.entries(4)
+        assert [entry.info.name for entry in await directory.entries(4)] == ["0004", "0005"]
+        directory.sent(6)
+        store.fails_after = None
+        for _ in range(3):
+            with pytest.raises(ReadError):
+                await directory.entries(6)
+        assert len(await directory.entries(0)) == 4
         await directory.close()
+        assert known(inodes) == Counter(f"d/{number:04}" for number in range(6))
 
     trio.run(main)
 

@@ -35,12 +35,15 @@ class DirectoryHandle:
         self._start = 0  # number of the first entry of the piece
         self._sent = 0  # number of the first entry that the kernel was not sent
         self._listing: AsyncGenerator[Info, None] | None = None
-        self._prepared: list[Listed] | Exception | None = None  # what follows the piece
+        self._prepared: list[Listed] | None = None  # what follows the piece
+        self._failure: Exception | None = None  # what follows all that has been taken
         self._lock = trio.Lock()  # of the listing: a generator serves one at a time
 
-    async def entries(self, position: int) -> list[Listed]:
+    async def entries(self, position: int, more: bool = False) -> list[Listed]:
         """Some entries from number `position` on; [] at the end. Number 0 lists anew.
 
+        What ended a listing early is raised whenever entries from there on are asked for, until it is listed
+        anew. `more`: for a reply that holds some already, which an error would lose; [] instead of an error.
         sent() has to be told how many of them the kernel gets.
         """
         async with self._lock:
@@ -48,6 +51,8 @@ class DirectoryHandle:
                 await self._seek(position)
             if position == self._start + len(self._piece):
                 await self._read_on()
+            if position >= self._start + len(self._piece) and self._failure is not None and not more:
+                raise self._failure.with_traceback(None)
             return self._piece[position - self._start :]
 
     def sent(self, position: int) -> None:
@@ -63,10 +68,7 @@ class DirectoryHandle:
         """Take the next entries while the kernel is busy with the last ones; a failure is for who asks for them."""
         async with self._lock:
             if self.wants_more:
-                try:
-                    self._prepared = await self._take()
-                except Exception as exc:
-                    self._prepared = exc
+                self._prepared = await self._take()
 
     async def close(self) -> None:
         """End the listing."""
@@ -75,11 +77,9 @@ class DirectoryHandle:
 
     async def _end(self) -> None:
         unsent = self._piece[max(self._sent - self._start, 0) :]
-        if isinstance(self._prepared, list):
-            unsent += self._prepared
-        for entry in unsent:
+        for entry in unsent + (self._prepared or []):
             self._inodes.forget(entry.inode, 1)
-        self._piece, self._prepared = [], None
+        self._piece, self._prepared, self._failure = [], None, None
         if self._listing is not None:
             await self._listing.aclose()
             self._listing = None
@@ -106,22 +106,23 @@ class DirectoryHandle:
         self._start += len(self._piece)
         prepared, self._prepared = self._prepared, None
         self._piece = []
-        if isinstance(prepared, Exception):
-            raise prepared
         self._piece = await self._take() if prepared is None else prepared
         if len(self._piece) == _PIECE and self._start + _PIECE == len(self._before) * _PIECE:
             self._before.append(self._piece[-1].info.name)
 
     async def _take(self) -> list[Listed]:
-        """The next _PIECE entries of the listing, fewer at its end."""
+        """The next _PIECE entries of the listing, fewer at its end, or before what it raises: that is kept."""
         piece: list[Listed] = []
         if self._listing is None:
             return piece
         prefix, lookup, new = self.key + "/" if self.key else "", self._inodes.lookup, tuple.__new__
-        async for info in self._listing:
-            name = info.name
-            inode = lookup(prefix + name, info.kind, info.identity)
-            piece.append(new(Listed, (name.encode("utf-8", "surrogateescape"), info, inode)))
-            if len(piece) == _PIECE:
-                break
+        try:
+            async for info in self._listing:
+                name = info.name
+                inode = lookup(prefix + name, info.kind, info.identity)
+                piece.append(new(Listed, (name.encode("utf-8", "surrogateescape"), info, inode)))
+                if len(piece) == _PIECE:
+                    break
+        except Exception as exc:
+            self._failure = exc
         return piece

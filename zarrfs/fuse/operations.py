@@ -201,7 +201,7 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries with attributes from offset `start_id` on until the kernel's buffer is full."""
         self.counters["readdir"] += 1
-        directory = self._directories[fh]
+        directory, first = self._directories[fh], start_id
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
@@ -211,7 +211,7 @@ class Operations(pyfuse3.Operations):
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
                 return
             start_id += 1
-        while piece := await directory.entries(start_id - 2):
+        while piece := await directory.entries(start_id - 2, start_id > first):
             for name, info, inode in piece:
                 entry = self._fill_next(info, inode)
                 start_id += 1
