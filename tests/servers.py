@@ -188,7 +188,7 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
         if isinstance(fault, int) or value is None:
             return self._send(fault if isinstance(fault, int) else 404, b"", {})
         headers = {} if fault == "unsized" else {"Content-Length": str(len(value))}
-        tag = '"2"' if fault == "changed" else '"1"'
+        tag = {"changed": '"2"', "weak": 'W/"1"'}.get(str(fault), '"1"')
         return self._send(200, b"", {"ETag": tag, **headers}, sized=False)
 
     def do_GET(self) -> None:

@@ -114,6 +114,23 @@ def test_an_error_far_down_says_where() -> None:
     assert abs(int(at.replace(",", "")) - text.index(b"1 2")) < 10
 
 
+@pytest.mark.parametrize("apart", [(), ("refs",)])
+def test_what_is_not_utf_8_is_shown(apart: tuple[str, ...]) -> None:
+    text = b'{"refs":{' + b'"k":["u",1,1],' * 200 + b'"x/na\xffme":"v","z":1}}'
+    with pytest.raises(SourceError, match=r"not UTF-8: '.*x/na\\\\xffme.*\(at byte [\d,]+\)$") as caught:
+        together(text, apart)
+    (at,) = re.findall(r"at byte ([\d,]+)", caught.value.rule)
+    assert int(at.replace(",", "")) == text.index(b"\xff")
+
+
+def test_whole_numbers_of_any_size() -> None:
+    numbers = [2**63, 2**64, 10**23 + 1, -(10**30), 5]
+    text = json.dumps({"refs": {f"k{at}": {"n": number} for at, number in enumerate(numbers)}, "z": 9.969e36}).encode()
+    for apart in (), ("refs",):
+        assert together(text, apart) == json.loads(text)
+        assert str(together(text, apart)) == str(json.loads(text))
+
+
 def test_slices_stay_small_beside_a_large_value() -> None:
     large = "x" * 5_000_000
     text = json.dumps({"a": [1], "large": large, "b": [2]}).encode()

@@ -100,6 +100,9 @@ def test_a_document_that_is_known_is_not_fetched(faulty: Faulty, tmp_path: Path)
     fetched = faulty.gets()
     assert plan_source(url, options) == first
     assert faulty.gets() == fetched
+    faulty.head("/again.json", forever="weak")  # which may be that of another one, too
+    assert plan_source(url, options) == first
+    assert faulty.gets() > fetched
     faulty.put("/again.json", b'{"a": "other"}')
     faulty.head("/again.json", forever="changed")  # another ETag
     assert plan_source(url, options).index != first.index

@@ -88,5 +88,5 @@ class InodeTable:
 
     def _shrink(self) -> None:
         """Give back memory: a dict stays as large as it ever was."""
-        self._keys, self._inodes = dict(self._keys), dict(self._inodes)
+        self._keys, self._inodes, self._more = dict(self._keys), dict(self._inodes), dict(self._more)
         self._gone = 0

@@ -30,6 +30,7 @@ _FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"  # what holds no brackets
 _TOKEN = re.compile(rb"\[" + _FLAT + rb"\]|" + _OPEN_STRING + rb'(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)
 _SMALL = rb"\s*" + _STRING + rb"\s*:\s*(?:" + _STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb'\]|[^",\[\]{}]++)\s*,'
 _CONTAINER = re.compile(rb"((?:" + _SMALL + rb")*+)\s*(" + _STRING + rb")\s*:\s*(?=[{\[])", re.DOTALL)
+_LONG = re.compile(rb"[0-9]{19}")
 _BLANKS = b" \t\r\n"
 _CLOSING = {b"{": b"}", b"[": b"]", b"": b""}
 
@@ -226,8 +227,9 @@ class _Reader:
             at = self._text.rfind(pattern, 0, at)
             if at < 0:
                 break
+            text = _enclosed(opening, memoryview(self._text)[: at + 1])
             try:
-                return orjson.loads(_enclosed(opening, memoryview(self._text)[: at + 1])), at + 2
+                return _exact(orjson.loads(text), text), at + 2
             except orjson.JSONDecodeError:
                 continue
         return None, 0
@@ -277,10 +279,13 @@ class _Reader:
 
         text = _enclosed(opening, text)
         try:
-            return orjson.loads(text)
+            return _exact(orjson.loads(text), text)
         except orjson.JSONDecodeError as first:
             try:
                 return json.loads(text)
+            except UnicodeDecodeError as exc:
+                around = text[max(exc.start - 40, 0) : exc.end + 20].decode(errors="backslashreplace")
+                raise self._refuse(f"not UTF-8: {around!a}", exc.start - len(opening)) from None
             except (ValueError, RecursionError) as exc:
                 whole = not opening and not self._start  # then lines and columns are those of the document
                 reason = "nested too deeply" if isinstance(exc, RecursionError) else str(first) if whole else first.msg
@@ -311,6 +316,11 @@ class _Positioned(io.RawIOBase):
         count = os.preadv(self._descriptor, [buffer], self._at)
         self._at += count
         return count
+
+
+def _exact(values: Any, text: bytes) -> Any:
+    """`values` of `text`, with whole numbers of any size inside of objects; orjson makes floats of large ones."""
+    return json.loads(text) if text.find(b"{", 1) > 0 and _LONG.search(text) else values
 
 
 def _enclosed(opening: bytes, text: bytes | memoryview) -> bytes:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # importing these takes longer than all the rest
 T = TypeVar("T")
 
 _PEEK = 4096  # bytes that tell what a file is
+_SETTLED_NS = 3_000_000_000  # as documents.Document.settled(), for times in whole seconds
 _STEP = 32 << 20  # bytes fetched at a time; smaller documents are fetched whole
 _MEMORY = 64 << 20  # bytes kept and in flight while a document is fetched
 
@@ -116,8 +118,12 @@ async def _read_document(
 
 
 def _stamp(url: str, entry: Entry) -> str:
-    """What names a version: with an ETag, which is in quotes; a time may be that of two versions."""
-    if entry.tag is None or not entry.tag.startswith('"'):
+    """What names a version; "" where nothing does, as a time may be that of two of them.
+
+    Many servers make their ETags of time and size, so one of the last seconds does not count.
+    """
+    fresh = entry.mtime_ns is not None and time.time_ns() - entry.mtime_ns < _SETTLED_NS
+    if entry.tag is None or not entry.strong or fresh:
         return ""
     return hashlib.sha256(repr((url, entry.tag, entry.size)).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -18,6 +18,7 @@ from zarrfs.transfer.api import TargetReader
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _PAGE = 1000  # rows of one range scan: a listing can stop and go on anywhere
+_TARGET_MAX = 4095  # bytes of a symbolic link's target
 _REMEMBERED = 16_384  # directories and rows kept in memory
 
 K = TypeVar("K")
@@ -52,7 +53,7 @@ class IndexStore:
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._rows: OrderedDict[str, _Row] = OrderedDict()
         self._urls: OrderedDict[int, str] = OrderedDict()
-        self._sizes: dict[int, int] = {}
+        self._sizes: OrderedDict[int, int] = OrderedDict()
         self._usage: Usage | None = None
 
     @property
@@ -98,6 +99,8 @@ class IndexStore:
                 yield new(Info, (name, file, size, mode, mtime_ns, None, held, 1, None))  # Info() takes thrice as long
             if len(page) < _PAGE:
                 return
+            if page[-1][0] <= after:
+                raise ReadError(prefix, "the index is damaged: names in no order")
             after = page[-1][0]
 
     def list_prefix(self, prefix: str) -> AsyncIterator[str]:
@@ -185,7 +188,7 @@ class IndexStore:
                 elif place == whole:
                     yield make((prefix + name, None, url(ref), 0, None))
                 elif place == inline:
-                    yield make((prefix + name, self._inline(ref, 0, size), "", 0, None))
+                    yield make((prefix + name, self._whole_value(prefix + name, ref, size), "", 0, None))
                 else:
                     what = "a symbolic link" if kind == Kind.SYMLINK else "a file made of regions"
                     raise ReadError(prefix + name, f"{what}, which no reference set can hold")
@@ -206,6 +209,8 @@ class IndexStore:
             return Info(name, Kind.FILE, size, mode, mtime_ns, None, held)
         if kind == 1:
             return Info(name, Kind.DIRECTORY, 0, mode, mtime_ns, None, None, size + 2)
+        if size > _TARGET_MAX:
+            raise ReadError(name, "the index is damaged: a symbolic link that is too long")
         target = self._inline(ref, 0, size).decode()
         return Info(name, Kind.SYMLINK, size, mode, mtime_ns, target)
 
@@ -245,6 +250,13 @@ class IndexStore:
 
     # -- bytes
 
+    def _whole_value(self, key: str, ref: int, size: int) -> bytes:
+        """An inline value that has all its bytes, as those of a reference set have."""
+        with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
+            if len(blob) != size:
+                raise ReadError(key, f"the index is damaged: {len(blob)} bytes inline, and a size of {size}")
+            return blob.read()
+
     def _inline(self, ref: int, start: int, length: int) -> bytes:
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
             blob.seek(min(start, len(blob)))
@@ -274,7 +286,7 @@ class IndexStore:
     async def _whole_size(self, ref: int) -> int:
         size = self._sizes.get(ref)
         if size is None:
-            size = self._sizes[ref] = await self._targets.size(self._url(ref))
+            size = _remember(self._sizes, ref, await self._targets.size(self._url(ref)))
         return size
 
     def _url(self, ref: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.store.api import Kind, name_rule
-from zarrfs.store.indexfile import ROOT, Place
+from zarrfs.store.indexfile import ROOT, Place, open_database
 
 _END_MAX = 2**63 - 1
 _QUERY = (
@@ -15,6 +16,16 @@ _QUERY = (
     "FROM entry e LEFT JOIN target t ON t.id=e.ref LEFT JOIN value v ON v.id=e.ref "
     "WHERE e.parent=? AND e.name>'' ORDER BY e.name"
 )
+
+
+def first_fault(path: str) -> tuple[str, str] | None:
+    """(key, rule) of something in an index file that cannot be used in a reference set; None: all is well."""
+    try:
+        with contextlib.closing(open_database(path)) as db:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()  # pages that are used twice would go on for ever
+            return ("", f"damaged: {found}") if found != "ok" else next(row_faults(db), None)
+    except sqlite3.Error as exc:
+        return "", f"damaged: {exc}"
 
 
 def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ class Entry(NamedTuple):
     mtime_ns: int | None = None
     tag: str | None = None  # what changes with the value: an ETag, a checksum, a time
     html: bool = False  # an HTML page: it may be a directory's listing
+    strong: bool = False  # the tag is an ETag that is another one whenever any byte is
 
 
 class Fetched(NamedTuple):

@@ -204,7 +204,8 @@ def _entry(response: Any, size: int | None) -> Entry:
         except ValueError:
             log.debug("%s: not a date", when)
     html_page = "html" in response.headers.get("Content-Type", "")
-    return Entry("", False, size, mtime_ns, _tag(response), html_page)
+    strong = response.headers.get("ETag", "").startswith('"')
+    return Entry("", False, size, mtime_ns, _tag(response), html_page, strong)
 
 
 def _tag(response: Any) -> str | None:

@@ -254,7 +254,8 @@ def entry(info: dict[str, Any]) -> Entry:
     tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
     mtime_ns = _time_ns(info)
     size = info.get("size")
-    return Entry(name, False, size, mtime_ns, None if tag is None else str(tag))
+    strong = tag is not None and "CRC" not in info
+    return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
 
 
 def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
