@@ -153,3 +153,62 @@ def test_a_document_is_no_tree(tmp_path: Path) -> None:
     result = refs("from-store", tmp_path / "set.json")
     assert result.exit_code == 1
     assert "a Zarr store is a directory" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["set.json", "sub/set.index", "set.parq", "stdout"])
+def test_the_set_itself_is_no_part_of_the_tree(name: str, tmp_path: Path) -> None:
+    """What is being written, and what it replaces, is in the tree that it is made of."""
+    tree = tmp_path / "tree"
+    for array in "x", "z/y":
+        zarr.create_array(str(tree / array), data=np.arange(9), chunks=(3,), zarr_format=2)
+    if name != "set.parq":
+        (tree / "sub" / "set.json").mkdir(parents=True)
+        (tree / "sub" / "set.json" / "kept").write_bytes(b"1")
+    expected = files(tree)
+    (tmp_path / "link").symlink_to(tree)
+    for place in ".", tree, f"local://{tree}", tmp_path / "link":
+        command = ["refs", "from-store", place]
+        if name == "stdout":
+            command = ["sh", "-c", '"$0" "$@" > sub/stdout', PROGRAM, *command]
+        else:
+            command = [PROGRAM, *command, "--force", "-o", name]
+        subprocess.run(command, cwd=tree, check=True)
+        found = entries(tree / ("sub/stdout" if name == "stdout" else name))
+        found.pop(".zmetadata", None)
+        assert sorted(found) == sorted(expected)
+
+
+def test_the_tree_itself_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{".zgroup": "{}"}')
+    done("convert", tmp_path / "set.json", tmp_path / "set.parq")
+    result = refs("from-store", tmp_path / "set.parq", "--force", "-o", tmp_path / "set.parq")
+    assert result.exit_code == 2
+    assert "is what is to be written" in result.stderr
+    assert os.listdir(tmp_path / "set.parq") == [".zmetadata"]
+
+
+@pytest.mark.parametrize("output", ["-", "{}/out.json", "{}/out.index", "{}/out.parq"])
+def test_a_path_that_is_not_utf8(output: str, tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    zarr.create_array(str(place / "x"), data=np.arange(9), chunks=(3,), zarr_format=2)
+    command = [PROGRAM, "refs", "from-store", place, "-o", output.format(tmp_path)]
+    result = subprocess.run(command, capture_output=True)
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert b"x/0: its path is not UTF-8, which a URL cannot hold" in result.stderr
+    assert os.listdir(tmp_path) == [place.name]
+
+
+def test_relative_urls_in_a_directory_that_is_not_utf8(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    zarr.create_array(str(place / "x"), data=np.arange(9), chunks=(3,), zarr_format=2)
+    subprocess.run([PROGRAM, "refs", "from-store", ".", "--relative", "-o", "set.json"], cwd=place, check=True)
+    assert entries(place / "set.json")["x/0"][0] == "x/0"
+    elsewhere = subprocess.run([PROGRAM, "refs", "convert", "set.json", "-"], cwd=place, capture_output=True)
+    assert elsewhere.returncode == 1
+    assert b"its path is not UTF-8, which a URL cannot hold" in elsewhere.stderr
+    for command in ["refs", "convert", "set.json", "new.index"], ["index", "set.json", "-o", "new.index"]:
+        result = subprocess.run([PROGRAM, *command], cwd=place, capture_output=True)
+        assert result.returncode == 1
+        assert b"not UTF-8" in result.stderr
+        assert b"internal" not in result.stderr

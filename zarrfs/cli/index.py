@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from zarrfs.cli import common
 from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
 
 EPILOG = """\b
 Examples:
@@ -19,8 +24,9 @@ Examples:
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
+@click.option("--force", is_flag=True, help="Replace an index that is there already.")
 @common.source_options("source", "fetch", output="Write the index to FILE, which is a source of its own.")
-def index(source: str, output: str | None, parsed: Parsed) -> None:
+def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
     """Compile the reference set or archive SOURCE into its index, and print where that is.
 
     Mounting does this by itself, once for each version of a document; a large one is better done ahead.
@@ -28,17 +34,32 @@ def index(source: str, output: str | None, parsed: Parsed) -> None:
     """
     from zarrfs.errors import SourceError
     from zarrfs.sources import discard, plan_source
-    from zarrfs.sources.indexfiles import write_index
+    from zarrfs.stage.destination import check_destination
 
+    if output is not None:
+        check_destination(output, "index", force)  # compiling may take long
     plan = plan_source(source, parsed.options)
     common.tell_warnings(plan, parsed.options)
     try:
         if plan.index is None:
             raise SourceError(plan.source, "is read in place: only JSON documents have an index")
         if output is not None:
-            write_index(plan, output)
+            _write(plan, output, force)
         elif plan.temporary:
             raise SourceError(plan.source, "its index cannot be kept: no cache directory (see -o index_dir=)")
     finally:
         discard(plan)
     sys.stdout.write(f"{output or plan.index}\n")
+
+
+def _write(plan: Plan, output: str, force: bool) -> None:
+    from zarrfs.errors import UsageError
+    from zarrfs.sources.indexfiles import copy_index
+    from zarrfs.stage.destination import placed
+    from zarrfs.stage.references import local_path
+
+    source = local_path(plan.source)
+    if source is not None and os.path.exists(output) and os.path.samefile(source, output):
+        raise UsageError(f"{output}: is the source itself")
+    with placed(output, "index", force) as place:
+        copy_index(plan, place.new)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import sqlite3
 
@@ -13,6 +12,7 @@ from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.sources import Plan
 from zarrfs.sources.documents import Document
+from zarrfs.store.indexcheck import first_fault
 from zarrfs.store.indexfile import read_notes
 from zarrfs.transfer.urls import without_secrets
 
@@ -30,37 +30,42 @@ def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
 
 
 def adopt(document: Document, path: str) -> dict[str, str]:
-    """Write an index that was fetched to the new file `path`; returns its notes. SourceError where it is none."""
+    """Write an index that was fetched to the new file `path`; returns its notes.
+
+    SourceError where it is none, or has anything in it that no index of a reference set has: it is from anybody.
+    """
     with document.open() as file, open(path, "xb") as copy:
         shutil.copyfileobj(file, copy)
     try:
-        return read_notes(path)
+        notes = read_notes(path)
     except SourceError as exc:
         raise SourceError(document.source, exc.rule) from None
+    if notes["kind"] != "references":
+        raise SourceError(document.source, "an index of an archive: such are taken from local files only")
+    fault = first_fault(path)
+    if fault is not None:
+        raise SourceError(document.source, f"not a usable index: {fault[1]}", fault[0] or None)
+    return notes
 
 
-def write_index(plan: Plan, path: str) -> None:
-    """Copy the index of `plan` to `path`, with notes on where it belongs; whole or not at all.
+def copy_index(plan: Plan, path: str) -> None:
+    """Copy the index of `plan` to the new file `path`, with notes on where it belongs.
 
-    SourceError where the plan has no index or the file cannot be written.
+    SourceError where the plan has no index, or its base cannot be noted. OSError and sqlite3.Error where the file
+    cannot be written.
     """
     if plan.index is None:
         raise SourceError(plan.source, "has no index: it is not a document")
-    directory, name = os.path.split(os.path.abspath(path))
-    scratch = os.path.join(directory, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
-    notes = {"source": plan.source, "base": without_secrets(plan.base), "origin": plan.origin}
+    base = without_secrets(plan.base)
+    try:
+        base.encode()
+    except UnicodeEncodeError:
+        raise SourceError(plan.source, "is in a directory whose path is not UTF-8, which no index can note") from None
+    source = plan.source.encode("utf-8", "backslashreplace").decode()
+    notes = {"source": source, "base": base, "origin": plan.origin}
     if plan.mtime_ns is not None:
         notes["mtime_ns"] = str(plan.mtime_ns)
-    try:
-        shutil.copyfile(plan.index, scratch)
-        with contextlib.closing(sqlite3.connect(scratch, isolation_level=None)) as db:
-            db.execute("PRAGMA journal_mode=OFF")
-            db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes.items())
-        with open(scratch, "rb+") as file:
-            os.fsync(file.fileno())
-        os.rename(scratch, path)
-    except (OSError, sqlite3.Error) as exc:
-        raise SourceError(path, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(scratch)
+    shutil.copyfile(plan.index, path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=OFF")
+        db.executemany("INSERT OR REPLACE INTO meta VALUES (?,?)", notes.items())

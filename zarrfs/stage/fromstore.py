@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from zarrfs.errors import ReadError, SourceError
+from zarrfs.errors import ReadError, SourceError, UsageError
+from zarrfs.stage.references import NOT_UTF8, is_utf8, local_path
 from zarrfs.stage.walk import walk, with_sizes
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.transfer import urls
@@ -27,19 +29,20 @@ def check_tree(plan: Plan) -> None:
 
 
 async def references_of(
-    store: Store, plan: Plan, inline: int = 0, relative_to: str | None = None
+    store: Store, plan: Plan, inline: int = 0, relative_to: str | None = None, own: Sequence[str] = ()
 ) -> AsyncIterator[Reference]:
     """Every file of `store` in the order of list_prefix("").
 
     Inline are Zarr's metadata documents, empty files and those of up to `inline` bytes; the others are references
-    to all their bytes. `relative_to`: a local directory that URLs are relative to. SourceError names what no
-    reference set can hold, or what cannot be read.
+    to all their bytes. `relative_to`: a local directory that URLs are relative to. `own`: local paths that are not
+    of the tree, even if they are in it. SourceError names what no reference set can hold, or what cannot be read.
     """
 
     def failed(key: str, exc: Exception) -> None:
         raise SourceError(plan.source, str(exc), key or "/")
 
-    async for key, info in with_sizes(store, walk(store, failed=failed), _AT_ONCE, failed):
+    tree = walk(store, failed=failed, leave_out=_one_of(plan, own))
+    async for key, info in with_sizes(store, tree, _AT_ONCE, failed):
         _check(key, info, plan.source)
         if info.kind is Kind.DIRECTORY:
             continue
@@ -62,10 +65,33 @@ async def _url(store: Store, plan: Plan, key: str, relative_to: str | None) -> s
     path = os.path.join(plan.path, key)
     if not os.access(path, os.R_OK):
         raise SourceError(plan.source, "permission denied", key)
-    if relative_to is None:
-        return path
-    relative = os.path.relpath(path, relative_to)
-    return f"./{relative}" if urls.protocols(relative) else relative  # a file may be called "ab::c"
+    if relative_to is not None:
+        path = os.path.relpath(path, relative_to)
+    if not is_utf8(path):
+        raise SourceError(plan.source, NOT_UTF8, key)
+    return f"./{path}" if urls.protocols(path) else path  # a file may be called "ab::c"
+
+
+def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a key is one of the local `paths`, however these are spelled. UsageError where the tree is one."""
+    root = local_path(plan.path or plan.url or "")
+    names = {os.path.basename(path) for path in paths}
+
+    def same(one: str, other: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samefile(one, other)
+        return False
+
+    def found(key: str) -> bool:
+        prefix, _, name = key.rpartition("/")
+        if root is None or name not in names:
+            return False
+        directory = os.path.join(root, prefix)
+        return any(os.path.basename(path) == name and same(os.path.dirname(path), directory) for path in paths)
+
+    if root is not None and any(same(path, root) for path in paths):
+        raise UsageError(f"{plan.source}: is what is to be written")
+    return found
 
 
 def _check(key: str, info: Info, source: str) -> None:

@@ -1,25 +1,20 @@
-"""Where a reference set is written, and in which form: JSON, compressed or not, Parquet, or an index.
-
-What is written has a temporary name beside the final one until it is whole and on the disk.
-"""
+"""A reference set that is written, and in which form: JSON, compressed or not, Parquet, or an index."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import json
 import os
-import secrets
-import shutil
-import sqlite3
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.stage.destination import placed
 from zarrfs.stage.jsonwriter import JsonWriter
+from zarrfs.stage.references import is_utf8
 from zarrfs.store.api import Reference
 from zarrfs.store.indexfile import IndexWriter
 
@@ -30,9 +25,13 @@ _ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
 
 @dataclasses.dataclass
 class Writer:
-    """What takes references, each key once; an index keeps the `notes`."""
+    """What takes references, each key once; an index keeps the `notes`.
+
+    `own` are the local paths that are there, or change, because of what is written.
+    """
 
     add: Callable[[Reference], None]
+    own: tuple[str, ...] = ()
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -67,43 +66,35 @@ class Output:
             if not self.format.startswith("json"):
                 raise UsageError(f"standard output takes JSON, not {self.format}: name a file")
             with _json(sys.stdout.buffer, self.format, self.version) as writer:
+                writer.own = _standard_output()
                 yield writer
             return
-        path = os.path.realpath(self.path)
-        _check_destination(path, self)
-        scratch = os.path.join(os.path.dirname(path), f".{os.path.basename(path)[:200]}.{secrets.token_hex(8)}.tmp")
-        try:
-            with self._encoder(scratch) as writer:
-                yield writer
-            _check_destination(path, self)  # it may have taken long
-            _place(scratch, path)
-        except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
-            raise SourceError(self.path, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
-        finally:
-            _remove(scratch)
+        with placed(self.path, self.format, self.replace) as place, self._encoder(place.new) as writer:
+            writer.own = place.own
+            yield writer
 
     @contextlib.contextmanager
-    def _encoder(self, scratch: str) -> Iterator[Writer]:
-        if self.format == "index":
-            with IndexWriter(scratch) as index:
-                writer = Writer(functools.partial(add_reference, index))
-                yield writer
-                index.commit(writer.notes.items())
-        elif self.format == "parquet":
+    def _encoder(self, path: str) -> Iterator[Writer]:
+        if self.format == "parquet":
             from zarrfs.stage.parquetwriter import RECORD_SIZE, ParquetWriter
 
-            with ParquetWriter(scratch, self.record_size or RECORD_SIZE, self.path) as parquet:
+            with ParquetWriter(path, self.record_size or RECORD_SIZE, self.path) as parquet:
                 yield Writer(parquet.add)
                 parquet.commit()
-            for directory, _, names in os.walk(scratch):
-                for name in names:
-                    _sync(os.path.join(directory, name))
-        else:
-            with open(scratch, "xb") as file:
+            return
+        with open(path, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if self.format != "index":
                 with _json(file, self.format, self.version) as writer:
                     yield writer
-                file.flush()
-                os.fsync(file.fileno())
+                return
+        with IndexWriter(path) as index:
+            writer = Writer(functools.partial(add_reference, index))
+            yield writer
+            if not is_utf8(writer.notes.get("base", "")):
+                raise SourceError(self.path, "relative to a directory whose path is not UTF-8, which no index can note")
+            index.commit(writer.notes.items())
+        os.chmod(path, stat.S_IMODE(mode))  # as open(2) and the umask made it: others read the cache, not this
 
 
 def output_format(path: str, said: str | None = None, usual: str | None = None) -> str:
@@ -129,6 +120,15 @@ def add_reference(index: IndexWriter, reference: Reference) -> None:
         index.whole(key, url)
     else:
         index.range(key, url, offset, length)
+
+
+def _standard_output() -> tuple[str, ...]:
+    """The path of the file that standard output goes to, if it is one."""
+    try:
+        path = os.path.realpath(f"/proc/self/fd/{sys.stdout.fileno()}")
+    except (OSError, ValueError):
+        return ()
+    return (path,) if os.path.isfile(path) else ()
 
 
 @contextlib.contextmanager
@@ -164,75 +164,3 @@ def _compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[
         case _:
             return contextlib.nullcontext(raw)
     return cast(contextlib.AbstractContextManager[IO[bytes]], file)
-
-
-# -- the destination
-
-
-def _check_destination(path: str, output: Output) -> None:
-    """UsageError unless `path` is free, or may be replaced by a set of this form."""
-    shown = output.path
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        if not os.path.isdir(os.path.dirname(path)):
-            raise UsageError(f"{shown}: no such directory") from None
-        if shown.endswith("/") and output.format != "parquet":
-            raise UsageError(f"{shown}: names a directory; {output.format} is a file") from None
-        return
-    except OSError as exc:
-        raise UsageError(f"{shown}: {(exc.strerror or str(exc)).lower()}") from exc
-    if stat.S_ISDIR(status.st_mode):
-        if output.format != "parquet":
-            raise UsageError(f"{shown}: is a directory; {output.format} is a file")
-        if not os.listdir(path):
-            return
-        if not _is_parquet_set(path):
-            raise UsageError(f"{shown}: holds something else than a reference set: it stays")
-    elif output.format == "parquet":
-        raise UsageError(f"{shown}: is a file; a Parquet set is a directory")
-    elif not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{shown}: is no regular file")
-    if not output.replace:
-        raise UsageError(f"{shown}: is there already; --force replaces it")
-
-
-def _is_parquet_set(directory: str) -> bool:
-    try:
-        with open(os.path.join(directory, ".zmetadata"), "rb") as file:
-            found = json.load(file)
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and "record_size" in found
-
-
-def _place(scratch: str, path: str) -> None:
-    """Give what is whole its name, at once; an old directory goes away after that."""
-    old = f"{scratch}.old"
-    if os.path.isdir(path) and os.listdir(path):
-        os.rename(path, old)
-    try:
-        os.rename(scratch, path)
-    except OSError:
-        if os.path.isdir(old):
-            os.rename(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    _sync(os.path.dirname(path))
-
-
-def _sync(path: str) -> None:
-    """Have a file or directory on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(scratch: str) -> None:
-    with contextlib.suppress(OSError):
-        if os.path.isdir(scratch):
-            shutil.rmtree(scratch, ignore_errors=True)
-        else:
-            os.unlink(scratch)

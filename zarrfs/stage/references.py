@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zarrfs.sources import Plan
     from zarrfs.stage.output import Output
 
+NOT_UTF8 = "its path is not UTF-8, which a URL cannot hold"
 _KNOWN = 65_536  # URLs whose absolute form is remembered
 
 
@@ -64,7 +65,8 @@ async def rewritten(references: AsyncIterator[Reference], change: Callable[[str]
 def absolute(url: str, base: str) -> str:
     """`url` as it is meant in a set whose relative URLs are taken from `base`; no credentials of `base` in it.
 
-    As transfer.targets.Targets takes them. ReadError where `base` is a chain of URLs and has no directory.
+    As transfer.targets.Targets takes them. ReadError where `base` is a chain of URLs and has no directory, or is
+    not UTF-8.
     """
     protocols = urls.protocols(url)
     if protocols and protocols not in (["file"], ["local"]):
@@ -72,9 +74,11 @@ def absolute(url: str, base: str) -> str:
     path = urls.file_path(url) if protocols else url
     if path.startswith("/"):
         return url
-    directory = _directory(base)
+    directory = local_path(base)
     if directory is not None:
         joined = os.path.join(directory, path)
+        if not is_utf8(joined):
+            raise ReadError(url, f"a relative target in {directory}: {NOT_UTF8}")
         return f"file://{joined}" if protocols else joined
     remote = urls.join(urls.without_secrets(base), path)
     if remote is None:
@@ -106,14 +110,23 @@ def _notes(source: str, base: str, mtime_ns: int | None, origin: str) -> dict[st
     }
 
 
+def is_utf8(path: str) -> bool:
+    """Whether a path, as Python has it, is UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _same_place(base: str, directory: str) -> bool:
-    found = _directory(base)
+    found = local_path(base)
     return found is not None and os.path.realpath(found) == os.path.realpath(directory)
 
 
-def _directory(base: str) -> str | None:
-    """The local directory that `base` names; None where it is a URL."""
-    found = urls.protocols(base)
+def local_path(name: str) -> str | None:
+    """The absolute local path that a source, or a base, is; None where it is a URL of another kind."""
+    found = urls.protocols(name)
     if found and found not in (["file"], ["local"]):
         return None
-    return os.path.abspath(urls.file_path(base) if found else base)
+    return os.path.abspath(urls.file_path(name) if found else name)

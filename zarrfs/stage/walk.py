@@ -28,12 +28,15 @@ async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[t
 
 
 async def walk(
-    store: Store, prefix: str = "", failed: Callable[[str, Exception], None] | None = None
+    store: Store,
+    prefix: str = "",
+    failed: Callable[[str, Exception], None] | None = None,
+    leave_out: Callable[[str], bool] = lambda key: False,
 ) -> AsyncIterator[tuple[str, Info]]:
     """(key, entry) of everything below `prefix`, a directory before its children, names in order.
 
     Holds one open listing a level and nothing else. A directory that cannot be listed raises, or is handed
-    to `failed` and left at that.
+    to `failed` and left at that. Keys for which `leave_out` is true are not there.
     """
     levels = [(prefix, store.list_dir(prefix))]
     while levels:
@@ -49,6 +52,8 @@ async def walk(
             levels.pop()
             continue
         key = join_key(directory, info.name)
+        if leave_out(key):
+            continue
         yield key, info
         if info.kind is Kind.DIRECTORY:
             levels.append((key, store.list_dir(key)))

@@ -59,7 +59,8 @@ def from_store(
         check_tree(plan)
         if relative and plan.path is None:
             raise UsageError("--relative: PLACE is not on this machine")
-        found = references_of(store, plan, inline, os.path.realpath(to.base or "") if relative else None)
+        base = os.path.realpath(to.base or "") if relative else None
+        found = references_of(store, plan, inline, base, writer.own)
         async for reference in running.progress(found, parsed, "files"):
             add(reference)
         writer.notes |= notes_of_many([plan], to)

@@ -1,0 +1,194 @@
+"""Files that users name: what may be replaced, and that nobody ever finds less than one whole set."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.unit.refsets import done, entries, refs
+from zarrfs import sources
+from zarrfs.errors import SourceError
+from zarrfs.sources.prepare import prepare
+from zarrfs.stage import destination
+from zarrfs.stage.destination import placed
+
+ARRAY = {"x/.zarray": '{"shape":[3],"chunks":[1]}'} | {f"x/{n}": ["/t", n, 1] for n in range(3)}
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_plan_in_child", lambda source, given, *_more: prepare(source, given))
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps(ARRAY))
+    return path
+
+
+# -- indexes
+
+
+def test_an_index_replaces_only_an_index_and_only_when_told(document: Path, tmp_path: Path) -> None:
+    before = document.read_bytes()
+    for force in [], ["--force"]:
+        for command in ["index", document, "-o", document], ["refs", "convert", document, document, "--to", "index"]:
+            result = run(*command, *force)
+            assert (result.returncode, result.stdout) == (2, "")
+            assert result.stderr == f"zarrfs: {document}: is there already, and is no index: it stays\n"
+    assert document.read_bytes() == before
+    index = tmp_path / "set.index"
+    assert run("index", document, "-o", index).returncode == 0
+    document.write_text('{"a": "b"}')
+    result = run("index", document, "-o", index)
+    assert (result.returncode, result.stderr) == (2, f"zarrfs: {index}: is there already; --force replaces it\n")
+    assert set(entries(index)) == set(ARRAY)
+    assert run("index", document, "-o", index, "--force").returncode == 0
+    assert entries(index) == {"a": b"b"}
+    assert sorted(os.listdir(tmp_path)) == ["set.index", "set.json"]
+
+
+@pytest.mark.parametrize("spelled", ["{}", "file://{}", "local://{}"])
+def test_an_index_never_replaces_its_source(spelled: str, document: Path, tmp_path: Path) -> None:
+    index, link = tmp_path / "set.index", tmp_path / "link.index"
+    assert run("index", document, "-o", index).returncode == 0
+    os.link(index, link)
+    before = index.read_bytes()
+    for output in index, link:
+        result = run("index", spelled.format(index), "-o", output, "--force")
+        assert (result.returncode, result.stderr) == (2, f"zarrfs: {output}: is the source itself\n")
+    assert index.read_bytes() == before
+    assert index.samefile(link)
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.json.gz", "out.index", "made.index", "out.parq"])
+def test_the_umask_counts(name: str, document: Path, tmp_path: Path) -> None:
+    command = ["index", document, "-o"] if name == "made.index" else ["refs", "convert", document]
+    for umask, mode in (0o077, 0o600), (0o002, 0o664):
+        (tmp_path / f"{mode:o}").mkdir()
+        made = tmp_path / f"{mode:o}" / name
+        assert run(*command, made, preexec_fn=lambda umask=umask: os.umask(umask)).returncode == 0
+        for path in made.rglob("*.parq") if made.is_dir() else [made]:
+            assert path.stat().st_mode & 0o777 == mode
+
+
+# -- directories
+
+
+def _link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+FOREIGN: list[tuple[str, Any]] = [
+    ("data.nc", lambda path: path.write_bytes(b"data")),
+    ("x/data.nc", lambda path: path.write_bytes(b"data")),
+    ("x/refs.0.parq.old", lambda path: path.write_bytes(b"data")),
+    ("y/refs.0.parq", lambda path: path.write_bytes(b"of no array")),
+    ("refs.0.parq", lambda path: path.write_bytes(b"of no array")),
+    ("y/.zmetadata", lambda path: path.write_bytes(b"of another set")),
+    ("x/refs.0.parq", _link),
+    ("a/link", lambda path: path.symlink_to(path.parent)),
+    ("a/b/pipe", os.mkfifo),
+]
+
+
+@pytest.mark.parametrize(("name", "make"), FOREIGN, ids=[f"{n}-{name}" for n, (name, _) in enumerate(FOREIGN)])
+def test_a_set_with_something_else_in_it_stays(name: str, make: Any, document: Path, tmp_path: Path) -> None:
+    out = tmp_path / "set.parq"
+    done("convert", document, out)
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    make(out / name)
+    before = sorted(out.rglob("*"))
+    result = refs("convert", document, out, "--force")
+    assert result.exit_code == 2
+    assert result.stderr == f"zarrfs: {out}: holds {name}, which is no part of the reference set: it stays\n"
+    assert sorted(out.rglob("*")) == before
+    assert sorted(os.listdir(tmp_path)) == ["set.json", "set.parq"]
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_set_is_replaced_with_all_its_files(
+    can_exchange: bool, document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not can_exchange:  # as a file system may answer
+        monkeypatch.setattr(destination, "_exchange", lambda one, other: False)
+    out = tmp_path / "set.parq"
+    done("convert", document, out, "--record-size", 1)
+    (out / "empty" / "too").mkdir(parents=True)
+    done("convert", document, out, "--record-size", 2, "--force")
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == [
+        ".zmetadata", "x", "x/refs.0.parq", "x/refs.1.parq",
+    ]  # fmt: skip
+    assert sorted(os.listdir(tmp_path)) == ["set.json", "set.parq"]
+
+
+def test_what_comes_into_a_set_while_it_is_replaced_is_kept(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "set.parq"
+    done("convert", document, out)
+    rename = destination._rename
+
+    def late(new: str, path: str, old: str) -> None:
+        (out / "late").write_text("late")
+        rename(new, path, old)
+
+    monkeypatch.setattr(destination, "_rename", late)
+    result = refs("convert", document, out, "--force")
+    assert result.exit_code == 1
+    (kept,) = tmp_path.glob(".set.parq.*.tmp/old")
+    assert str(kept) in result.stderr
+    assert [path.name for path in kept.rglob("*")] == ["late"]
+    assert set(entries(out)) == {*ARRAY, ".zmetadata"}
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_there_is_a_set_under_the_name_at_every_moment(document: Path, tmp_path: Path) -> None:
+    """Ended right after whichever system call gives a name, there is the old set or the new one."""
+    out = tmp_path / "set.parq"
+    done("convert", document, out)
+    count = 0
+    for count in range(1, 20):
+        inject = f"inject=rename,renameat,renameat2:signal=KILL:when={count}"
+        command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", inject, PROGRAM, "refs", "convert", document, out]
+        ended = subprocess.run([*command, "--force"], capture_output=True)
+        assert set(entries(out)) == {*ARRAY, ".zmetadata"}
+        if ended.returncode == 0:
+            break
+    assert 2 < count < 19
+
+
+def test_two_names_are_swapped_at_once(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    assert destination._exchange(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert [os.listdir(tmp_path / name) for name in "ab"] == [["b"], ["a"]]
+    assert not destination._exchange(str(tmp_path / "a"), str(tmp_path / "none"))
+
+
+def test_a_name_of_255_bytes(document: Path, tmp_path: Path) -> None:
+    done("convert", document, tmp_path / ("é" * 125 + ".json"))
+    assert os.listdir(tmp_path) != []
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("old")
+
+    def write() -> None:
+        with placed(str(tmp_path / "a.json"), "json", True) as place:
+            Path(place.new).write_text("new")
+            raise OSError(28, os.strerror(28))
+
+    with pytest.raises(SourceError, match=r"a\.json: cannot be written: No space"):
+        write()
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]

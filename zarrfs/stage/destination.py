@@ -1,0 +1,194 @@
+"""Where something goes that a user has named: looked at before, written beside it, and put there when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
+
+_DOCUMENT = ".zmetadata"
+_RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+
+
+class Place(NamedTuple):
+    """What is written has the path `new`; `own` are paths of ours that were not there, or will not be."""
+
+    new: str
+    own: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
+    """Somewhere to write a file, or a directory of the form "parquet", which then becomes `shown`, at once.
+
+    Leaving the block with an exception leaves nothing behind. UsageError as check_destination(), SourceError where
+    writing fails.
+    """
+    path = os.path.realpath(shown)
+    check_destination(shown, form, replace)
+    directory, name = os.path.split(path)
+    name = os.fsdecode(os.fsencode(name)[:200])  # a name has up to 255 bytes
+    work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
+    new, old = os.path.join(work, "new"), os.path.join(work, "old")
+    try:
+        os.mkdir(work, 0o700)
+        yield Place(new, (path, work))
+        _sync_all(new)
+        check_destination(shown, form, replace)  # it may have taken long
+        _rename(new, path, old)
+        _sync(directory)
+        _remove_set(old)
+    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+        raise SourceError(shown, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
+    finally:
+        if not os.path.lexists(old):
+            shutil.rmtree(work, ignore_errors=True)
+    if os.path.lexists(old):
+        raise SourceError(shown, f"is written; what came into the old directory meanwhile is in {old}")
+
+
+def check_destination(shown: str, form: str, replace: bool) -> None:
+    """UsageError unless `shown` is free, or is to be replaced and is what something of this form may replace.
+
+    A JSON document replaces any file, an index only an index, and a Parquet set only a directory with nothing else.
+    """
+    path = os.path.realpath(shown)
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        if not os.path.isdir(os.path.dirname(path)):
+            raise UsageError(f"{shown}: no such directory") from None
+        if shown.endswith("/") and form != "parquet":
+            raise UsageError(f"{shown}: names a directory; {form} is a file") from None
+        return
+    except OSError as exc:
+        raise UsageError(f"{shown}: {(exc.strerror or str(exc)).lower()}") from exc
+    if stat.S_ISDIR(status.st_mode):
+        if form != "parquet":
+            raise UsageError(f"{shown}: is a directory; {form} is a file")
+        try:
+            if not os.listdir(path):
+                return
+            _check_set(shown, path)
+        except OSError as exc:
+            raise UsageError(f"{shown}: {exc.filename}: {(exc.strerror or str(exc)).lower()}") from exc
+    elif form == "parquet":
+        raise UsageError(f"{shown}: is a file; a Parquet set is a directory")
+    elif not stat.S_ISREG(status.st_mode):
+        raise UsageError(f"{shown}: is no regular file")
+    elif form == "index" and not _is_index(path):
+        raise UsageError(f"{shown}: is there already, and is no index: it stays")
+    if not replace:
+        raise UsageError(f"{shown}: is there already; --force replaces it")
+
+
+def _is_index(path: str) -> bool:
+    """Whether it is an index, of whatever version. Source: the SQLite file format, application id."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(72)
+    except OSError:
+        return False
+    return head.startswith(MAGIC) and head[68:72] == APPLICATION_ID.to_bytes(4, "big")
+
+
+# -- directories in the Parquet layout
+
+
+def _check_set(shown: str, directory: str) -> None:
+    """UsageError unless there is a set, and nothing else: its relative URLs may name files beside it."""
+    try:
+        with open(os.path.join(directory, _DOCUMENT), "rb") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or "record_size" not in found:
+        raise UsageError(f"{shown}: holds something else than a reference set: it stays")
+    metadata = found.get("metadata")
+    arrays = {key.removesuffix("/.zarray") for key in metadata} if isinstance(metadata, dict) else set()
+    for key, is_file in _below(directory):
+        array, _, name = key.rpartition("/")
+        own = key == _DOCUMENT or (array in arrays and _RECORD_FILE.fullmatch(name))
+        if not (own and is_file):
+            raise UsageError(f"{shown}: holds {key}, which is no part of the reference set: it stays")
+
+
+def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """(relative path, whether it is a regular file) of all below a directory that are no directories themselves."""
+    with os.scandir(os.path.join(directory, prefix)) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        key = prefix + entry.name
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(directory, f"{key}/")
+        else:
+            yield key, entry.is_file(follow_symlinks=False)
+
+
+def _remove_set(directory: str) -> None:
+    """Remove the files of a set and its empty directories; what else came in meanwhile stays."""
+    for at, _, names in os.walk(directory, topdown=False):
+        for name in names:
+            if _RECORD_FILE.fullmatch(name) or (name == _DOCUMENT and at == directory):
+                os.unlink(os.path.join(at, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(at)
+
+
+# -- names
+
+
+def _rename(new: str, path: str, old: str) -> None:
+    """Give what is whole its name; a directory that was there is called `old` afterwards."""
+    if not os.path.isdir(path) or not os.listdir(path):
+        os.rename(new, path)
+    elif _exchange(new, path):
+        os.rename(new, old)
+    else:
+        os.rename(path, old)
+        try:
+            os.rename(new, path)
+        except OSError:
+            os.rename(old, path)
+            raise
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Swap two names in one step; False where the kernel or the file system cannot. Source: renameat2(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "renameat2"):
+        return False
+    code: int = libc.renameat2(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
+    return code == 0
+
+
+def _sync_all(path: str) -> None:
+    """Have a file, or a directory and all below it, on the disk."""
+    for directory, _, names in os.walk(path):
+        for name in names:
+            _sync(os.path.join(directory, name))
+        _sync(directory)
+    if not os.path.isdir(path):
+        _sync(path)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
