@@ -172,6 +172,23 @@ def test_an_index_is_validated_row_by_row(tmp_path: Path) -> None:
     assert (warnings, status) == (["gone: was bad: left out of the index"], 1)
 
 
+@pytest.mark.parametrize("size", [2, 4, 3 << 30, 2**63 - 1])
+def test_an_inline_value_of_another_size_than_its_entry(size: int, tmp_path: Path) -> None:
+    path, out = tmp_path / "set.index", tmp_path / "out.json"
+    with IndexWriter(str(path)) as writer:
+        writer.inline("d/short", b"abc", size=size)
+        writer.inline("good", b"abc", size=3)
+        writer.commit(NOTES.items())
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE entry SET size=? WHERE name='short'", (size,))
+    db.close()
+    rule = f"3 bytes inline, and a size of {size}"
+    assert found(path) == ([f"d/short: {rule}"], [], 1)
+    result = refs("convert", path, out)
+    assert (result.exit_code, result.stdout, out.exists()) == (1, "", False)
+    assert result.stderr == f"zarrfs: d/short: the index is damaged: {rule}\n"
+
+
 def test_an_index_that_is_fine(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"a/b": ["/t", 0, 5], "c": "", "d": ["/t"]}')
     done("convert", tmp_path / "set.json", tmp_path / "set.index")

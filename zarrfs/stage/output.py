@@ -92,7 +92,7 @@ class Output:
             writer = Writer(functools.partial(add_reference, index))
             yield writer
             if not is_utf8(writer.notes.get("base", "")):
-                raise SourceError(self.path, "relative to a directory whose path is not UTF-8, which no index can note")
+                raise SourceError(self.path, "relative to a path that is not UTF-8, which no index can note")
             index.commit(writer.notes.items())
         os.chmod(path, stat.S_IMODE(mode))  # as open(2) and the umask made it: others read the cache, not this
 

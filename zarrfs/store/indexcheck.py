@@ -12,7 +12,8 @@ from zarrfs.store.indexfile import ROOT, Place, open_database
 
 _END_MAX = 2**63 - 1
 _QUERY = (
-    "SELECT e.name, e.kind, e.ref, e.size, e.place, e.start, typeof(t.url), length(t.url), typeof(v.data) "
+    "SELECT e.name, e.kind, e.ref, e.size, e.place, e.start, typeof(t.url), length(t.url), typeof(v.data), "
+    "length(v.data) "
     "FROM entry e LEFT JOIN target t ON t.id=e.ref LEFT JOIN value v ON v.id=e.ref "
     "WHERE e.parent=? AND e.name>'' ORDER BY e.name"
 )
@@ -53,14 +54,21 @@ def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
         yield "", f"damaged: {exc}"
 
 
-def _file_rule(kind: Any, size: Any, place: Any, start: Any, url: Any, url_size: Any, value: Any) -> str | None:
-    """The rule that the row of a file breaks; `url` and `value` are the types of what it refers to."""
+def _file_rule(
+    kind: Any, size: Any, place: Any, start: Any, url: Any, url_size: Any, value: Any, held: Any
+) -> str | None:
+    """The rule that the row of a file breaks; `url` and `value` are the types of what it refers to.
+
+    `held` is how many bytes the value has.
+    """
     if kind != Kind.FILE:
         return "a symbolic link, which no reference set has" if kind == Kind.SYMLINK else f"of no kind: {kind!r:.40}"
     if place == Place.INLINE:
         if value != "blob":
             return "no inline value"
-        return None if type(size) is int and size >= 0 else "no size"
+        if type(size) is not int or size < 0:
+            return "no size"
+        return None if size == held else f"{held} bytes inline, and a size of {size}"  # zeros follow in archives only
     if place not in (Place.RANGE, Place.WHOLE):
         return "a file made of regions, which no reference set has" if place in list(Place) else "of no place"
     if url != "text" or not url_size:
