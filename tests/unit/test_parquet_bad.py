@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.servers import S3, Faulty, Nginx
 from tests.store_contract import listed
 from tests.unit.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
-from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
+from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, TargetMissing
 from zarrfs.options import Options
 from zarrfs.sources import Plan, plan_source
 from zarrfs.sources.parquet import ParquetStore
@@ -162,6 +162,31 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
         assert len(list(record.all_rows(4))) == 4
 
 
+@pytest.mark.parametrize("far", [False, True])
+def test_a_set_that_is_replaced_under_its_store(far: bool, nginx: Nginx, tmp_path: Path) -> None:
+    """What was read stays; rows of the other version are never given, those of the same one are again."""
+    at = (nginx.plain.root if far else tmp_path) / "set"
+    new, old = at.with_name("new"), at.with_name("old")
+    for root in (at, new, old):
+        shutil.rmtree(root, ignore_errors=True)
+    make(at)
+    write_set(new, {"a/.zarray": zarray([10], [1], order="F"), "a/.zattrs": {}}, {"a": [b"new"] * 10})
+
+    async def read(store: ParquetStore) -> None:
+        assert bytes(await store.get("a/0")) == b"0"
+        at.rename(old)
+        new.rename(at)
+        assert bytes(await store.get("a/1")) == b"1"
+        for key in ("a/4", "a/9"):
+            with pytest.raises(TargetChanged, match=r"set/\.zmetadata: has changed since it was first read"):
+                await store.get(key)
+        shutil.rmtree(at)
+        with pytest.raises(ReadError):
+            await store.info("a/8")
+
+    ask(f"{nginx.plain.url}/set" if far else at, read)
+
+
 # -- .zmetadata
 
 DOCUMENTS = {
@@ -266,10 +291,35 @@ def test_keys_of_documents(tmp_path: Path) -> None:
         return store.problems()
 
     found = ask(root, problems)
-    assert sorted(entry for entry, _ in found) == sorted(bad)
+    assert sorted(entry for entry, _ in found) == sorted("\\x00" if key == "\0" else key for key in bad)
     warnings = plan_source(str(root), Options()).warnings
     assert len(warnings) == len(bad)
     assert all("\n" not in warning for warning in warnings)
+
+
+def test_a_key_is_shown_as_one_printable_line(tmp_path: Path) -> None:
+    bad, broken = "a//\x1b[31mred\nzarrfs: mount ok", "b\x1b[2J\nline"
+    metadata = {bad: {}, f"{broken}/.zarray": {}, "c\x1b\n/.zarray": zarray([1], [1])}
+    root = write_set(tmp_path / "set", metadata, {})
+    warnings = plan_source(str(root), Options()).warnings
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        r"a//\x1b[31mred\nzarrfs", r"b\x1b[2J\nline/.zarray",
+    ]  # fmt: skip
+    with pytest.raises(SourceError) as caught:
+        plan_source(str(root), Options(strict=True))
+    assert str(caught.value).isprintable()
+
+    async def told(store: ParquetStore) -> list[str]:
+        found = [": ".join(problem) async for problem in store.faults()]
+        for key in (f"{broken}/0", "c\x1b\n/0"):
+            with pytest.raises(ReadError) as caught:
+                await store.get(key)
+            found.append(str(caught.value))
+        return found
+
+    found = ask(root, told)
+    assert len(found) == 5
+    assert [text for text in found if not text.isprintable()] == []
 
 
 def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,38 @@ def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
     assert plan_directory(str(tmp_path), str(tmp_path), OPTIONS).kind == "zarr"
     with pytest.raises(SourceError, match=r"has the Parquet layout: a \.zmetadata with record_size"):
         plan_directory(str(tmp_path), str(tmp_path), Options(type="references"))
+
+
+def test_a_document_that_is_no_regular_file(tmp_path: Path) -> None:
+    """A fifo would hold the mount forever, a device has no end."""
+    os.mkfifo(tmp_path / ".zmetadata")
+    assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
+    (tmp_path / ".zmetadata").unlink()
+    (tmp_path / ".zmetadata").symlink_to("/dev/zero")
+    assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
+
+
+def test_a_document_over_the_limit(tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text('{"metadata": {}, "record_size": 10000}')
+    with pytest.raises(SourceError, match=r"zmetadata: more than 20 bytes \(-o document_limit="):
+        plan_directory("x", str(tmp_path), Options(document_limit=20))
+    assert plan_directory("x", str(tmp_path), Options(document_limit=20, type="zarr")).kind == "zarr"
+
+
+def test_consolidated_metadata_is_not_held(tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": {"a": list(range(2_000_000))}}))
+    tracemalloc.start()
+    try:
+        assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("before", [0, 12, (1 << 20) - 15, (1 << 20) - 1, 1 << 20, 5 << 20])
+def test_a_record_size_is_found_wherever_it_is(before: int, tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text(" " * before + '{"record_size": 10000, "metadata": {}}')
+    assert plan_directory("x", str(tmp_path), OPTIONS).kind == "references"
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:

@@ -7,20 +7,18 @@ bound. A record file that is lost or damaged takes its own chunks away, with an 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
-from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, ParquetSet, is_chunk_like, read_set
+from zarrfs.sources.parquetplaces import Directory, Place, Remote
+from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, ParquetSet, is_chunk_like, read_set, shown
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, keys_below, split_key
 from zarrfs.transfer.api import TargetReader
-from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.targets import Targets
-from zarrfs.transfer.urls import without_secrets
 from zarrfs.zarr.grid import Grid
 
 if TYPE_CHECKING:
@@ -43,24 +41,6 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     limit = options.document_limit
     place = Remote(plan.url, options) if plan.url is not None else Directory(plan.path or "/", limit)
     return ParquetStore(place, targets, share, limit, plan.mtime_ns)
-
-
-class Place(Protocol):
-    """The directory or URL that holds a set."""
-
-    forbidden_device: int | None  # as TargetReader
-
-    async def read(self, key: str) -> Buffer:
-        """All bytes of a file of the set, or a ReadError."""
-        ...
-
-    def shown(self, key: str) -> str:
-        """The file as messages name it."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give back descriptors and connections."""
-        ...
 
 
 class Chunk(NamedTuple):
@@ -117,7 +97,7 @@ class ParquetStore:
             yield problem
         for array, grid in found.grids.items():
             for number, first, last in _extents(grid, found.record_size, 0) if grid is not None else ():
-                where, wanted = _record_key(array, number), last - first
+                where, wanted = shown(_record_key(array, number)), last - first
                 try:
                     record = await self._record(array, number)
                 except ReadError as exc:
@@ -277,9 +257,7 @@ class ParquetStore:
 
     def _broken(self, found: ParquetSet, array: str) -> ReadError:
         """Why no chunk of `array` can be told."""
-        key = join_key(array, ".zarray")
-        rule = next((rule for entry, rule in found.problems if entry == key), "cannot be used")
-        return ReadError(f"{self._place.shown(DOCUMENT)}: {key}", rule)
+        return ReadError(f"{self._place.shown(DOCUMENT)}: {shown(join_key(array, '.zarray'))}", found.broken[array])
 
     # -- chunks
 
@@ -334,6 +312,7 @@ class ParquetStore:
         assert self._set is not None
         self._read += 1
         data = await self._place.read(_record_key(array, number))
+        await self._place.check()
         try:
             return await trio.to_thread.run_sync(_parse, data, self._set.record_size, self._limit)
         except ValueError as exc:
@@ -355,71 +334,6 @@ class ParquetStore:
             if len(self._sizes) > _SIZES:
                 self._sizes.popitem(last=False)
         return size
-
-
-class Directory:
-    """A local directory as a Place. What is read must stay what it was when first read."""
-
-    def __init__(self, path: str, limit: int) -> None:
-        self._path, self._limit = path, limit
-        self._files = LocalFiles()
-
-    @property
-    def forbidden_device(self) -> int | None:
-        """As Place."""
-        return self._files.forbidden_device
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self._files.forbidden_device = device
-
-    async def read(self, key: str) -> Buffer:
-        path = self.shown(key)
-        size = await self._files.size(path)
-        if size > self._limit:
-            raise ReadError(path, f"more than {self._limit} bytes (-o document_limit=)")
-        return await self._files.read(path, 0, size)
-
-    def shown(self, key: str) -> str:
-        """As Place.shown."""
-        return os.path.join(self._path, key)
-
-    async def aclose(self) -> None:
-        await self._files.aclose()
-
-
-class Remote:
-    """A URL as a Place: a file is one request."""
-
-    def __init__(self, url: str, options: Options) -> None:
-        from zarrfs.transfer.remote import RemoteFiles
-
-        self._url = url
-        self._files = RemoteFiles(options)
-
-    @property
-    def forbidden_device(self) -> int | None:
-        """As Place."""
-        return self._files.local.forbidden_device
-
-    @forbidden_device.setter
-    def forbidden_device(self, device: int | None) -> None:
-        self._files.local.forbidden_device = device
-
-    async def read(self, key: str) -> Buffer:
-        system, path = await self._files.find(self._url)
-        for name in key.split("/"):
-            path = system.child(path, name)
-        return await self._files.read_all_at(system, path)
-
-    def shown(self, key: str) -> str:
-        """As Place.shown."""
-        head, _, archive = without_secrets(self._url).partition("::")
-        url, mark, query = head.partition("?")
-        return f"{url.rstrip('/')}/{key}{mark}{query}" + (f"::{archive}" if archive else "")
-
-    async def aclose(self) -> None:
-        await self._files.aclose()
 
 
 def _extents(grid: Grid, record_size: int, start: int) -> Iterator[tuple[int, int, int]]:

@@ -16,6 +16,7 @@ from zarrfs.store.api import Kind, join_key, key_rule, split_key
 from zarrfs.zarr.grid import Grid
 
 DOCUMENT = ".zmetadata"
+RECORD_SIZE = b'"record_size"'  # what tells a set's document from that of a Zarr store
 ABSENT, UNKNOWN = -1, -2  # as sizes of chunks: there is none; only a closer look can tell
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file; a file has as many as are read at a time
 _KEY_MAX = 4095  # bytes: Linux takes no longer path
@@ -27,8 +28,17 @@ _ESCAPE = re.compile(r"/|\\u007f|\\.")
 _ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # where ujson differs
 
 
+def shown(key: str) -> str:
+    """`key` as a message shows it: as references.shown(), which is imported where a message is made."""
+    from zarrfs.sources import references
+
+    return references.shown(key)
+
+
 def is_parquet_layout(document: bytes) -> bool:
     """Whether a `.zmetadata` belongs to the layout; that of a Zarr store has no record_size."""
+    if RECORD_SIZE not in document:  # to parse what consolidated metadata may be takes seconds
+        return False
     try:
         found = json.loads(document)
     except (ValueError, RecursionError):
@@ -61,8 +71,9 @@ class ParquetSet:
 
     def __init__(self, document: bytes, metadata: dict[str, Any], record_size: int) -> None:
         self.document, self.record_size = document, record_size
-        self.problems: list[tuple[str, str]] = []  # (entry, rule)
+        self.problems: list[tuple[str, str]] = []  # (entry as messages show it, rule)
         self.grids: dict[str, Grid | None] = {}  # by array; None: its chunks cannot be found
+        self.broken: dict[str, str] = {}  # why, by array
         self._metadata: dict[str, Any] = {}  # JSON, and once it was asked for its text
         self._children: dict[str, dict[str, Kind]] = {"": {DOCUMENT: Kind.FILE}}
         for key, value in metadata.items():
@@ -70,12 +81,12 @@ class ParquetSet:
                 continue  # the file itself, as fsspec shows it
             rule = _key_rule(key)
             if rule:
-                self.problems.append((key, f"not a key: {rule}: left out"))
+                self._add_problem(key, f"not a key: {rule}: left out")
                 continue
             self._metadata[key] = value
             self._add_directory(split_key(key)[0])
         for key in [key for key in self._metadata if key in self._children]:
-            self.problems.append((key, "is a file and a directory: the file is left out"))
+            self._add_problem(key, "is a file and a directory: the file is left out")
             del self._metadata[key]
         for key, value in self._metadata.items():
             prefix, name = split_key(key)
@@ -145,7 +156,11 @@ class ParquetSet:
             self.grids[prefix] = grid_of(value)
         except ValueError as exc:
             self.grids[prefix] = None
-            self.problems.append((key, f"{exc}: the array's chunks cannot be read"))
+            self.broken[prefix] = f"{exc}: the array's chunks cannot be read"
+            self._add_problem(key, self.broken[prefix])
+
+    def _add_problem(self, key: str, rule: str) -> None:
+        self.problems.append((shown(key), rule))
 
 
 def grid_of(value: object) -> Grid:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.sources.fetching import head, run
-from zarrfs.sources.parquetset import DOCUMENT, check_package, is_parquet_layout, read_set
+from zarrfs.sources.parquetset import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # a local directory needs none of what fetching does
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: metadata is shown, chunks are there by name only"
 _ZIP_MAGIC = b"PK\x03\x04"
+_PIECE = 1 << 20  # bytes of a document read at a time
 
 
 def plan_directory(source: str, path: str, options: Options) -> Plan:
@@ -35,11 +37,7 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
     except OSError as exc:
         raise SourceError(source, (exc.strerror or str(exc)).lower()) from exc
     if options.type != "zarr":
-        try:
-            with open(os.path.join(path, DOCUMENT), "rb") as file:
-                document, mtime_ns = file.read(), os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            document, mtime_ns = b"", 0
+        document, mtime_ns = _document_of_set(os.path.join(path, DOCUMENT), options.document_limit)
         if is_parquet_layout(document):
             warnings = _checked_set(os.path.join(path, DOCUMENT), document, options)
             base = path.rstrip("/") + "/"
@@ -47,6 +45,41 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
         if options.type == "references":
             raise SourceError(path, _NO_SET)
     return Plan(path, "zarr", path=path)
+
+
+def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
+    """(bytes, mtime in ns) of a `.zmetadata` that may be a set's; b"" for every other one, and where there is none.
+
+    SourceError where it has more than `limit` bytes: nobody knows whose it is.
+    """
+    try:
+        # O_NONBLOCK: a fifo is opened at once, and then seen to be none
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return b"", 0
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return b"", 0
+        if status.st_size > limit:
+            raise SourceError(path, f"more than {limit} bytes (-o document_limit=; a plain Zarr store: -o type=zarr)")
+        try:
+            if not _holds(file, RECORD_SIZE):
+                return b"", 0
+            file.seek(0)
+            return file.read(limit), status.st_mtime_ns
+        except OSError as exc:
+            raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+
+
+def _holds(file: IO[bytes], wanted: bytes) -> bool:
+    """Whether the bytes `wanted` are in the rest of a file, of which a piece at a time is held."""
+    piece = b""
+    while more := file.read(_PIECE):
+        piece = piece[1 - len(wanted) :] + more
+        if wanted in piece:
+            return True
+    return False
 
 
 def plan_remote(url: str, options: Options) -> Plan:

@@ -1,0 +1,152 @@
+"""Where the files of a set in the Parquet layout are: a local directory, or a URL."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
+from zarrfs.sources.parquetset import DOCUMENT, shown
+from zarrfs.transfer.answers import Entry, too_large
+from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.urls import without_secrets
+
+if TYPE_CHECKING:
+    from zarrfs.options import Options
+
+_CHANGED = "has changed since it was first read: the set is another one now"
+
+
+class Place(Protocol):
+    """The directory or URL that holds a set."""
+
+    forbidden_device: int | None  # as TargetReader
+
+    async def read(self, key: str) -> Buffer:
+        """All bytes of a file of the set, or a ReadError."""
+        ...
+
+    async def check(self) -> None:
+        """Raise TargetChanged where `.zmetadata` is not what it was when read() first gave it.
+
+        To be called after what must belong to it was read.
+        """
+        ...
+
+    def shown(self, key: str) -> str:
+        """The file as messages name it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back descriptors and connections."""
+        ...
+
+
+class Directory:
+    """A local directory as a Place. What is read must stay what it was when first read."""
+
+    def __init__(self, path: str, limit: int) -> None:
+        self._path, self._limit = path, limit
+        self._files = LocalFiles()
+        self._version: tuple[int, ...] | None = None  # of `.zmetadata`
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """As Place."""
+        return self._files.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.forbidden_device = device
+
+    async def read(self, key: str) -> Buffer:
+        path = os.path.join(self._path, key)
+        try:
+            size = await self._files.size(path)
+            if size > self._limit:
+                raise too_large(path, self._limit)
+            if key == DOCUMENT and self._version is None:
+                self._version = await trio.to_thread.run_sync(_version, path)  # before it is read
+            return await self._files.read(path, 0, size)
+        except ReadError as exc:
+            raise type(exc)(self.shown(key), exc.reason) from exc
+
+    async def check(self) -> None:
+        """As Place.check."""
+        if await trio.to_thread.run_sync(_version, os.path.join(self._path, DOCUMENT)) != self._version:
+            raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
+
+    def shown(self, key: str) -> str:
+        """As Place.shown."""
+        return os.path.join(self._path, shown(key))
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+
+
+class Remote:
+    """A URL as a Place: a record file is two requests, the second for the attributes of `.zmetadata`."""
+
+    def __init__(self, url: str, options: Options) -> None:
+        from zarrfs.transfer.remote import RemoteFiles
+
+        self._url = url
+        self._files = RemoteFiles(options)
+        self._version: Entry | None = None  # of `.zmetadata`
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """As Place."""
+        return self._files.local.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.local.forbidden_device = device
+
+    async def read(self, key: str) -> Buffer:
+        system, path = await self._files.find(self._url)
+        for name in key.split("/"):
+            path = system.child(path, name)
+        if key == DOCUMENT and self._version is None and not system.immutable:
+            try:
+                self._version = await self._files.stat_at(system, path)
+            except AccessDenied:  # a server may refuse to tell attributes of what it lets read
+                self._version = None
+        return await self._files.read_all_at(system, path)
+
+    async def check(self) -> None:
+        """As Place.check, as far as the server tells."""
+        if self._version is None:
+            return
+        system, path = await self._files.find(self._url)
+        try:
+            found = await self._files.stat_at(system, system.child(path, DOCUMENT))
+        except TargetMissing:
+            raise TargetChanged(self.shown(DOCUMENT), "has gone since it was first read") from None
+        if _identity(found) != _identity(self._version):
+            raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
+
+    def shown(self, key: str) -> str:
+        """As Place.shown."""
+        head, _, archive = without_secrets(self._url).partition("::")
+        url, mark, query = head.partition("?")
+        return f"{url.rstrip('/')}/{shown(key)}{mark}{query}" + (f"::{archive}" if archive else "")
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+
+
+def _version(path: str) -> tuple[int, ...] | None:
+    """What tells a version of a file from others; None where there is none. Blocks."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _identity(entry: Entry) -> tuple[int | None, str | int | None]:
+    return entry.size, entry.mtime_ns if entry.tag is None else entry.tag
