@@ -27,6 +27,7 @@ from zarrfs.sources.prepare import prepare
 
 PAGE = 4096
 COUNT = 3000
+COPIED = "kind, size, mode, mtime_ns, place, 2, start, held"  # columns of another row for the directory v
 
 
 def a_set(path: Path, count: int = COUNT) -> Path:
@@ -310,3 +311,49 @@ def test_an_index_is_a_dict(pairs: list[tuple[str, object]]) -> None:
     with compiled(text.encode()) as made:
         assert made.tree() == {key: value for key, value in expected.items() if key not in directories}
         assert sorted(entry for entry, _rule in made.problems) == sorted(directories & model.keys())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE entry SET name='../../evil' WHERE name='.zgroup'",
+        f"INSERT INTO entry SELECT 2, 'again', {COPIED} FROM entry WHERE name='v'",
+        f"INSERT INTO entry SELECT 1, 'twin', {COPIED} FROM entry WHERE name='v'",
+        "UPDATE entry SET size=-1 WHERE name='0.0'",
+        "UPDATE entry SET kind=2, size=2147483647 WHERE name='.zgroup'",
+    ],
+)
+def test_an_index_from_the_network_is_checked(statement: str, nginx: Nginx, tmp_path: Path) -> None:
+    index = nginx.plain.root / "checked.index"
+    index.unlink(missing_ok=True)
+    assert run("index", a_set(tmp_path / "refs.json", 5), "-o", index).returncode == 0
+    url, kept = f"{nginx.plain.url}/checked.index", tmp_path / "kept"
+    assert run("ls", url, "-o", f"index_dir={kept}").returncode == 0
+    with sqlite3.connect(index) as db:
+        assert db.execute(statement).rowcount == 1
+    db.close()
+    done = run("ls", url, "-o", f"index_dir={kept}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "not a usable index" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_index_with_pages_in_a_circle(tmp_path: Path) -> None:
+    index = tmp_path / "refs.index"
+    assert run("index", a_set(tmp_path / "refs.json"), "-o", index).returncode == 0
+    data = bytearray(index.read_bytes())
+    with sqlite3.connect(index) as db:
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name='entry'").fetchone()
+    db.close()
+    page = (root - 1) * PAGE
+    assert data[page] == 2  # an interior page of an index b-tree
+    cells = int.from_bytes(data[page + 3 : page + 5], "big")
+    first = int.from_bytes(data[page + 12 : page + 14], "big")
+    child = data[page + first : page + first + 4]
+    for cell in range(cells):
+        at = int.from_bytes(data[page + 12 + 2 * cell : page + 14 + 2 * cell], "big")
+        data[page + at : page + at + 4] = child
+    data[page + 8 : page + 12] = child
+    index.write_bytes(data)
+    done = run("ls", "-R", index)
+    assert done.returncode == 1  # and it ends

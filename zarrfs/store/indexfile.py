@@ -91,7 +91,7 @@ def open_database(path: str) -> sqlite3.Connection:
     """A read-only connection to an index; raises SourceError for anything that is not one."""
     try:
         db = sqlite3.connect(
-            f"file:{quote(os.path.abspath(path))}?mode=ro&immutable=1", uri=True, check_same_thread=False
+            f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode=ro&immutable=1", uri=True, check_same_thread=False
         )
         found = (
             db.execute("PRAGMA application_id").fetchone()[0],
