@@ -94,6 +94,15 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
         raise UsageError(f"{shown}: is there already; --force replaces it")
 
 
+def is_utf8(path: str) -> bool:
+    """Whether a path, as Python has it, is UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_index(path: str) -> bool:
     """Whether it is an index, of whatever version. Source: the SQLite file format, application id."""
     try:

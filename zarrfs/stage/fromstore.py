@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zarrfs.errors import ReadError, SourceError, UsageError
-from zarrfs.stage.references import NOT_UTF8, is_utf8, local_path
+from zarrfs.stage.destination import is_utf8
+from zarrfs.stage.references import NOT_UTF8, local_path
 from zarrfs.stage.walk import walk, with_sizes
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.transfer import urls

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, cast
 
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.stage.destination import placed
+from zarrfs.stage.destination import is_utf8, placed
 from zarrfs.stage.jsonwriter import JsonWriter
-from zarrfs.stage.references import is_utf8
 from zarrfs.store.api import Reference
 from zarrfs.store.indexfile import IndexWriter
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zarrfs.errors import ReadError, SourceError
+from zarrfs.stage.destination import is_utf8
 from zarrfs.store.api import Reference, ReferenceStore, Store
 from zarrfs.transfer import urls
 
@@ -108,15 +109,6 @@ def _notes(source: str, base: str, mtime_ns: int | None, origin: str) -> dict[st
         "mtime_ns": "" if mtime_ns is None else str(mtime_ns),
         "origin": origin,
     }
-
-
-def is_utf8(path: str) -> bool:
-    """Whether a path, as Python has it, is UTF-8."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _same_place(base: str, directory: str) -> bool:
