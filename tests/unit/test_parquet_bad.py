@@ -22,6 +22,7 @@ from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetChanged, T
 from zarrfs.options import Options
 from zarrfs.sources import Plan, plan_source
 from zarrfs.sources.parquet import ParquetStore
+from zarrfs.sources.parquetset import Bound
 from zarrfs.sources.recordfile import parse_record
 from zarrfs.stage.check import Report, check
 
@@ -149,6 +150,59 @@ def test_what_a_record_file_may_expand_to(tmp_path: Path) -> None:
     assert "more than 400 bytes (-o document_limit=)" in str(chunks_of(root, document_limit=400)["0"])
 
 
+def _thrift_integer(value: int) -> bytes:
+    """A 64-bit integer as Thrift's compact protocol has it."""
+    value, found = value << 1, bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dictionary: bool, tmp_path: Path) -> None:
+    """It is refused before it is decompressed, whatever its footer says."""
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {}, 1)
+    table, path = pa.table({"raw": pa.array([bytes(100 << 20)])}), root / "a/refs.0.parq"
+    path.parent.mkdir(exist_ok=True)
+    pa.parquet.write_table(
+        table, path, compression="zstd", write_statistics=False, use_dictionary=dictionary, data_page_version=version
+    )
+    del table
+    if lies:
+        data = path.read_bytes()
+        group = pa.parquet.read_metadata(path).row_group(0)
+        for size in {group.total_byte_size, group.column(0).total_uncompressed_size}:
+            true = _thrift_integer(size)
+            assert true in data
+            data = data.replace(true, b"\xe4" + b"\x80" * (len(true) - 2) + b"\0")
+        path.write_bytes(data)
+        assert pa.parquet.read_metadata(path).row_group(0).column(0).total_uncompressed_size == 50
+    reason = str(chunks_of(root)["0"])
+    assert reason == f"{path}: expands to more than {64 << 20} bytes (-o memory_limit=)"
+    assert chunks_of(root, memory_limit=1 << 30)["0"] == bytes(100 << 20)
+
+
+def test_a_large_record_file(tmp_path: Path) -> None:
+    root = make(tmp_path / "set")
+    os.truncate(root / "a/refs.0.parq", (64 << 20) + 1)
+    found = chunks_of(root)
+    assert found["0"] == f"{root}/a/refs.0.parq: more than {64 << 20} bytes (-o memory_limit=)"
+    assert found["4"] == b"4"
+
+
+def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
+    """No header tells what it expands to."""
+    root = make(tmp_path / "set")
+    table = pa.table({"raw": pa.array([bytes(10_000)] * 4)})
+    pa.parquet.write_table(
+        table, root / "a/refs.0.parq", use_dictionary=False, column_encoding={"raw": "DELTA_BYTE_ARRAY"}
+    )
+    assert "refs.0.parq: a damaged Parquet file: the encoding DELTA_BYTE_ARRAY" in str(chunks_of(root)["0"])
+
+
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.integers(0, 10_000))
 def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -> None:
@@ -157,7 +211,7 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
     data = bytearray(sink.getvalue().to_pybytes())
     data[at % len(data)] = byte
     with contextlib.suppress(ValueError):
-        record = parse_record(bytes(data[: len(data) - cut % 40]), 4, 1 << 20)
+        record = parse_record(bytes(data[: len(data) - cut % 40]), 4, Bound(1 << 20, "memory_limit"))
         assert len(record.sizes(0, 4)) == 4
         assert len(list(record.all_rows(4))) == 4
 

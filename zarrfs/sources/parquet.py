@@ -15,7 +15,7 @@ import trio
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
 from zarrfs.sources.parquetplaces import Directory, Place, Remote
-from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, ParquetSet, is_chunk_like, read_set, shown
+from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, keys_below, split_key
 from zarrfs.transfer.api import TargetReader
 from zarrfs.transfer.targets import Targets
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zarrfs.sources.recordfile import Record, Row
 
 _ROW = 32  # bytes of memory that a row takes, at a guess
+_LEAST = 64 << 20  # bytes that a record file may always expand to
 _BELIEVED = 10.0  # seconds for which a record file is not tried again after it failed
 _FAILURES = 1024  # that are remembered
 _SIZES = 16_384  # sizes of whole targets that are remembered
@@ -38,8 +39,14 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     targets = Targets(
         dataclasses.replace(options, memory_limit=options.memory_limit - share), plan.base, plan.origin, plan.private
     )
-    limit = options.document_limit
-    place = Remote(plan.url, options) if plan.url is not None else Directory(plan.path or "/", limit)
+    limit = Bound(max(share, _LEAST), "memory_limit")
+    if options.document_limit < limit.size:
+        limit = Bound(options.document_limit, "document_limit")
+    place: Place
+    if plan.url is not None:
+        place = Remote(plan.url, options)
+    else:
+        place = Directory(plan.path or "/", options.document_limit, limit)
     return ParquetStore(place, targets, share, limit, plan.mtime_ns)
 
 
@@ -54,13 +61,13 @@ class Chunk(NamedTuple):
 class ParquetStore:
     """The set at `place`, whose targets `targets` reads. `memory` bounds the bytes of parsed record files.
 
-    `limit`: bytes that a record file may expand to; `mtime_ns`: what every entry shows.
+    `limit`: what a record file may expand to; `mtime_ns`: what every entry shows.
     """
 
     immutable = True
 
     def __init__(
-        self, place: Place, targets: TargetReader, memory: int, limit: int, mtime_ns: int | None = None
+        self, place: Place, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None
     ) -> None:
         from zarrfs.transfer.cache import BlockCache
 
@@ -299,7 +306,7 @@ class ParquetStore:
             raise failure[1].with_traceback(None)
         assert self._set is not None
         try:
-            guess = min(self._set.record_size * _ROW, self._limit)
+            guess = min(self._set.record_size * _ROW, self._limit.size)
             return await self._records.get(key, guess, lambda: self._read_record(array, number))
         except ReadError as exc:
             self._failures[key] = trio.current_time() + _BELIEVED, exc
@@ -347,7 +354,7 @@ def _record_key(array: str, number: int) -> str:
     return join_key(array, f"refs.{number}.parq")
 
 
-def _parse(data: Buffer, record_size: int, limit: int) -> Record:
+def _parse(data: Buffer, record_size: int, limit: Bound) -> Record:
     from zarrfs.sources.recordfile import parse_record  # numpy and pyarrow are imported in the worker thread
 
     return parse_record(data, record_size, limit)

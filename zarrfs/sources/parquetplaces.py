@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
-from zarrfs.sources.parquetset import DOCUMENT, shown
-from zarrfs.transfer.answers import Entry, too_large
+from zarrfs.sources.parquetset import DOCUMENT, Bound, shown
+from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.urls import without_secrets
@@ -48,8 +48,8 @@ class Place(Protocol):
 class Directory:
     """A local directory as a Place. What is read must stay what it was when first read."""
 
-    def __init__(self, path: str, limit: int) -> None:
-        self._path, self._limit = path, limit
+    def __init__(self, path: str, limit: int, record: Bound) -> None:
+        self._path, self._document, self._record = path, Bound(limit, "document_limit"), record
         self._files = LocalFiles()
         self._version: tuple[int, ...] | None = None  # of `.zmetadata`
 
@@ -63,16 +63,17 @@ class Directory:
         self._files.forbidden_device = device
 
     async def read(self, key: str) -> Buffer:
-        path = os.path.join(self._path, key)
+        path, limit = os.path.join(self._path, key), self._document if key == DOCUMENT else self._record
+        if key == DOCUMENT and self._version is None:
+            self._version = await trio.to_thread.run_sync(_version, path)  # before it is read
         try:
             size = await self._files.size(path)
-            if size > self._limit:
-                raise too_large(path, self._limit)
-            if key == DOCUMENT and self._version is None:
-                self._version = await trio.to_thread.run_sync(_version, path)  # before it is read
-            return await self._files.read(path, 0, size)
+            found = await self._files.read(path, 0, size) if size <= limit.size else None
         except ReadError as exc:
             raise type(exc)(self.shown(key), exc.reason) from exc
+        if found is None:
+            raise ReadError(self.shown(key), str(limit))
+        return found
 
     async def check(self) -> None:
         """As Place.check."""

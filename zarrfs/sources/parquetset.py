@@ -9,7 +9,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Kind, join_key, key_rule, split_key
@@ -26,6 +26,16 @@ _SHOWN = 20  # problems told one by one
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|e[+-]0')  # of JSON: a string, or the sign of an exponent under 10
 _ESCAPE = re.compile(r"/|\\u007f|\\.")
 _ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # where ujson differs
+
+
+class Bound(NamedTuple):
+    """A bound on bytes, and the option that it comes from."""
+
+    size: int
+    option: str
+
+    def __str__(self) -> str:
+        return f"more than {self.size} bytes (-o {self.option}=)"
 
 
 def shown(key: str) -> str:

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from zarrfs.sources.parquetset import ABSENT, UNKNOWN
+from zarrfs.sources.parquetpages import expanded_size
+from zarrfs.sources.parquetset import ABSENT, UNKNOWN, Bound
 from zarrfs.transfer.api import Buffer
 
 COLUMNS = ("path", "offset", "size", "raw")
@@ -106,10 +107,10 @@ class Record:
         return found
 
 
-def parse_record(data: Buffer, record_size: int, limit: int) -> Record:
+def parse_record(data: Buffer, record_size: int, limit: Bound) -> Record:
     """The rows of a record file. ValueError names the rule that the file breaks as a whole.
 
-    `limit`: bytes that it may expand to.
+    `limit`: what it may expand to, told before anything is decompressed.
     """
     table = _read(data, record_size, limit)
     names = table.column_names
@@ -166,22 +167,29 @@ class _Texts:
             self.codes, self.values = np.zeros(0, np.uint8), self.values[:0].cast(pa.binary())
 
 
-def _read(data: Buffer, record_size: int, limit: int) -> Any:
+def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
     """The table, its text columns as dictionaries where the reader can."""
     try:
         about = pq.read_metadata(pa.BufferReader(data))
         schema = about.schema.to_arrow_schema()
-        size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+        rows = sum(about.row_group(number).num_rows for number in range(about.num_row_groups))
     except Exception as exc:
         raise ValueError(f"not a Parquet file: {_reason(exc)}") from None
-    if about.num_rows > record_size:
-        raise ValueError(f"{about.num_rows} rows, record_size is {record_size}")
-    if size + about.num_rows * _ROW_BYTES > limit:
-        raise ValueError(f"expands to more than {limit} bytes (-o document_limit=)")
+    rows = max(rows, about.num_rows)
+    if rows > record_size:
+        raise ValueError(f"{rows} rows, record_size is {record_size}")
     for name in COLUMNS:
         if schema.names.count(name) > 1:
             raise ValueError(f"two columns {name}")
     found = [name for name in COLUMNS if name in schema.names]
+    for name in found:  # before anything is read
+        _check_type(name, schema.field(name).type)
+    try:
+        size = expanded_size(memoryview(data).cast("B"), about, found)
+    except ValueError as exc:
+        raise ValueError(f"a damaged Parquet file: {exc}") from None
+    if size + rows * _ROW_BYTES > limit.size:
+        raise ValueError(f"expands to {limit}")
     texts = [name for name in found if name in ("path", "raw") and _is_text(schema.field(name).type)]
     try:
         file = pq.ParquetFile(pa.BufferReader(data), metadata=about, read_dictionary=texts)
@@ -192,6 +200,14 @@ def _read(data: Buffer, record_size: int, limit: int) -> Any:
     if table.num_rows != about.num_rows:
         raise ValueError(f"a damaged Parquet file: {table.num_rows} rows of {about.num_rows}")
     return table
+
+
+def _check_type(name: str, kind: Any) -> None:
+    """Refuse what no column may be, and what a few bytes of pages may expand to without bound."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (_is_text(value) or pa.types.is_primitive(value) or pa.types.is_null(value)):
+        wanted = "text or bytes" if name in ("path", "raw") else "whole numbers"
+        raise ValueError(f"column {name}: expected {wanted}, not {kind}")
 
 
 def _texts(table: Any, name: str) -> _Texts:
