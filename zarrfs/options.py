@@ -310,6 +310,8 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
             kernel.append(name)
         elif name == "remount":
             remount = True
+        elif name in ALLOWED and not equals and "allow" in values:  # "-o allow=file,private" is split before we see it
+            _set(values, TABLE["allow"], name, True)
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             raise UsageError(f"unknown option {name!r}{_hint(name)}")
     if values.get("allow_other") and values.get("allow_root"):

@@ -117,8 +117,9 @@ def test_what_sets_may_reach() -> None:
     options = parse(["allow=file", "allow=private,sftp", "allow_path=/usr/../usr/lib/.", "allow_path=x"]).options
     assert options.allow == ("file", "private", "sftp")
     assert options.allow_path == (os.path.realpath("/usr/lib"), os.path.realpath("x"))
+    assert parse(split_commas("allow=file,private,ro")).options.allow == ("file", "private")
     with pytest.raises(UsageError, match=r"'private' \(did you mean allow=private\?\)"):
-        parse(split_commas("allow=file,private"))
+        parse(split_commas("ro,private"))
     with pytest.raises(UsageError, match="expected all, credentials, file, private, or a protocol"):
         parse(["allow=File"])
 
