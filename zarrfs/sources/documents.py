@@ -58,6 +58,11 @@ class Document:
         """Bytes, as fetched: perhaps compressed."""
         return len(self.data) if isinstance(self.data, bytes) else os.fstat(self.data).st_size
 
+    @property
+    def fetched(self) -> bool:
+        """Whether it is a copy of our own, which nobody changes."""
+        return bool(self.origin) or isinstance(self.data, bytes)
+
     def open(self) -> IO[bytes]:
         """A reader of its own from the beginning."""
         if isinstance(self.data, bytes):

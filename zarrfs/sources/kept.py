@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
@@ -37,7 +37,9 @@ def kept(options: Options) -> list[Kept]:
         names = os.listdir(directory)
     except OSError as exc:
         raise UsageError(f"{directory}: {(exc.strerror or str(exc)).lower()}") from None
-    used = _times_of_use(directory, names)
+    used: dict[str, float] = {}
+    for _, index, when in _remembered(directory):
+        used[index] = max(used.get(index, 0.0), when)
     found = []
     for name in names:
         path = os.path.join(directory, name)
@@ -71,7 +73,11 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
         for one in gone:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(one.path)
-        _forget(IndexCache(options).directory)
+        directory = IndexCache(options).directory
+        for path, index, _ in _remembered(directory):
+            if not os.path.exists(os.path.join(directory, index)):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
     return gone
 
 
@@ -88,25 +94,12 @@ def _index(path: str, used: float) -> Kept:
     return Kept(path, status.st_size, status.st_mtime, used, *about)
 
 
-def _times_of_use(directory: str, names: Iterable[str]) -> dict[str, float]:
-    """Index name -> when it was last recalled."""
-    used: dict[str, float] = {}
-    for name in names:
+def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
+    """(path, name of its index, when it was last of use) of everything that IndexCache.remember() has noted."""
+    for name in os.listdir(directory):
         if name.endswith(".known"):
             path = os.path.join(directory, name)
-            with contextlib.suppress(OSError, ValueError, TypeError), open(path, "rb") as file:
+            with contextlib.suppress(OSError, ValueError, TypeError, IndexError), open(path, "rb") as file:
                 index = json.load(file)[0]
-                used[index] = max(used.get(index, 0.0), os.fstat(file.fileno()).st_mtime)
-    return used
-
-
-def _forget(directory: str) -> None:
-    """Remove what is remembered of indexes that are gone."""
-    for name in os.listdir(directory):
-        path = os.path.join(directory, name)
-        with contextlib.suppress(OSError, ValueError, TypeError, IndexError):
-            if name.endswith(".known"):
-                with open(path, "rb") as file:
-                    index = json.load(file)[0]
-                if not os.path.exists(os.path.join(directory, index)):
-                    os.unlink(path)
+                if isinstance(index, str):
+                    yield path, index, os.fstat(file.fileno()).st_mtime

@@ -98,10 +98,12 @@ def compile_document(document: Document, options: Options) -> Plan:
         digest = hashlib.sha256(content + _shape(options)).hexdigest()
 
         def changed() -> bool:
+            if document.fetched:
+                return False
             return document.stamp() != stamp or (not key and document.digest() != content)
 
         found = cache.find(digest) or _compile(document, options, cache, digest, changed)
-        if not changed():
+        if key and not changed():
             cache.remember(key, found[0])
     path, notes = found
     base = notes.get("base", "")  # of an index that was fetched, which may say anything
