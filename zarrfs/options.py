@@ -49,6 +49,21 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def positive(text: str) -> int:
+    """A whole number, 1 or more."""
+    number = natural(text)
+    if not number:
+        raise ValueError("a whole number above 0")
+    return number
+
+
+def statuses(text: str) -> tuple[int, ...]:
+    """Statuses of HTTP, with commas between them."""
+    if not re.fullmatch(r"4\d\d(,4\d\d)*", text):
+        raise ValueError("statuses of HTTP from 400 to 499, such as 404,403")
+    return tuple(int(part) for part in text.split(","))
+
+
 def user_id(text: str) -> int:
     """A user or group number; the last one, -1 to the system, is none."""
     number = natural(text)
@@ -83,6 +98,11 @@ def text(value: str) -> str:
     if not value:
         raise ValueError("a value")
     return value
+
+
+def path(value: str) -> str:
+    """A file by its absolute path, as it is when the option is read."""
+    return os.path.abspath(text(value))
 
 
 def directory(value: str) -> str:
@@ -162,9 +182,59 @@ class Options:
         "Where indexes are kept (default: zarrfs/index in the user's cache directory).",
     )
     # fetching
-    memory_limit: int = _option("fetch", 256 << 20, size, "SIZE", "Bound on bytes kept and in flight.")
+    memory_limit: int | None = _option(
+        "fetch", None, size, "SIZE",
+        "Bound on bytes kept, read ahead and in flight (default: a quarter of the memory, at most 1GiB).",
+    )
     request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.")
+    read_timeout: float = _option(
+        "fetch", 300.0, seconds, "TIME", "How long one read may take, repetitions included."
+    )
     retries: int = _option("fetch", 4, natural, "N", "How often a failed request is repeated.")
+    host_requests: int = _option("fetch", 32, positive, "N", "Requests in flight to one server at once.")
+    host_bytes: int = _option("fetch", 128 << 20, size, "SIZE", "Bytes in flight from one server at once.")
+    part_size: int = _option(
+        "fetch", 4 << 20, size, "SIZE", "Larger values are fetched in parts of SIZE, several at once."
+    )
+    coalesce_size: int = _option(
+        "fetch", 4 << 20, size, "SIZE", "Neighbouring ranges of a target are fetched as one, up to SIZE."
+    )
+    coalesce_gap: int = _option(
+        "fetch", 32 << 10, size, "SIZE", "Ranges are neighbours where no more than SIZE lies between them."
+    )
+    prefetch: int = _option(
+        "fetch", 64 << 20, size, "SIZE", "Fetch at most SIZE ahead of a reader that reads in order; 0B: nothing."
+    )
+    stale: str = _option(
+        "fetch", "error", words("error", "reread"), "WHAT",
+        "Where a target is not the one that was read first: error, or reread the one that is there now.",
+    )
+    missing_status: tuple[int, ...] = _option(
+        "fetch", (404, 410), statuses, "STATUSES",
+        "Zarr stores over HTTP: statuses that say a key is absent. References: always an error.",
+        many=True,
+    )
+    client: str = _option(
+        "fetch", "auto", words("auto", "fsspec", "obstore"), "WHICH",
+        "Who speaks HTTP, S3, GCS and Azure: obstore where it is installed and can, else fsspec's own.",
+    )
+    # what is kept on disk
+    cache: str = _option(
+        "fetch", "on", words("on", "none"), "WHAT", "none: nothing is kept on disk, neither blocks nor indexes."
+    )
+    cache_dir: str | None = _option(
+        "fetch", None, directory, "DIR", "Keep fetched blocks in DIR, which any number of processes may share."
+    )
+    cache_size: int = _option("fetch", 10 << 30, size, "SIZE", "Hard bound on what is kept in cache_dir.")
+    cache_min_free: int = _option(
+        "fetch", 1 << 30, size, "SIZE", "Keep nothing where less than SIZE would be left free on that disk."
+    )
+    cache_validity: float = _option(
+        "fetch", 3600.0, seconds, "TIME",
+        "How long blocks on disk are believed to be of the target's version before its server is asked.",
+    )
+    record: str | None = _option("fetch", None, path, "FILE", "Write to FILE which keys are read, in order.")
+    warm: str | None = _option("fetch", None, path, "FILE", "Fetch ahead what FILE, of record=, says is read.")
     # the mount
     ro: bool = _option("mount", True, flag, "", "Mount read-only: the default and, so far, the only way.")
     uid: int | None = _option("mount", None, user_id, "UID", "Owner of everything (default: who mounts).")
@@ -240,6 +310,8 @@ def default_text(name: str) -> str:
     default, parser = TABLE[name].default, TABLE[name].metadata["parse"]
     if parser is flag or default is None or default == ():
         return ""
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
     if parser is seconds:
         return f"{default:g}s"
     if parser is not size:
@@ -310,13 +382,18 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
             kernel.append(name)
         elif name == "remount":
             remount = True
-        elif name in ALLOWED and not equals and "allow" in values:  # "-o allow=file,private" is split before we see it
-            _set(values, TABLE["allow"], name, True)
+        elif not equals and (list_ := _list_of(name)) in values:  # "-o allow=file,private" is split before we see it
+            _set(values, TABLE[list_], name, True)
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             raise UsageError(f"unknown option {name!r}{_hint(name)}")
     if values.get("allow_other") and values.get("allow_root"):
         raise UsageError("options allow_other and allow_root: only one of them can be had")
     return Parsed(Options(**values, storage=storage), kernel, remount, writable)
+
+
+def _list_of(word: str) -> str:
+    """The option whose value may have `word` after a comma."""
+    return "allow" if word in ALLOWED else "missing_status" if word.isdigit() else ""
 
 
 def _set(values: dict[str, Any], field: dataclasses.Field[Any], value: str, given: bool) -> None:

@@ -45,6 +45,7 @@ def check(source: str, key: str, as_json: bool, first: int, parsed: Parsed) -> N
     from zarrfs.sources import Plan
     from zarrfs.stage.check import Report, check
     from zarrfs.store.api import Store
+    from zarrfs.transfer.memory import memory_limit
 
     report = Report(keep=first)
 
@@ -52,7 +53,7 @@ def check(source: str, key: str, as_json: bool, first: int, parsed: Parsed) -> N
         async with trio.open_nursery() as nursery:
             if sys.stderr.isatty() and parsed.options.log_level != "error":
                 nursery.start_soon(_progress, report)
-            await check(store, common.clean_key(key), report, parsed.options.memory_limit)
+            await check(store, common.clean_key(key), report, memory_limit(parsed.options))
             nursery.cancel_scope.cancel()
 
     common.run_on_store(source, parsed, body)

@@ -17,6 +17,7 @@ from zarrfs.sources.compressed import is_compressed
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry, too_large
+from zarrfs.transfer.memory import memory_limit
 
 if TYPE_CHECKING:  # importing these takes longer than all the rest
     import outcome
@@ -52,7 +53,7 @@ def read_document(
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
         return await _read_document(files, url, options, directory, known)
 
-    small = dataclasses.replace(options, memory_limit=min(options.memory_limit, _MEMORY))
+    small = dataclasses.replace(options, memory_limit=min(memory_limit(options), _MEMORY))
     return run(url, small, read)
 
 

@@ -18,6 +18,7 @@ from zarrfs.sources.parquetplaces import Directory, Place, Remote
 from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, keys_below, split_key
 from zarrfs.transfer.api import TargetReader
+from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.targets import Targets
 from zarrfs.zarr.grid import Grid
 
@@ -35,9 +36,10 @@ _SIZES = 16_384  # sizes of whole targets that are remembered
 
 def open_set(plan: Plan, options: Options) -> ParquetStore:
     """The store of a set's plan; reads nothing yet."""
-    share = options.memory_limit // 4  # for record files; the rest is for bytes of targets
+    memory = memory_limit(options)
+    share = memory // 4  # for record files; the rest is for bytes of targets
     targets = Targets(
-        dataclasses.replace(options, memory_limit=options.memory_limit - share), plan.base, plan.origin, plan.private
+        dataclasses.replace(options, memory_limit=memory - share), plan.base, plan.origin, plan.private
     )
     limit = Bound(max(share, _LEAST), "memory_limit")
     if options.document_limit < limit.size:

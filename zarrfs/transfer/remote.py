@@ -22,6 +22,7 @@ from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cache import BlockCache
 from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
 from zarrfs.transfer.trust import Trust
@@ -49,7 +50,7 @@ class RemoteFiles:
         self.trust = Trust(options) if trust is None else trust
         self.local = LocalFiles() if local is None else local
         self._owns_local = local is None
-        self.cache: BlockCache[Buffer] = BlockCache(options.memory_limit)
+        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
         self._options = options
         self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None
