@@ -50,6 +50,10 @@ class Archive(Protocol):
         """As TargetReader.read."""
         ...
 
+    def identity(self) -> str:
+        """As System.identity."""
+        ...
+
     async def aclose(self) -> None:
         """Give back what it holds."""
         ...
@@ -67,6 +71,10 @@ class LocalArchive:
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
         return await self._files.read(self.shown, offset, length)
 
+    def identity(self) -> str:
+        """As System.identity."""
+        return f"file://{self.shown}"
+
     async def aclose(self) -> None:
         """The LocalFiles is its owner's."""
 
@@ -74,14 +82,18 @@ class LocalArchive:
 class RemoteArchive:
     """An archive behind a URL."""
 
-    def __init__(self, files: RemoteFiles, url: str) -> None:
-        self.shown, self._files, self._url = without_secrets(url), files, url
+    def __init__(self, files: RemoteFiles, url: str, identity: str) -> None:
+        self.shown, self._files, self._url, self._identity = without_secrets(url), files, url, identity
 
     async def size(self) -> int:
         return await self._files.size(self._url)
 
     async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
         return await self._files.read(self._url, offset, length, low, high)
+
+    def identity(self) -> str:
+        """As System.identity."""
+        return self._identity
 
     async def aclose(self) -> None:
         """The RemoteFiles is its owner's."""
@@ -144,6 +156,14 @@ class ZipSystem:
     def shown(self, path: str) -> str:
         """As System.shown."""
         return f"zip://{path}::{self._archive.shown}"
+
+    def host(self, path: str) -> str:
+        """As System.host: not the archive's own, whose requests are made while one for a member waits."""
+        return self.shown("")
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return f"zip://{path}::{self._archive.identity()}"
 
     async def aclose(self) -> None:
         for _, file in self._idle:

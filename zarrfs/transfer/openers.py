@@ -65,7 +65,7 @@ class Openers:
                 await trio.to_thread.run_sync(_class_of, "http", "http")  # imports it
                 web = Web(self._trust, functools.partial(_file_system, "http", "http"))
                 timeout, limit = self._options.request_timeout, self._options.document_limit
-                self._systems["http"] = HttpSystem(web, timeout, limit)
+                self._systems["http"] = HttpSystem(web, self._trust, timeout, limit)
             return self._systems["http"]
 
     async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
@@ -86,17 +86,21 @@ class Openers:
         if protocol != "zip":
             raise ReadError(urls.without_secrets(url), f"{protocol} before '::' is not supported, only zip")
         path = head.partition("://")[2].strip("/")
+        found = urls.protocols(archive)
+        remote = bool(found) and found not in (["file"], ["local"])
+        name = ""
+        if remote and archive not in self._systems:  # not under the lock, which it may need itself
+            system, at = await self._files.below().find(archive)
+            name = system.identity(at)
         async with self._lock:
-            system = self._systems.get(archive)
-            if system is None:
-                found = urls.protocols(archive)
+            if archive not in self._systems:
                 opened: Archive
-                if not found or found in (["file"], ["local"]):
-                    opened = LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive)))
+                if remote:
+                    opened = RemoteArchive(self._files.below(), archive, name)
                 else:
-                    opened = RemoteArchive(self._files.below(), archive)
-                system = self._systems[archive] = ZipSystem(opened, self._options.document_limit)
-            return system, path
+                    opened = LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive)))
+                self._systems[archive] = ZipSystem(opened, self._options.document_limit)
+            return self._systems[archive], path
 
 
 def _class_of(protocol: str, family: str) -> Any:

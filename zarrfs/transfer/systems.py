@@ -9,16 +9,18 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import trio
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.transfer import bridge, http
+from zarrfs.transfer import bridge, http, identity, urls
 from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
-from zarrfs.transfer.urls import without_secrets
+from zarrfs.transfer.trust import Trust
+from zarrfs.transfer.urls import BUCKETS, without_secrets
 from zarrfs.transfer.web import Web
 
 T = TypeVar("T")
@@ -57,6 +59,14 @@ class System(Protocol):
         """`path` as a URL without credentials."""
         ...
 
+    def host(self, path: str) -> str:
+        """Whose requests are bounded together: a server, a bucket."""
+        ...
+
+    def identity(self, path: str) -> str:
+        """Which bytes are meant, the same in every process, without credentials."""
+        ...
+
     async def aclose(self) -> None:
         """Give back connections and descriptors."""
         ...
@@ -86,8 +96,8 @@ class HttpSystem:
 
     immutable = False
 
-    def __init__(self, web: Web, timeout: float, limit: int) -> None:
-        self._web, self._limit = web, limit
+    def __init__(self, web: Web, trust: Trust, timeout: float, limit: int) -> None:
+        self._web, self._trust, self._limit = web, trust, limit
         self._loop = _OnLoop(timeout)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -112,6 +122,14 @@ class HttpSystem:
         """As System.shown."""
         return without_secrets(path)
 
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return web_host(path)
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_web(path, self._trust.given(path).options)
+
     async def aclose(self) -> None:
         await bridge.call(self._web.aclose)
 
@@ -123,6 +141,7 @@ class CoroutineSystem:
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "") -> None:
         self._fs, self._protocol, self._limit = fs, protocol, limit
+        self._family = urls.names(protocol)[0]
         self._loop = _OnLoop(timeout, hint)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -147,6 +166,16 @@ class CoroutineSystem:
     def shown(self, path: str) -> str:
         """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return store_host(self._family, path, _endpoint(self._fs))
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        if self._family in BUCKETS:
+            return identity.of_store(self._family, path, _endpoint(self._fs))
+        return identity.of_other(self._family, path, self._fs.storage_options)
 
     async def aclose(self) -> None:
         """Sessions are closed by fsspec's finalizers."""
@@ -212,6 +241,14 @@ class ThreadSystem:
         """As System.shown."""
         return without_secrets(f"{self._protocol}://{path}")
 
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return f"{self._protocol}://{self._fs.storage_options.get('host') or ''}"
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_other(urls.names(self._protocol)[0], path, self._fs.storage_options)
+
     async def aclose(self) -> None:
         """fsspec has nothing to close here."""
 
@@ -231,6 +268,31 @@ class ThreadSystem:
                     )
         except Exception as exc:
             raise failure(exc, self.shown(path), self._timeout) from exc
+
+
+def web_host(url: str) -> str:
+    """The host and port of a URL of HTTP."""
+    return urlsplit(url).netloc.rpartition("@")[2].lower()
+
+
+def store_host(protocol: str, path: str, endpoint: str) -> str:
+    """The bucket of an object store, and its endpoint if it is not that of the provider."""
+    bucket = path.lstrip("/").partition("/")[0]
+    return f"{protocol}://{bucket}{' at ' + web_host(endpoint) if endpoint else ''}"
+
+
+def _endpoint(fs: Any) -> str:
+    """Where an object store is, as options or the environment say; "" for that of the provider."""
+    options = fs.storage_options
+    client = options.get("client_kwargs") or {}
+    family = fs.protocol[0] if isinstance(fs.protocol, tuple | list) else fs.protocol
+    if family == "s3":
+        found = options.get("endpoint_url") or client.get("endpoint_url")
+        return str(found or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
+    if family in ("gs", "gcs"):
+        return str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
+    host = options.get("account_host") or f"{getattr(fs, 'account_name', None) or ''}.blob.core.windows.net"
+    return f"https://{host}"
 
 
 async def _read_body(body: Any, most: int) -> bytearray:

@@ -20,7 +20,7 @@ _SECRET = re.compile(
 # Names of one and the same protocol; the first is what its options are called, too.
 _FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))
 _FAMILY = {name: family for family in _FAMILIES for name in family}
-_BUCKETS = ("s3", "gcs", "abfs")  # what stands where a host does is a bucket or container
+BUCKETS = ("s3", "gcs", "abfs")  # what stands where a host does is a bucket or container
 
 
 def names(protocol: str) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def place(url: str) -> str:
     if rest.startswith("arn:"):  # of an S3 access point, whose name follows a slash
         return f"{family}://{'/'.join(rest.split('/')[:2])}"
     host = re.split("[/?#]", rest)[0]
-    return f"{family}://{host if family in _BUCKETS else host.rpartition('@')[2].lower()}"
+    return f"{family}://{host if family in BUCKETS else host.rpartition('@')[2].lower()}"
 
 
 def web_place(url: yarl.URL) -> str:

@@ -1,0 +1,95 @@
+"""Which bytes a path means, told so that other processes and other days understand it, and no secret is in it.
+
+Names of what is kept on disk are made of this. Two values never share one: what only looks like a secret is
+replaced by its digest, and left out is but what is known to sign a URL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+_SECRET = re.compile(r"token|key|secret|passw|credential|auth|session|cookie|^sas|anon|cert|^sig", re.IGNORECASE)
+
+# Ways to sign a URL: (names that must all be there, names that belong to the signature), in lower case.
+_SIGNED = (
+    # AWS Signature Version 4, section "Authenticating requests: using query parameters"
+    (
+        {"x-amz-signature", "x-amz-credential"},
+        {"x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signedheaders",
+         "x-amz-signature", "x-amz-security-token"},
+    ),
+    # AWS Signature Version 2, and Google's XML API of old
+    ({"awsaccesskeyid", "signature", "expires"}, {"awsaccesskeyid", "signature", "expires"}),
+    ({"googleaccessid", "signature", "expires"}, {"googleaccessid", "signature", "expires"}),
+    # Google Cloud Storage, V4 signing process
+    (
+        {"x-goog-signature", "x-goog-credential"},
+        {"x-goog-algorithm", "x-goog-credential", "x-goog-date", "x-goog-expires", "x-goog-signedheaders",
+         "x-goog-signature"},
+    ),
+    # CloudFront, signed URLs with a canned and with a custom policy
+    ({"signature", "key-pair-id"}, {"signature", "key-pair-id", "expires", "policy"}),
+    # Azure Storage, shared access signatures
+    (
+        {"sig", "sv", "se"},
+        {"sig", "sv", "se", "st", "sp", "sr", "ss", "srt", "spr", "sip", "si", "skoid", "sktid", "skt", "ske", "sks",
+         "skv"},
+    ),
+)  # fmt: skip
+
+
+def of_web(url: str, options: Mapping[str, object]) -> str:
+    """A URL of HTTP without user and signature; `options` are those it is asked with."""
+    scheme, netloc, path, query, _ = urlsplit(url)
+    if query:
+        query = _query(query)
+    chosen = {"params": options.get("params"), "headers": _public(options.get("headers"))}
+    found = urlunsplit((scheme, netloc.rpartition("@")[2].lower(), path, query, ""))
+    return found + _digest({name: value for name, value in chosen.items() if value})
+
+
+def of_store(protocol: str, path: str, endpoint: str) -> str:
+    """What is at `path` (bucket/key) of an object store at `endpoint`, "" for that of the provider."""
+    where = f" at {of_web(endpoint, {})}" if endpoint else ""
+    return f"{protocol}://{path}{where}"
+
+
+def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
+    """What is at `path` of a file system with `options`, such as host and user."""
+    return f"{protocol}://{path}{_digest(_public(options))}"
+
+
+def _query(query: str) -> str:
+    pairs = [part.partition("=") for part in query.split("&")]  # as they stand: "+" and "%20" are two things
+    names = [unquote(name).lower() for name, _, _ in pairs]
+    signing: set[str] = set()
+    for marks, belonging in _SIGNED:
+        if marks <= set(names):
+            signing |= belonging
+    kept = []
+    for (name, mark, value), told in zip(pairs, names, strict=True):
+        if told not in signing:
+            secret = value and _SECRET.search(told)
+            kept.append(f"{name}{mark}{_hidden(value) if secret else value}")
+    return "&".join(kept)
+
+
+def _hidden(value: str) -> str:
+    return hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def _public(options: object) -> dict[str, object]:
+    """Options without those that tell who the user is."""
+    if not isinstance(options, Mapping):
+        return {}
+    return {str(name): value for name, value in options.items() if not _SECRET.search(str(name))}
+
+
+def _digest(options: Mapping[str, object]) -> str:
+    """ " #..." for options, "" for none."""
+    if not options:
+        return ""
+    return f" #{_hidden(repr(sorted(options.items(), key=lambda item: item[0])))}"
