@@ -6,7 +6,7 @@ Source: Zarr v3 core protocol, abstract store interface, and the file system sto
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from zarrfs.errors import InvalidKey, NameTooLong
@@ -112,6 +112,24 @@ class DescriptorStore(Store, Protocol):
 
     async def open_value(self, key: str) -> int:
         """A descriptor of the value, for the caller to close: it stays that value, whatever is set later."""
+        ...
+
+
+@runtime_checkable
+class PrefetchStore(Store, Protocol):
+    """A Store whose values may come over a network, so that it pays to ask for some before they are read."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether values came over a network so far: else nothing is to be gained."""
+        ...
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """Bring values into the cache, of large ones the beginning; neighbours in one request.
+
+        Returns when they are there; cancelling it drops what has not come and nobody reads. What cannot be
+        had is left out: whoever reads it will hear why.
+        """
         ...
 
 

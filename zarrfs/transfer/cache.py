@@ -1,14 +1,21 @@
-"""BlockCache: blocks in memory, bounded in bytes, each fetched by one task however many want it."""
+"""BlockCache: blocks in memory, bounded in bytes, each fetched by one task however many want it.
+
+What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were fetched once wait in a queue, and only
+those that are wanted again in its older half, or soon after they left it, are kept by recency. A scan of everything
+passes through the queue and takes nothing from what is read again and again.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sized
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
 V = TypeVar("V", bound=Sized)
+
+_GHOSTS = 65_536  # keys remembered of blocks that left the queue
 
 
 class _Flight(Generic[V]):
@@ -24,8 +31,21 @@ class _Flight(Generic[V]):
         self.error: Exception | None = None
 
 
+class Ahead:
+    """A block that is fetched ahead: `done` is set when it is there, or cannot be had."""
+
+    __slots__ = ("_leave", "done")
+
+    def __init__(self, done: trio.Event, leave: Callable[[], None]) -> None:
+        self.done, self._leave = done, leave
+
+    def let_go(self) -> None:
+        """Once: where nobody has asked for it by now, it is not fetched any more."""
+        self._leave()
+
+
 class BlockCache(Generic[V]):
-    """Blocks by key, the least recently used ones dropped so that kept and expected bytes fit `max_bytes`.
+    """Blocks by key, dropped so that kept and expected bytes fit `max_bytes`.
 
     A block is bytes, or anything else whose len() is the bytes that it takes.
 
@@ -36,46 +56,78 @@ class BlockCache(Generic[V]):
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._blocks: OrderedDict[Hashable, V] = OrderedDict()
+        self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # fetched once, oldest first, numbered
+        self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
+        self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
         self._flights: dict[Hashable, _Flight[V]] = {}
-        self._kept = self._expected = 0
+        self._unused: dict[Hashable, int] = {}  # bytes of what was fetched ahead, and not asked for so far
+        self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
         self._room = trio.lowlevel.ParkingLot()
-        self._hits = self._misses = self._joins = 0
+        self._hits = self._misses = self._joins = self._hit_bytes = 0
+        self._ahead = self._used = self._dropped = 0
+
+    def peek(self, key: Hashable) -> V | None:
+        """The block `key` if it is kept; counts as a hit then."""
+        block = self._often.get(key)
+        if block is not None:
+            self._often.move_to_end(key)
+        elif key in self._once:
+            block = self._again(key)
+        else:
+            return None
+        self._hits += 1
+        self._hit_bytes += len(block)
+        if self._unused:
+            self._use(key)
+        return block
+
+    def has(self, key: Hashable) -> bool:
+        """Whether the block `key` is kept, or about to come."""
+        return key in self._once or key in self._often or key in self._flights
 
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
         """The block `key`: kept, or about to come, or fetched now by `fetch`, which gives about `size` bytes.
 
         The block is shared: nobody may change it. Raises what `fetch` raises.
         """
-        block = self._blocks.get(key)
+        block = self.peek(key)
         if block is not None:
-            self._blocks.move_to_end(key)
-            self._hits += 1
             return block
         flight = self._flights.get(key)
         if flight is None:
             self._misses += 1
-            flight = self._flights[key] = _Flight()
-            trio.lowlevel.spawn_system_task(self._fly, key, size, fetch, flight)
+            flight = self._start(key, size, fetch)
         else:
             self._joins += 1
+            self._use(key)
         flight.waiters += 1
         try:
             await flight.done.wait()
         finally:
-            flight.waiters -= 1
-            if not flight.waiters and not flight.done.is_set():
-                flight.scope.cancel()
-                self._take_off(key, flight)
+            self._leave(key, flight)
         if flight.error is not None:
             raise flight.error.with_traceback(None)
         assert flight.block is not None
         return flight.block
 
+    def ahead(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> Ahead | None:
+        """Fetch the block `key` before anybody asks; None where it is there, about to come, or there is no room.
+
+        What was fetched ahead and not asked for so far takes up to half of the bytes.
+        """
+        if self.has(key) or self._unused_bytes + size > self.max_bytes // 2:
+            return None
+        flight = self._start(key, size, fetch)
+        flight.waiters += 1
+        self._unused[key] = size
+        self._unused_bytes += size
+        self._ahead += 1
+        return Ahead(flight.done, lambda: self._leave(key, flight))
+
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
-        for key in [key for key in self._blocks if wanted(key)]:
-            self._kept -= len(self._blocks.pop(key))
+        for key in [key for key in (*self._once, *self._often) if wanted(key)]:
+            self._remove(key)
 
     def resize(self, max_bytes: int) -> None:
         """Bound the cache anew."""
@@ -83,12 +135,37 @@ class BlockCache(Generic[V]):
         self._evict()
         self._room.unpark_all()
 
-    def stats(self) -> dict[str, Any]:
+    def reserve(self, size: int) -> bool:
+        """Set `size` bytes aside for what is no block, if they fit beside the fetches; release() gives them back."""
+        if self._expected + size > self.max_bytes // 2:
+            return False
+        self._expected += size
+        self._evict()
+        return True
+
+    def release(self, size: int) -> None:
+        """Give back what reserve() set aside."""
+        self._expected -= size
+        self._room.unpark_all()
+
+    def stats(self) -> dict[str, int]:
         """Counters, for the log."""
         return {
-            "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": len(self._blocks),
-            "kept": self._kept, "expected": self._expected,
+            "hits": self._hits, "misses": self._misses, "joins": self._joins, "hit_bytes": self._hit_bytes,
+            "blocks": len(self._once) + len(self._often), "kept": self._kept, "expected": self._expected,
+            "limit": self.max_bytes,
         }  # fmt: skip
+
+    def ahead_stats(self) -> dict[str, int]:
+        """Counters of what was fetched ahead."""
+        return {"started": self._ahead, "used": self._used, "dropped": self._dropped, "kept": self._unused_bytes}
+
+    # -- flights
+
+    def _start(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
+        flight = self._flights[key] = _Flight[V]()
+        trio.lowlevel.spawn_system_task(self._fly, key, size, fetch, flight)
+        return flight
 
     async def _fly(
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V]
@@ -107,19 +184,75 @@ class BlockCache(Generic[V]):
                 self._keep(key, block)
             except Exception as exc:
                 flight.error = exc
+                self._waste(key)
             flight.done.set()
         self._take_off(key, flight)
+
+    def _leave(self, key: Hashable, flight: _Flight[V]) -> None:
+        """One who waited for a flight does so no more."""
+        flight.waiters -= 1
+        if not flight.waiters and not flight.done.is_set():
+            flight.scope.cancel()
+            self._take_off(key, flight)
+            self._waste(key)
 
     def _take_off(self, key: Hashable, flight: _Flight[V]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
 
+    # -- what is kept
+
+    def _use(self, key: Hashable) -> None:
+        size = self._unused.pop(key, None)
+        if size is not None:
+            self._unused_bytes -= size
+            self._used += 1
+
+    def _waste(self, key: Hashable) -> None:
+        size = self._unused.pop(key, None)
+        if size is not None:
+            self._unused_bytes -= size
+            self._dropped += 1
+
+    def _again(self, key: Hashable) -> V:
+        """A block in the queue is wanted: parts of it one after the other, or again after others."""
+        block, number = self._once[key]
+        if self._number - number > len(self._once) // 2 and key not in self._unused:
+            del self._once[key]
+            self._once_bytes -= len(block)
+            self._often[key] = block
+        return block
+
     def _keep(self, key: Hashable, block: V) -> None:
-        old = self._blocks.pop(key, None)
-        self._kept += len(block) - (0 if old is None else len(old))
-        self._blocks[key] = block
+        if self._flights.get(key) is not None and (key in self._once or key in self._often):
+            return  # of a fetch that was cancelled and came through all the same
+        self._kept += len(block)
+        if key in self._ghosts:
+            del self._ghosts[key]
+            self._often[key] = block
+        else:
+            self._number += 1
+            self._once[key] = block, self._number
+            self._once_bytes += len(block)
         self._evict()
 
+    def _remove(self, key: Hashable) -> None:
+        block = self._often.pop(key, None)
+        if block is None:
+            if key not in self._once:
+                return
+            block, _ = self._once.pop(key)
+            self._once_bytes -= len(block)
+        self._kept -= len(block)
+        self._waste(key)
+
     def _evict(self) -> None:
-        while self._blocks and self._kept + self._expected > self.max_bytes:
-            self._kept -= len(self._blocks.popitem(last=False)[1])
+        while self._kept + self._expected > self.max_bytes and self._kept:
+            if self._once and (self._once_bytes > self.max_bytes // 4 or not self._often):
+                key = next(iter(self._once))
+                self._ghosts[key] = None
+                if len(self._ghosts) > _GHOSTS:
+                    self._ghosts.popitem(last=False)
+            else:
+                key = next(iter(self._often or self._once))
+            self._remove(key)
