@@ -17,6 +17,8 @@ from zarrfs.cli.common import SETTINGS, process_options
 COMMANDS = {
     "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
     "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
+    "stats": ("zarrfs.cli.stats", "Show what a mount has counted: reads, hits, requests, bytes."),
+    "top": ("zarrfs.cli.top", "Watch what a mount does."),
     "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
     "tree": ("zarrfs.cli.tree", "Draw SOURCE as a tree."),
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),

@@ -1,6 +1,6 @@
 """Mounts as the kernel sees them: what is mounted where, who uses it, and how it is undone.
 
-Nothing here touches a path below a mount point, except getxattr in `daemon_of`, which has a deadline.
+Nothing here touches a path below a mount point, except getxattr in `ask`, which has a deadline.
 """
 
 from __future__ import annotations
@@ -156,16 +156,29 @@ def _paths_of(pid: str) -> list[str]:
 
 def daemon_of(mountpoint: str, timeout: float = 2.0) -> dict[str, Any] | None:
     """What the daemon behind a mount says of itself (pid, source, kind); None when it does not answer."""
-    answer: list[bytes] = []
+    try:
+        return dict(json.loads(ask(mountpoint, "user.zarrfs.mount", timeout)))
+    except OSError:
+        return None
 
-    def ask() -> None:
-        with contextlib.suppress(OSError):
-            answer.append(os.getxattr(mountpoint, "user.zarrfs.mount"))
 
-    thread = threading.Thread(target=ask, daemon=True)
+def ask(mountpoint: str, name: str, timeout: float) -> bytes:
+    """The extended attribute `name` of the root of a mount; OSError, TimeoutError after `timeout` seconds."""
+    answer: list[bytes | OSError] = []
+
+    def wait() -> None:
+        try:
+            answer.append(os.getxattr(mountpoint, name))
+        except OSError as exc:
+            answer.append(exc)
+
+    thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     thread.join(timeout)
-    return json.loads(answer[0]) if answer else None
+    found = answer[0] if answer else TimeoutError(errno.ETIMEDOUT, "does not answer")
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def wait_for_end(pid: int, timeout: float) -> bool:

@@ -1,0 +1,70 @@
+"""The counters of a mount for Prometheus, in its text exposition format (version 0.0.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from zarrfs.cli.figures import timed
+from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, LATENCY_HELP, METRICS, Metric
+from zarrfs.fuse.statistics import Statistics
+
+
+def exposition(counted: Statistics) -> str:
+    """The text; a metric that the mount does not count is left out."""
+    labels = {"mount": counted.mountpoint, "source": counted.source}
+    lines: list[str] = []
+    for metric in METRICS:
+        value = counted.number(*metric.path)
+        if value is not None:
+            lines += _head(metric.name, metric.help)
+            lines.append(_sample(metric.name, labels, value))
+    for metric in HOST_METRICS:
+        lines += _of_hosts(metric, counted, labels)
+    lines += _latency(counted, labels)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _of_hosts(metric: Metric, counted: Statistics, labels: dict[str, str]) -> Iterator[str]:
+    samples = []
+    for host in _remote(counted).get("hosts", {}):
+        value = counted.number("remote", "hosts", host, *metric.path)
+        if value is not None:
+            samples.append(_sample(metric.name, {**labels, "host": host}, value))
+    if samples:
+        yield from _head(metric.name, metric.help)
+        yield from samples
+
+
+def _latency(counted: Statistics, labels: dict[str, str]) -> Iterator[str]:
+    buckets: list[tuple[float, int]] = _remote(counted).get("latency_histogram", [])
+    total, count = counted.number("remote", "latency_sum"), timed(counted)
+    if not buckets or total is None or count is None:
+        return
+    yield from _head(LATENCY, LATENCY_HELP, "histogram")
+    for bound, below in buckets:
+        yield _sample(f"{LATENCY}_bucket", {**labels, "le": repr(float(bound))}, below)
+    yield _sample(f"{LATENCY}_bucket", {**labels, "le": "+Inf"}, count)
+    yield _sample(f"{LATENCY}_sum", labels, total)
+    yield _sample(f"{LATENCY}_count", labels, count)
+
+
+def _remote(counted: Statistics) -> dict[str, Any]:
+    """The counters of remote data; none before something remote was read."""
+    return counted.counters.get("remote") or {}
+
+
+def _head(name: str, text: str, kind: str = "") -> Iterable[str]:
+    kind = kind or ("counter" if name.endswith("_total") else "gauge")
+    return f"# HELP {name} {text}", f"# TYPE {name} {kind}"
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> str:
+    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    return f"{name}{{{inner}}} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    """A label's value: the format is UTF-8, and has three escapes."""
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -1,0 +1,99 @@
+"""The counters of a mount in a few lines for a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zarrfs.cli import show
+from zarrfs.fuse.statistics import Statistics
+
+_WIDTH = 12
+_DISK = ("remote", "disk")
+_TIERS = {  # name: (where its counters are, which of them are the bytes read from it)
+    "memory": (("remote", "cache"), "hit_bytes"),
+    "disk": (_DISK, "bytes_read"),
+}
+HOSTS = 5  # servers that are named: the most asked
+
+
+def table(counted: Statistics) -> Iterator[str]:
+    """Lines about everything that the mount counts; what it does not count has none."""
+    source = f"{show.shown(counted.source)} ({counted.kind}, pid {counted.pid})"
+    yield from _line("mount", f"{show.shown(counted.mountpoint)}: {source}")
+    yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
+    yield from _line("asked", _listed(counted, open="opens", lookup="lookups", readdir="readdirs"))
+    if counted.number("local", "reads"):
+        yield from _line("local", _listed(counted, "local", reads="reads", opens="files opened"))
+    for name, (tier, read) in _TIERS.items():
+        ratio = hit_ratio(counted, *tier)
+        told = "" if ratio is None else f"{ratio:.1%} of blocks"
+        counts = _listed(counted, *tier, hits="hits", misses="misses", joins="joined")
+        yield from _line(f"from {name}", _bytes(counted, *tier, read), told, counts)
+    counts = _listed(counted, "remote", requests="requests", repeated="repeated", failed="failed", merged="merged")
+    yield from _line("from network", _bytes(counted, "remote", "bytes"), counts)
+    yield from _line("latency", latency(counted))
+    flying = _listed(counted, "remote", in_flight="requests", waiting="waiting")
+    yield from _line("in flight", _bytes(counted, "remote", "in_flight_bytes"), flying)
+    yield from _line("memory", memory(counted))
+    names = {"writes": "blocks", "dropped": "not written", "evicted": "evicted", "errors": "errors"}
+    yield from _line("to disk", _bytes(counted, *_DISK, "bytes_written"), _listed(counted, *_DISK, **names))
+    ahead = _listed(counted, "remote", "prefetch", started="started", used="used", dropped="dropped")
+    yield from _line("read-ahead", ahead)
+    for host in hosts(counted)[:HOSTS]:
+        counts = _listed(counted, "remote", "hosts", host, requests="requests", in_flight="in flight")
+        yield from _line("host", show.shown(host), counts)
+
+
+def hosts(counted: Statistics) -> list[str]:
+    """The servers that were asked, the most asked one first."""
+    found = (counted.counters.get("remote") or {}).get("hosts", {})
+    return sorted(found, key=lambda host: -(counted.number("remote", "hosts", host, "requests") or 0))
+
+
+def latency(counted: Statistics) -> str:
+    """The quantiles in milliseconds, since the mount was made; "" before the first request."""
+    found = ((name, counted.number("remote", "latency", name)) for name in ("p50", "p90", "p99", "max"))
+    told = [f"{name} {milliseconds(value)}" for name, value in found if value is not None]
+    return f"{', '.join(told)} ms" if told else ""
+
+
+def timed(counted: Statistics) -> float | None:
+    """How many requests the latencies are of; None where there are no latencies."""
+    count = counted.number("remote", "latency_count")
+    buckets = (counted.counters.get("remote") or {}).get("latency_histogram")
+    return count if count is not None or not buckets else buckets[-1][1]  # of an older daemon: those below the last
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
+
+
+def hit_ratio(counted: Statistics, *tier: str) -> float | None:
+    """The part of the blocks asked of a tier that were in it; None before the first."""
+    hits, misses, joins = (counted.number(*tier, name) or 0 for name in ("hits", "misses", "joins"))
+    asked = hits + misses + joins
+    return hits / asked if asked else None
+
+
+def memory(counted: Statistics) -> str:
+    """Bytes of blocks that are kept, and how many may be; "" where nothing is."""
+    kept, limit = (counted.number("remote", "cache", name) for name in ("kept", "limit"))
+    return "" if kept is None or limit is None else f"{show.human(kept)} kept, of {show.human(limit)}"
+
+
+def _line(name: str, *parts: str) -> Iterator[str]:
+    """One line, or none where nothing is to be told."""
+    if any(parts):
+        yield f"{name:{_WIDTH}}  {', '.join(filter(None, parts))}"
+
+
+def _bytes(counted: Statistics, *path: str) -> str:
+    value = counted.number(*path)
+    return "" if value is None else show.human(value)
+
+
+def _listed(counted: Statistics, *path: str, **names: str) -> str:
+    """The counters of one part that are there, each with its name for readers."""
+    found = ((text, counted.number(*path, name)) for name, text in names.items())
+    return ", ".join(f"{value:,.0f} {text}" for text, value in found if value is not None)

@@ -1,0 +1,123 @@
+"""One frame of zarrfs top: what happened between snapshots of a mount's counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from zarrfs.cli import figures, show
+from zarrfs.fuse.statistics import Statistics
+
+HISTORY = 40  # intervals that are shown
+_LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+_TITLE, _RATE, _GAUGE = 12, 14, 20  # columns
+
+
+class Row(NamedTuple):
+    """A counter whose growth is shown."""
+
+    title: str
+    path: tuple[str, ...]
+    bytes: bool = False
+
+
+ROWS = (
+    Row("reads", ("read",)),
+    Row("served", ("bytes",), True),
+    Row("from memory", ("remote", "cache", "hit_bytes"), True),
+    Row("from disk", ("remote", "disk", "bytes_read"), True),
+    Row("from network", ("remote", "bytes"), True),
+    Row("requests", ("remote", "requests")),
+    Row("repeated", ("remote", "repeated")),
+    Row("failed", ("remote", "failed")),
+)
+
+
+def rates(history: Sequence[Statistics], *path: str) -> list[float]:
+    """How much a counter grew per second, between each two snapshots; one that was not there yet was 0."""
+    found = []
+    for before, after in pairwise(history):
+        grown = (after.number(*path) or 0) - (before.number(*path) or 0)
+        found.append(max(0.0, grown) / max(after.taken - before.taken, 1e-9))
+    return found
+
+
+def since(history: Sequence[Statistics], new: Statistics) -> list[Statistics]:
+    """The snapshots to show when `new` has come: those of another daemon say nothing about this one."""
+    return [*(old for old in history if old.pid == new.pid), new][-HISTORY - 1 :]
+
+
+def frame(history: Sequence[Statistics], ascii_only: bool = False) -> Group:
+    """What to show: rates over the last interval, their course, what is in flight. At least two snapshots."""
+    now = history[-1]
+    title = _text(f"{show.shown(now.mountpoint)}  {show.shown(now.source)}", "bold")
+    return Group(title, _rates(history, ascii_only), _states(history), *_hosts(history))
+
+
+def bars(values: Sequence[float], ascii_only: bool = False) -> str:
+    """The last values as a row of bars; the largest one is as high as the line."""
+    levels, values = _LEVELS_ASCII if ascii_only else _LEVELS, values[-HISTORY:]
+    most = max(values, default=0.0) or 1.0
+    return "".join(levels[round(value / most * (len(levels) - 1))] for value in values)
+
+
+def _rates(history: Sequence[Statistics], ascii_only: bool) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=_TITLE, no_wrap=True)
+    table.add_column(min_width=_RATE, no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    for row in ROWS:
+        if history[-1].number(*row.path) is not None:
+            course = rates(history, *row.path)
+            told = f"{course[-1] / 1e6:,.1f} MB/s" if row.bytes else f"{course[-1]:,.1f} /s"
+            style = "red" if row.title == "failed" and course[-1] else ""
+            table.add_row(row.title, Text(told, style), Text(bars(course, ascii_only), "cyan"))
+    return table
+
+
+def _states(history: Sequence[Statistics]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=_TITLE, no_wrap=True)
+    for name, told in _told(history):
+        table.add_row(name, _text(told))
+    return table
+
+
+def _told(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
+    before, now = history[-2:]
+    flying, size = now.number("remote", "in_flight"), now.number("remote", "in_flight_bytes")
+    if flying is not None:
+        yield "in flight", f"{flying:,.0f} requests, {show.human(size or 0)}"
+    if spent := figures.latency(now):
+        timed = (figures.timed(now) or 0) - (figures.timed(before) or 0)
+        grown = (now.number("remote", "latency_sum") or 0) - (before.number("remote", "latency_sum") or 0)
+        if timed > 0:
+            yield "latency", f"{figures.milliseconds(grown / timed)} ms on average"
+        yield "since mount", spent
+    kept, limit = (now.number("remote", "cache", name) for name in ("kept", "limit"))
+    if kept is not None and limit:
+        full = round(min(kept / limit, 1.0) * _GAUGE)
+        yield "memory", f"[{'#' * full}{'.' * (_GAUGE - full)}] {figures.memory(now)}"
+    ratio = figures.hit_ratio(now, "remote", "cache")
+    if ratio is not None:
+        yield "hits", f"{ratio:.1%} of blocks were in memory"
+
+
+def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
+    """The servers that are asked most at the moment."""
+    last = history[-2:]
+    found = [(rates(last, "remote", "hosts", host, "requests")[0], host) for host in figures.hosts(last[-1])]
+    for rate, host in sorted(found, key=lambda one: -one[0])[: figures.HOSTS]:
+        flying = last[-1].number("remote", "hosts", host, "in_flight") or 0
+        told = f"{rate:,.1f} /s"
+        yield _text(f"{'host':{_TITLE}}  {told:>{_RATE}}  {flying:,.0f} in flight  {show.shown(host)}")
+
+
+def _text(text: str, style: str = "") -> Text:
+    """One line, cut where the terminal ends."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")

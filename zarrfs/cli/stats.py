@@ -1,0 +1,43 @@
+"""zarrfs stats MNT: what a mount counts."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from zarrfs.cli.common import SETTINGS, errors_told
+
+EPILOG = """\b
+Examples:
+  zarrfs stats /mnt/data
+  zarrfs stats --json /mnt/data | jq .remote.cache
+  zarrfs stats --prometheus /mnt/data > /var/lib/node_exporter/zarrfs.prom
+\b
+Everything is counted from when the mount was made. docs/stats.md says what each number means."""
+
+
+@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.argument("mountpoint", metavar="MNT")
+@click.option("--json", "form", flag_value="json", help="Write one JSON object.")
+@click.option("--prometheus", "form", flag_value="prometheus", help="Write metrics for Prometheus.")
+def stats(mountpoint: str, form: str | None) -> None:
+    """Show what the mount at MNT, or around it, has counted: reads, hits, requests, bytes from each tier."""
+    from zarrfs.fuse.statistics import statistics
+
+    with errors_told():
+        counted = statistics(mountpoint)
+        if form == "json":
+            about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
+            text = json.dumps({**about, **counted.counters}) + "\n"
+        elif form == "prometheus":
+            from zarrfs.cli.exposition import exposition
+
+            text = exposition(counted)
+        else:
+            from zarrfs.cli.figures import table
+
+            text = "".join(f"{line}\n" for line in table(counted))
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.flush()  # here, where a closed pipe is told as such

@@ -1,0 +1,125 @@
+"""zarrfs top MNT: what a mount does, live."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from zarrfs.cli.common import SETTINGS, errors_told, say
+from zarrfs.options import seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+EPILOG = """\b
+Examples:
+  zarrfs top /mnt/data
+  zarrfs top --once --interval 5s /mnt/data      (what happens in five seconds, as text)
+\b
+q or Ctrl-C ends it; it ends by itself when the mount does. docs/stats.md says what each number means."""
+_SHORTEST = 0.1  # seconds
+
+
+@click.command(context_settings=SETTINGS, epilog=EPILOG)
+@click.argument("mountpoint", metavar="MNT")
+@click.option("--interval", default="1s", metavar="TIME", show_default=True, help="How often to look.")
+@click.option("--once", is_flag=True, help="Show one frame, after one interval, and end.")
+def top(mountpoint: str, interval: str, once: bool) -> None:
+    """Watch what the mount at MNT, or around it, does: rates, bytes from each tier, requests, latency.
+
+    Where the output is no terminal, frames are written one after another.
+    """
+    with errors_told():
+        try:
+            _watch(mountpoint, _interval(interval), once)
+        except KeyboardInterrupt:  # the usual way to end it
+            sys.stdout.flush()
+
+
+def _interval(text: str) -> float:
+    try:
+        return max(seconds(text), _SHORTEST)
+    except ValueError as exc:
+        raise click.UsageError(f"--interval: expected {exc}") from None
+
+
+def _watch(path: str, interval: float, once: bool) -> None:
+    from rich.console import Console
+
+    from zarrfs.cli.screen import frame, since
+    from zarrfs.errors import MountError
+    from zarrfs.fuse.statistics import statistics, still_there
+
+    first = statistics(path)
+    history = [first]
+    console = Console(markup=False, highlight=False)
+    with _shown(console, not once) as (show, wait):
+        while not wait(interval):
+            try:
+                history = since(history, statistics(first.mountpoint))
+            except MountError:
+                if still_there(first.mountpoint):
+                    raise
+                break
+            if len(history) > 1:
+                show(frame(history, console.options.ascii_only))
+                if once:
+                    return
+        else:
+            return
+    say(f"{first.mountpoint}: no longer mounted")
+
+
+@contextlib.contextmanager
+def _shown(
+    console: Console, live: bool
+) -> Iterator[tuple[Callable[[RenderableType], None], Callable[[float], bool]]]:
+    """(how a frame is shown, how to wait some seconds: True where the user wants to end)."""
+    if not (live and console.is_terminal):
+        yield console.print, _sleep
+        return
+    from rich.live import Live
+
+    with _keys() as wait, Live(console=console, screen=True, auto_refresh=False) as screen:
+        yield lambda drawn: screen.update(drawn, refresh=True), wait
+
+
+def _sleep(duration: float) -> bool:
+    sys.stdout.flush()  # a pipe's reader gets whole frames
+    time.sleep(duration)
+    return False
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """How to wait for some seconds, or for q; keys are read without Enter, where there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import os
+    import termios
+    import tty
+
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+
+    def wait(duration: float) -> bool:
+        deadline = time.monotonic() + duration
+        while (left := deadline - time.monotonic()) > 0:
+            if select.select([number], [], [], left)[0]:
+                keys = os.read(number, 64)
+                if not keys or keys.lower().count(b"q"):  # nothing: the terminal has gone
+                    return True
+        return False
+
+    try:
+        tty.setcbreak(number)
+        yield wait
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)

@@ -1,0 +1,60 @@
+"""The counters of a mount: where each is in user.zarrfs.stats, its name for Prometheus, and what it means."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    """A metric, and where its value is among the counters. Counters have names that end in _total."""
+
+    name: str
+    path: tuple[str, ...]
+    help: str
+
+
+_CACHE, _DISK, _PREFETCH = ("remote", "cache"), ("remote", "disk"), ("remote", "prefetch")
+
+METRICS = (
+    Metric("zarrfs_lookups_total", ("lookup",), "Names that the kernel asked for."),
+    Metric("zarrfs_readdirs_total", ("readdir",), "Pieces of directory listings that were sent to the kernel."),
+    Metric("zarrfs_opens_total", ("open",), "Files that were opened."),
+    Metric("zarrfs_reads_total", ("read",), "Reads that the kernel asked for and got."),
+    Metric("zarrfs_read_bytes_total", ("bytes",), "Bytes served to the kernel."),
+    Metric("zarrfs_requests_total", ("remote", "requests"), "Requests to servers, repetitions included."),
+    Metric("zarrfs_requests_repeated_total", ("remote", "repeated"), "Requests that repeated a failed one."),
+    Metric("zarrfs_requests_failed_total", ("remote", "failed"), "Requests that were given up."),
+    Metric("zarrfs_ranges_merged_total", ("remote", "merged"), "Ranges that came with the request for another one."),
+    Metric("zarrfs_network_bytes_total", ("remote", "bytes"), "Bytes fetched from servers."),
+    Metric("zarrfs_requests_in_flight", ("remote", "in_flight"), "Requests that wait for their answer."),
+    Metric("zarrfs_in_flight_bytes", ("remote", "in_flight_bytes"), "Bytes asked for that have not come yet."),
+    Metric("zarrfs_requests_waiting", ("remote", "waiting"), "Requests that wait to be sent."),
+    Metric("zarrfs_memory_hits_total", (*_CACHE, "hits"), "Blocks that were in memory."),
+    Metric("zarrfs_memory_misses_total", (*_CACHE, "misses"), "Blocks that were not in memory."),
+    Metric("zarrfs_memory_joins_total", (*_CACHE, "joins"), "Blocks that were on their way already."),
+    Metric("zarrfs_memory_hit_bytes_total", (*_CACHE, "hit_bytes"), "Bytes of blocks that were in memory."),
+    Metric("zarrfs_memory_blocks", (*_CACHE, "blocks"), "Blocks in memory."),
+    Metric("zarrfs_memory_kept_bytes", (*_CACHE, "kept"), "Bytes of blocks in memory."),
+    Metric("zarrfs_memory_expected_bytes", (*_CACHE, "expected"), "Bytes in memory that are set aside for blocks."),
+    Metric("zarrfs_memory_limit_bytes", (*_CACHE, "limit"), "Bytes of blocks that memory may hold."),
+    Metric("zarrfs_disk_hits_total", (*_DISK, "hits"), "Blocks that were in cache_dir."),
+    Metric("zarrfs_disk_misses_total", (*_DISK, "misses"), "Blocks that were not in cache_dir."),
+    Metric("zarrfs_disk_read_bytes_total", (*_DISK, "bytes_read"), "Bytes read from cache_dir."),
+    Metric("zarrfs_disk_writes_total", (*_DISK, "writes"), "Blocks written to cache_dir."),
+    Metric("zarrfs_disk_written_bytes_total", (*_DISK, "bytes_written"), "Bytes written to cache_dir."),
+    Metric("zarrfs_disk_dropped_total", (*_DISK, "dropped"), "Blocks that were not written to cache_dir."),
+    Metric("zarrfs_disk_errors_total", (*_DISK, "errors"), "Failures of cache_dir."),
+    Metric("zarrfs_disk_evicted_total", (*_DISK, "evicted"), "Blocks removed from cache_dir to make room."),
+    Metric("zarrfs_prefetch_started_total", (*_PREFETCH, "started"), "Blocks fetched before they were asked for."),
+    Metric("zarrfs_prefetch_used_total", (*_PREFETCH, "used"), "Blocks fetched ahead that were asked for."),
+    Metric("zarrfs_prefetch_dropped_total", (*_PREFETCH, "dropped"), "Blocks fetched ahead for nothing."),
+    Metric("zarrfs_local_opens_total", ("local", "opens"), "Local targets that were opened."),
+    Metric("zarrfs_local_reads_total", ("local", "reads"), "Reads of local targets."),
+    Metric("zarrfs_local_open_files", ("local", "open"), "Local targets that are held open."),
+    Metric("zarrfs_record_files_total", ("record_files",), "Record files of a Parquet set that were read."),
+)
+HOST_METRICS = (
+    Metric("zarrfs_host_requests_total", ("requests",), "Requests to one server."),
+    Metric("zarrfs_host_requests_in_flight", ("in_flight",), "Requests to one server that wait for their answer."),
+)
+LATENCY, LATENCY_HELP = "zarrfs_request_duration_seconds", "How long requests took, each repetition by itself."
