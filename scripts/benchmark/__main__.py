@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
@@ -10,13 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import measures
+import remote
 import sets
 from data import Data
 from measures import Result
+from remote_data import Tree
 
-SUITES = {"basics": measures.MEASURES, "references": sets.MEASURES}
+SUITES: dict[str, dict[str, Any]] = {
+    "basics": measures.MEASURES,
+    "references": sets.MEASURES,
+    "remote": remote.MEASURES,
+}
+NOTES = {"remote": remote.NOTES}
 
-HEADER = f"{'what':44} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
+HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
 
 def samples_text(samples: list[float]) -> str:
@@ -33,14 +41,14 @@ def samples_text(samples: list[float]) -> str:
 def row(result: Result) -> str:
     """One line of the table."""
     what = f"{result.what} ({result.unit})" if result.unit else result.what
-    ratio = f"{result.figure:.2f}" if result.theirs else ""
+    ratio = f"{result.figure:.2f}" if result.theirs and result.ours else ""
     limit = ""
     if result.limit is not None:
         limit = f"{'<=' if result.at_most else '>='} {result.limit:g} {'MISSED' if result.missed else 'ok'}"
     against = f"{result.against}{', ' + result.note if result.note else ''}"
     theirs = samples_text(result.theirs) if result.theirs else ""
     ours = samples_text(result.ours)
-    return f"{what:44} {ours:>26}   {against:36} {theirs:>26} {ratio:>7}  {limit}".rstrip()
+    return f"{what:52} {ours:>26}   {against:36} {theirs:>26} {ratio:>7}  {limit}".rstrip()
 
 
 def arguments() -> argparse.Namespace:
@@ -52,7 +60,7 @@ def arguments() -> argparse.Namespace:
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
         ("--entries", None, "N", "references of the set (default 100,000; references: a million)"),
-        ("--size", 512, "MIB", "basics: size of the large file (default 512)"),
+        ("--size", 512, "MIB", "basics, remote: size of the large file (default 512)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
@@ -66,20 +74,40 @@ def arguments() -> argparse.Namespace:
     return chosen
 
 
-def main() -> int:
-    chosen = arguments()
+def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitStack) -> Any:
+    """What the measures of a suite are given."""
+    if chosen.suite == "basics":
+        return Data(directory, chosen.entries or 100_000, chosen.size << 20)
+    if chosen.suite == "references":
+        return sets.Sets(directory, chosen.entries or 1_000_000, chosen.large, chosen.parquet)
+    tree = Tree(directory, chosen.size << 20)
+    cleanup.callback(tree.stop)
+    tree.start()
+    return tree
+
+
+def measure(chosen: argparse.Namespace, data: Any) -> int:
+    """Print the table; returns how many limits were missed. A measure that fails is one, and the others go on."""
     missed = 0
-    with tempfile.TemporaryDirectory(prefix="zarrfs-bench-", dir=chosen.directory) as directory:
-        data: Any
-        if chosen.suite == "basics":
-            data = Data(Path(directory), chosen.entries or 100_000, chosen.size << 20)
-        else:
-            data = sets.Sets(Path(directory), chosen.entries or 1_000_000, chosen.large, chosen.parquet)
-        print(f"{chosen.rounds} rounds, interleaved; median [min .. max]\n\n{HEADER}", flush=True)
-        for name in chosen.names:
+    for name in chosen.names:
+        try:
             for result in SUITES[chosen.suite][name](data, chosen.rounds):
                 print(row(result), flush=True)
                 missed += result.missed
+        except Exception as exc:
+            print(f"{name}: failed: {exc!r}", flush=True)
+            missed += 1
+    return missed
+
+
+def main() -> int:
+    chosen = arguments()
+    with contextlib.ExitStack() as cleanup:
+        directory = tempfile.TemporaryDirectory(prefix="zarrfs-bench-", dir=chosen.directory)
+        data = make(chosen, Path(cleanup.enter_context(directory)), cleanup)
+        notes = NOTES.get(chosen.suite, "")
+        print(f"{chosen.rounds} rounds, interleaved; median [min .. max]\n{notes}\n{HEADER}", flush=True)
+        missed = measure(chosen, data)
     if missed:
         print(f"\nbench: {missed} limit{'s' if missed > 1 else ''} missed", file=sys.stderr)
     return 1 if missed and chosen.check else 0

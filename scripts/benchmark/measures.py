@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import json
+import math
 import os
 import random
 import statistics
@@ -36,7 +37,9 @@ class Result:
 
     @property
     def figure(self) -> float:
-        """Ratio of the medians; without a peer, our median."""
+        """Ratio of the medians; without a peer, our median; not a number where we have no sample."""
+        if not self.ours:
+            return math.nan
         ours = statistics.median(self.ours)
         return ours / statistics.median(self.theirs) if self.theirs else ours
 
@@ -45,7 +48,7 @@ class Result:
         """Whether the limit is missed."""
         if self.limit is None:
             return False
-        return self.figure > self.limit if self.at_most else self.figure < self.limit
+        return not (self.figure <= self.limit if self.at_most else self.figure >= self.limit)
 
 
 def interleaved(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:

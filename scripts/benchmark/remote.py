@@ -1,0 +1,246 @@
+"""Remote data: `scripts/bench remote`. zarrfs, rclone and a client without a mount read the same tree over HTTP.
+
+The limits hold at 30 ms of latency a request; without latency the same figures are shown without limits.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+
+import remote_peers
+from measures import Result, Sampler
+from remote_data import CHUNK, COLUMNS, LATE, ROWS, TINY, Tree, chunk
+from remote_peers import Contender, Piece, Place
+
+MB = 1e6
+BLOCK = 4 << 20  # bytes of each request of the client that reads the large file
+MEMORY_LIMIT = 256  # MiB, of the mount whose memory is measured
+OVER = 150  # MB that its daemon may need beyond that
+Jobs = list[list[list[Piece]]]
+
+NOTES = f"""\
+A chunk has {CHUNK >> 10} KiB. "direct" is a client in Python without any mount, one connection a reader. Each sample is
+a fresh mount with empty caches; time starts when it answers; the SHA-256 of what came is checked afterwards.
+Before each sample, whoever is measured, another process touches 3 GiB of memory and frees it: a virtual machine gets
+what it touches for the first time from its host at 0.4 GB/s; memory that it has touched before is there at 8 GB/s.
+nginx (one worker), daemons and readers share the machine.
+"""
+
+
+def chunks(count: int, readers: int, processes: int = 1) -> Jobs:
+    """`count` random chunks for `readers` threads in each process; never the same ones for other numbers of them."""
+    chosen = random.Random(readers * processes).sample(range(ROWS * COLUMNS), count)
+    pieces = [(chunk(number), 0, CHUNK) for number in chosen]
+    return dealt(pieces, readers, processes)
+
+
+def dealt(pieces: list[Piece], readers: int, processes: int = 1) -> Jobs:
+    """Pieces in turn to the readers of every process."""
+    everybody = readers * processes
+    hands = [pieces[number::everybody] for number in range(everybody)]
+    return [hands[number * readers : (number + 1) * readers] for number in range(processes)]
+
+
+def rate(tree: Tree, contender: Contender, delay: int, jobs: Jobs) -> Sampler:
+    """A sampler of MB/s."""
+
+    def sample() -> float:
+        with contender(tree, delay) as place:
+            return remote_peers.total(jobs) / remote_peers.read(tree, place, jobs) / MB
+
+    return sample
+
+
+def in_turns(rounds: int, samplers: dict[str, Sampler]) -> dict[str, list[float]]:
+    """`rounds` samples of each, in turns; one that fails once has none, whatever the failure."""
+    samples: dict[str, list[float]] = {name: [] for name in samplers}
+    running = dict(samplers)
+    for _ in range(rounds):
+        for name, sampler in list(running.items()):
+            try:
+                samples[name].append(sampler())
+            except Exception as exc:
+                print(f"bench: {name} failed: {exc}", file=sys.stderr, flush=True)
+                del running[name], samples[name][:]
+    return samples
+
+
+def result(
+    what: str, unit: str, ours: list[float], against: str, theirs: list[float], limit: float | None = None
+) -> Result:
+    """A row; where the peer has no figure, that is what it says."""
+    if theirs:
+        return Result(what, unit, ours, against, theirs, limit)
+    return Result(what, unit, ours, against, note="no figure here")
+
+
+def delays() -> tuple[int, int]:
+    """Latencies, in ms."""
+    return LATE, 0
+
+
+# -- measures
+
+
+def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
+    """Random chunks by 32, 8 and 1 readers."""
+    for delay in delays():
+        for readers, count, limit in ((32, 300, 0.8), (8, 300, 0.85), (1, 60, 0.9)):
+            jobs = chunks(count, readers)
+            samples = in_turns(
+                rounds,
+                {
+                    "zarrfs": rate(tree, remote_peers.zarrfs(), delay, jobs),
+                    "direct": rate(tree, remote_peers.direct, delay, jobs),
+                    "rclone": rate(tree, remote_peers.rclone, delay, jobs),
+                },
+            )
+            what = f"{delay} ms: {count} random chunks, readers: {readers}"
+            yield result(what, "MB/s", samples["zarrfs"], "direct", samples["direct"], limit if delay else None)
+            yield result(what, "MB/s", samples["zarrfs"], "rclone", samples["rclone"])
+
+
+def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
+    """One reader that reads chunks in the order of the grid."""
+    in_order: list[Piece] = [(chunk(number), 0, CHUNK) for number in range(300)]
+    for delay in delays():
+        few = [[in_order[:60]]]  # who has no read-ahead is as fast in the first 60
+        samples = in_turns(
+            rounds,
+            {
+                "zarrfs": rate(tree, remote_peers.zarrfs(), delay, [[in_order]]),
+                "direct": rate(tree, remote_peers.direct, delay, few),
+                "rclone": rate(tree, remote_peers.rclone, delay, few),
+            },
+        )
+        what = f"{delay} ms: 300 chunks in grid order, readers: 1"
+        yield result(what, "MB/s", samples["zarrfs"], "direct, 1 connection", samples["direct"], 4 if delay else None)
+        yield result(what, "MB/s", samples["zarrfs"], "rclone", samples["rclone"])
+
+
+def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
+    """The large file from its start to its end."""
+    parts = [("big", at, min(BLOCK, tree.size - at)) for at in range(0, tree.size, BLOCK)]
+    whole: Jobs = [[[("big", 0, tree.size)]]]
+    for delay in delays():
+        samples = in_turns(
+            rounds,
+            {
+                "zarrfs": rate(tree, remote_peers.zarrfs(), delay, whole),
+                "direct": rate(tree, remote_peers.direct, delay, dealt(parts, 8)),
+                "rclone": rate(tree, remote_peers.rclone, delay, whole),
+            },
+        )
+        what = f"{delay} ms: {tree.size >> 20} MiB file, sequentially"
+        against = f"direct, 8 connections, {BLOCK >> 20} MiB ranges"
+        yield result(what, "MB/s", samples["zarrfs"], against, samples["direct"], 0.8 if delay else None)
+        yield result(what, "MB/s", samples["zarrfs"], "rclone", samples["rclone"])
+
+
+def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
+    """`cp -r` of tiny references into one target, beside as many tiny files."""
+
+    def copied(contender: Contender, delay: int) -> Sampler:
+        def sample() -> float:
+            with contender(tree, delay) as place:
+                return TINY / remote_peers.copy(tree, place)
+
+        return sample
+
+    for delay in delays():
+        samples = in_turns(
+            rounds,
+            {"zarrfs": copied(remote_peers.zarrfs(), delay), "rclone": copied(remote_peers.rclone, delay)},
+        )
+        what = f"{delay} ms: cp -r of {TINY:,} tiny references"
+        yield result(what, "values/s", samples["zarrfs"], "rclone, files", samples["rclone"], 20 if delay else None)
+
+
+def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
+    """The second read, from the disk tier after a remount, beside the same reads of local files."""
+    jobs = chunks(300, 32)
+    cold: list[float] = []
+
+    def from_disk() -> float:
+        with tempfile.TemporaryDirectory(prefix="blocks-", dir=tree.directory) as cache:
+            contender = remote_peers.zarrfs(f"cache_dir={cache}")
+            cold.append(rate(tree, contender, LATE, jobs)())
+            return rate(tree, contender, LATE, jobs)()
+
+    samples = in_turns(
+        rounds,
+        {
+            "disk": from_disk,
+            "local": rate(tree, remote_peers.zarrfs_of_files(), LATE, jobs),
+            "files": rate(tree, remote_peers.files, LATE, jobs),
+            "direct": rate(tree, remote_peers.direct, LATE, jobs),
+        },
+    )
+    what = f"{LATE} ms: 300 chunks, 32 readers, cache_dir=, "
+    yield result(f"{what}first", "MB/s", cold, "direct", samples["direct"])
+    yield result(f"{what}second", "MB/s", samples["disk"], "zarrfs of local files", samples["local"], 0.7)
+    yield result(f"{what}second", "MB/s", samples["disk"], "the files, no mount", samples["files"])
+
+
+def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
+    """CPU and memory of the daemon, with a small memory_limit."""
+    works: dict[str, Jobs] = {
+        "300 chunks, 32 readers": chunks(300, 32),
+        f"{tree.size >> 20} MiB file": [[[("big", 0, tree.size)]]],
+    }
+    used: dict[tuple[str, str], list[float]] = {}
+
+    def sampler(name: str, contender: Contender) -> Sampler:
+        def sample() -> float:
+            with contender(tree, LATE) as place:
+                for work, jobs in works.items():
+                    used.setdefault((name, work), []).append(cpu(place, jobs))
+                return place.peak() / MB
+
+        return sample
+
+    def cpu(place: Place, jobs: Jobs) -> float:
+        before = place.cpu()
+        remote_peers.read(tree, place, jobs)
+        return (place.cpu() - before) / remote_peers.total(jobs) * remote_peers.GB
+
+    ours = remote_peers.zarrfs(f"memory_limit={MEMORY_LIMIT}MiB")
+    samples = in_turns(
+        rounds, {"zarrfs": sampler("zarrfs", ours), "rclone": sampler("rclone", remote_peers.rclone)}
+    )
+    for work in works:
+        yield result(f"{LATE} ms: daemon CPU, {work}", "s/GB", used.get(("zarrfs", work), []),
+                     "rclone", used.get(("rclone", work), []))  # fmt: skip
+    most = MEMORY_LIMIT * 1.048576 + OVER
+    what = f"{LATE} ms: peak memory, memory_limit={MEMORY_LIMIT}MiB"
+    yield Result(what, "MB", samples["zarrfs"], limit=round(most), at_most=True)
+    yield result(what, "MB", samples["zarrfs"], "rclone", samples["rclone"])
+
+
+def measure_processes(tree: Tree, rounds: int) -> Iterator[Result]:
+    """1, 16 and 64 reader processes on one mount: what they get together."""
+    work = {1: chunks(60, 1, 1), 16: chunks(300, 1, 16), 64: chunks(300, 1, 64)}
+    samplers: dict[str, Sampler] = {}
+    for name, contender in (("zarrfs", remote_peers.zarrfs()), ("rclone", remote_peers.rclone)):
+        for number, jobs in work.items():
+            samplers[f"{name} {number}"] = rate(tree, contender, LATE, jobs)
+    samples = in_turns(rounds, samplers)
+    for number in work:
+        what = f"{LATE} ms: random chunks, reader processes: {number}"
+        yield result(what, "MB/s", samples[f"zarrfs {number}"], "rclone", samples[f"rclone {number}"])
+    what = f"{LATE} ms: random chunks, reader processes: 64"
+    yield result(what, "MB/s", samples["zarrfs 64"], "one process", samples["zarrfs 1"], 1)
+
+
+MEASURES: dict[str, Callable[[Tree, int], Iterator[Result]]] = {
+    "chunks": measure_chunks,
+    "grid": measure_grid,
+    "big": measure_big,
+    "tiny": measure_tiny,
+    "disk": measure_disk,
+    "memory": measure_memory,
+    "processes": measure_processes,
+}

@@ -1,0 +1,206 @@
+"""The contenders of `scripts/bench remote`: each is a context manager that gives the place where it shows the tree."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import peers
+from remote_data import Tree
+
+GB = 1e9
+READER_SECONDS = 300.0  # until a reader is given up
+_TOUCHED = 3 << 30  # bytes
+
+
+class Place(NamedTuple):
+    """Where the tree can be read: `prefix` is a directory or a URL; `pid` the daemon's, where there is one."""
+
+    prefix: str
+    pid: int | None = None
+
+    def cpu(self) -> float:
+        """Seconds of CPU that the daemon has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def peak(self) -> float:
+        """The most memory that the daemon has had, in bytes."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return float(line.split()[1]) * 1024
+        raise peers.Unavailable("no VmHWM")
+
+
+Contender = Callable[[Tree, int], contextlib.AbstractContextManager[Place]]  # of the tree, so many ms away
+
+
+@contextlib.contextmanager
+def direct(tree: Tree, delay: int) -> Iterator[Place]:
+    """No mount: a client of the server itself."""
+    yield Place(tree.urls[delay])
+
+
+def zarrfs(*options: str) -> Contender:
+    """zarrfs with these -o options, on references to the server."""
+    return lambda tree, delay: mounted(tree, tree.document(tree.urls[delay]), *options)
+
+
+def zarrfs_of_files(*options: str) -> Contender:
+    """zarrfs on references to local files."""
+    return lambda tree, delay: mounted(tree, tree.document(f"file://{tree.www}"), *options)
+
+
+@contextlib.contextmanager
+def mounted(tree: Tree, document: Path, *options: str) -> Iterator[Place]:
+    """`document`, freshly mounted by zarrfs."""
+    with _directory(tree, "mnt-") as mountpoint:
+        command = peers.zarrfs_command(document, mountpoint, tree.index)
+        command[-1] = ",".join([command[-1], *options])
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise peers.Unavailable(f"zarrfs mount: {done.stderr.strip()}")
+        pid = int(json.loads(os.getxattr(mountpoint, "user.zarrfs.mount"))["pid"])
+        try:
+            yield Place(str(mountpoint), pid)
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run([peers.ZARRFS, "umount", mountpoint], timeout=30, check=False)
+            _wait_for_end(mountpoint, pid)
+
+
+def _wait_for_end(mountpoint: Path, pid: int) -> None:
+    """Until a mount and its daemon are gone; one that hangs is killed."""
+    deadline = time.monotonic() + 15
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if os.path.exists(f"/proc/{pid}"):
+        print(f"bench: the daemon of {mountpoint} did not end and was killed", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            os.kill(pid, 9)
+    if os.path.ismount(mountpoint):
+        subprocess.run(["umount", "-l", mountpoint], check=False)
+
+
+@contextlib.contextmanager
+def rclone(tree: Tree, delay: int) -> Iterator[Place]:
+    """rclone mount of the server's directory, as it is by default (no cache of file contents)."""
+    if shutil.which("rclone") is None:
+        raise peers.Unavailable("it is not installed")
+    with _directory(tree, "mnt-") as mountpoint, _directory(tree, "rclone-", keep=False) as cache:
+        command: list[str | Path] = [
+            "rclone", "mount", ":http:", mountpoint, "--http-url", tree.urls[delay], "--cache-dir", cache,
+            "--dir-cache-time", "1h", "--transfers", "32", "--read-only",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            deadline = time.monotonic() + 60
+            while not os.path.ismount(mountpoint):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise peers.Unavailable("it does not mount")
+                time.sleep(0.01)
+            yield Place(str(mountpoint), process.pid)
+        finally:
+            subprocess.run(["umount" if os.geteuid() == 0 else "fusermount3", *(() if os.geteuid() == 0 else ("-u",)),
+                            mountpoint], check=False)  # fmt: skip
+            try:
+                process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+@contextlib.contextmanager
+def files(tree: Tree, delay: int) -> Iterator[Place]:
+    """No mount: the files themselves."""
+    yield Place(str(tree.www))
+
+
+@contextlib.contextmanager
+def _directory(tree: Tree, prefix: str, keep: bool = True) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=tree.directory))
+    try:
+        yield directory
+    finally:
+        if keep:
+            directory.rmdir()  # a mount point: never what is in it
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+# -- reading
+
+
+def settle() -> None:
+    """Make the conditions of all samples the same: nothing to be written, and 3 GiB of memory that the machine has.
+
+    Memory that a virtual machine touches for the first time, or the first time in a while, must be found by its host,
+    at a tenth of the speed. Another process touches and frees it, so that readers, daemons and servers meet none.
+    """
+    os.sync()
+    available = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
+    size = min(_TOUCHED, available // 2)
+    code = f"import mmap; mmap.mmap(-1, {size}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)"
+    subprocess.run([sys.executable, "-I", "-c", code], check=True)
+
+
+Piece = tuple[str, int, int]  # path in the tree, start, length
+
+
+def read(tree: Tree, place: Place, jobs: list[list[list[Piece]]]) -> float:
+    """Seconds that processes of threads take to read these pieces. peers.Unavailable for any wrong byte."""
+    settle()
+    named = [[[(f"{place.prefix}/{name}", *at) for name, *at in thread] for thread in process] for process in jobs]
+    command = [sys.executable, "-I", str(peers.HERE / "remote_reader.py")]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(named), capture_output=True, text=True, timeout=READER_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise peers.Unavailable(f"not read within {READER_SECONDS:g} s") from None
+    if done.returncode:
+        raise peers.Unavailable((done.stderr.strip().splitlines() or ["the reader failed"])[-1])
+    found = json.loads(done.stdout)
+    for process, digests in zip(jobs, found["digests"], strict=True):
+        for thread, of_thread in zip(process, digests, strict=True):
+            for piece, digest in zip(thread, of_thread, strict=True):
+                if digest != tree.digest(*piece):
+                    raise peers.Unavailable(f"{place.prefix}: wrong bytes of {piece}")
+    return float(found["seconds"])
+
+
+def total(jobs: list[list[list[Piece]]]) -> int:
+    """Bytes of what is to be read."""
+    return sum(length for process in jobs for thread in process for _, _, length in thread)
+
+
+def copy(tree: Tree, place: Place) -> float:
+    """Seconds that `cp -r` of the tiny values takes."""
+    with _directory(tree, "copy-", keep=False) as target:
+        settle()
+        sources = [f"{place.prefix}/tiny/{number}" for number in range(10)]
+        began = time.perf_counter()
+        try:
+            done = subprocess.run(
+                ["cp", "-r", *sources, target], capture_output=True, text=True, timeout=READER_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise peers.Unavailable(f"not copied within {READER_SECONDS:g} s") from None
+        took = time.perf_counter() - began
+        if done.returncode:
+            raise peers.Unavailable(done.stderr.strip().splitlines()[-1])
+        for number in range(1000):
+            name = f"{number // 100}/{number % 100}"
+            if hashlib.sha256((target / name).read_bytes()).hexdigest() != tree.digest(f"tiny/{name}", 0, 1000):
+                raise peers.Unavailable(f"{place.prefix}: wrong bytes of tiny/{name}")
+    return took

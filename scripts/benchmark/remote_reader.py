@@ -1,0 +1,138 @@
+"""Read many things at once, in processes and threads of their own, and tell how long that took.
+
+Standard input is a JSON list: of processes, each a list of threads, each a list of [place, start, length], where a
+place is a path or an http:// URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: from the
+first byte asked for to the last one that came, and the SHA-256 of each piece, taken after that.
+A thread that reads URLs has one connection. Everything is read into memory that was touched before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+import urllib.parse
+from typing import Any
+
+Piece = tuple[str, int, int]  # path or URL, start, length
+PIECE = 1 << 20  # bytes of one read(2)
+
+
+def read_file(path: str, start: int, view: memoryview) -> None:
+    """Fill `view` from a file; a read that comes short is an error."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        done = 0
+        while done < len(view):
+            count = os.preadv(descriptor, [view[done : done + PIECE]], start + done)
+            if not count:
+                raise EOFError(f"{path}: {start + done} bytes, not {start + len(view)}")
+            done += count
+    finally:
+        os.close(descriptor)
+
+
+class Connection:
+    """One HTTP connection."""
+
+    def __init__(self) -> None:
+        self._connection: http.client.HTTPConnection | None = None
+
+    def read(self, url: str, start: int, view: memoryview) -> None:
+        """Fill `view` with one request."""
+        parts = urllib.parse.urlsplit(url)
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(parts.netloc)
+        headers = {"Range": f"bytes={start}-{start + len(view) - 1}"}
+        self._connection.request("GET", parts.path, headers=headers)
+        response = self._connection.getresponse()
+        if response.status != 206 or response.length != len(view):
+            raise OSError(f"{url}: status {response.status}, {response.length} bytes")
+        done = 0
+        while done < len(view):
+            count = response.readinto(view[done:])
+            if not count:
+                raise EOFError(f"{url}: {done} bytes, not {len(view)}")
+            done += count
+        response.read()  # nothing is left; that ends the response
+
+
+def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failures: list[str]) -> None:
+    """What one thread does."""
+    connection = Connection()
+    at = 0
+    go.wait()
+    try:
+        for place, start, length in pieces:
+            reader = connection.read if place.startswith("http://") else read_file
+            reader(place, start, view[at : at + length])
+            at += length
+    except (OSError, EOFError, http.client.HTTPException) as exc:
+        failures.append(f"{exc!r} at {place}")
+
+
+def one_process(threads: list[list[Piece]], ready: int, go: int) -> dict[str, Any]:
+    """What one process does: wait for `go`, read in threads; then take the digests."""
+    total = sum(length for pieces in threads for _, _, length in pieces)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    memory = memoryview(mmap.mmap(-1, max(total, 1), flags=flags))
+    failures: list[str] = []
+    barrier = threading.Barrier(len(threads) + 1)
+    running, views, at = [], [], 0
+    for pieces in threads:
+        view = memory[at : at + sum(length for _, _, length in pieces)]
+        at += len(view)
+        views.append(view)
+        running.append(threading.Thread(target=read_all, args=(pieces, view, barrier, failures)))
+        running[-1].start()
+    os.write(ready, b"r")
+    os.read(go, 1)
+    barrier.wait()
+    for thread in running:
+        thread.join()
+    end = time.monotonic()
+    digests = []
+    for pieces, view in zip(threads, views, strict=True):
+        digests.append([])
+        at = 0
+        for _, _, length in pieces:
+            digests[-1].append(hashlib.sha256(view[at : at + length]).hexdigest())
+            at += length
+    return {"end": end, "failures": failures, "digests": digests}
+
+
+def main() -> None:
+    jobs = json.load(sys.stdin)
+    ready, go = os.pipe(), os.pipe()
+    answers = []
+    for threads in jobs:
+        answer, write = os.pipe()
+        if os.fork() == 0:
+            found = json.dumps(one_process(threads, ready[1], go[0])).encode()
+            with open(write, "wb") as file:
+                file.write(found)
+            os._exit(0)
+        os.close(write)
+        answers.append(answer)
+    for _ in jobs:
+        os.read(ready[0], 1)
+    began = time.monotonic()
+    os.write(go[1], b"g" * len(jobs))
+    found = []
+    for answer in answers:
+        with open(answer, "rb") as file:
+            found.append(json.loads(file.read()))
+    failures = [failure for one in found for failure in one["failures"]]
+    if failures:
+        sys.exit(f"{len(failures)} readers failed; the first: {failures[0]}")
+    seconds = max(one["end"] for one in found) - began
+    print(json.dumps({"seconds": seconds, "digests": [one["digests"] for one in found]}))
+
+
+if __name__ == "__main__":
+    main()
