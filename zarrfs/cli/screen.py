@@ -15,7 +15,7 @@ from zarrfs.fuse.statistics import Statistics
 
 HISTORY = 40  # intervals that are shown
 _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-_TITLE, _RATE, _GAUGE = 12, 14, 20  # columns
+_TITLE, _RATE, _GAP, _GAUGE = 12, 14, 2, 20  # columns
 
 
 class Row(NamedTuple):
@@ -52,22 +52,26 @@ def since(history: Sequence[Statistics], new: Statistics) -> list[Statistics]:
     return [*(old for old in history if old.pid == new.pid), new][-HISTORY - 1 :]
 
 
-def frame(history: Sequence[Statistics], ascii_only: bool = False) -> Group:
-    """What to show: rates over the last interval, their course, what is in flight. At least two snapshots."""
+def frame(history: Sequence[Statistics], width: int, ascii_only: bool = False) -> Group:
+    """What to show in `width` columns: rates over the last interval, their course, what is in flight.
+
+    At least two snapshots are needed.
+    """
     now = history[-1]
     title = _text(f"{show.shown(now.mountpoint)}  {show.shown(now.source)}", "bold")
-    return Group(title, _rates(history, ascii_only), _states(history), *_hosts(history))
+    left = max(width - _TITLE - _RATE - 2 * _GAP, 1)
+    return Group(title, _rates(history, left, ascii_only), _states(history), *_hosts(history))
 
 
 def bars(values: Sequence[float], ascii_only: bool = False) -> str:
-    """The last values as a row of bars; the largest one is as high as the line."""
-    levels, values = _LEVELS_ASCII if ascii_only else _LEVELS, values[-HISTORY:]
+    """A row of bars; the largest one is as high as the line."""
+    levels = _LEVELS_ASCII if ascii_only else _LEVELS
     most = max(values, default=0.0) or 1.0
     return "".join(levels[round(value / most * (len(levels) - 1))] for value in values)
 
 
-def _rates(history: Sequence[Statistics], ascii_only: bool) -> Table:
-    table = Table.grid(padding=(0, 2))
+def _rates(history: Sequence[Statistics], width: int, ascii_only: bool) -> Table:
+    table = Table.grid(padding=(0, _GAP))
     table.add_column(min_width=_TITLE, no_wrap=True)
     table.add_column(min_width=_RATE, no_wrap=True, justify="right")
     table.add_column(no_wrap=True)
@@ -76,12 +80,12 @@ def _rates(history: Sequence[Statistics], ascii_only: bool) -> Table:
             course = rates(history, *row.path)
             told = f"{course[-1] / 1e6:,.1f} MB/s" if row.bytes else f"{course[-1]:,.1f} /s"
             style = "red" if row.title == "failed" and course[-1] else ""
-            table.add_row(row.title, Text(told, style), Text(bars(course, ascii_only), "cyan"))
+            table.add_row(row.title, Text(told, style), Text(bars(course[-width:], ascii_only), "cyan"))
     return table
 
 
 def _states(history: Sequence[Statistics]) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, _GAP))
     table.add_column(min_width=_TITLE, no_wrap=True)
     for name, told in _told(history):
         table.add_row(name, _text(told))
@@ -120,4 +124,4 @@ def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
 
 def _text(text: str, style: str = "") -> Text:
     """One line, cut where the terminal ends."""
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
+    return Text(text, style, no_wrap=True, overflow="crop")

@@ -68,7 +68,7 @@ def _watch(path: str, interval: float, once: bool) -> None:
                     raise
                 break
             if len(history) > 1:
-                show(frame(history, console.options.ascii_only))
+                show(frame(history, console.width, console.options.ascii_only))
                 if once:
                     return
         else:

@@ -21,6 +21,8 @@ METRICS = (
     Metric("zarrfs_opens_total", ("open",), "Files that were opened."),
     Metric("zarrfs_reads_total", ("read",), "Reads that the kernel asked for and got."),
     Metric("zarrfs_read_bytes_total", ("bytes",), "Bytes served to the kernel."),
+    Metric("zarrfs_inodes", ("inodes",), "Files and directories that the kernel knows."),
+    Metric("zarrfs_open_files", ("open_files",), "Files and directories that are open."),
     Metric("zarrfs_requests_total", ("remote", "requests"), "Requests to servers, repetitions included."),
     Metric("zarrfs_requests_repeated_total", ("remote", "repeated"), "Requests that repeated a failed one."),
     Metric("zarrfs_requests_failed_total", ("remote", "failed"), "Requests that were given up."),
@@ -51,6 +53,9 @@ METRICS = (
     Metric("zarrfs_local_opens_total", ("local", "opens"), "Local targets that were opened."),
     Metric("zarrfs_local_reads_total", ("local", "reads"), "Reads of local targets."),
     Metric("zarrfs_local_open_files", ("local", "open"), "Local targets that are held open."),
+    Metric("zarrfs_blob_reads_total", ("blob_reads",), "Reads of blobs."),
+    Metric("zarrfs_blobs_verified_total", ("blobs_verified",), "Blobs that were compared with their hash."),
+    Metric("zarrfs_blob_verified_bytes_total", ("blob_bytes_verified",), "Bytes that were hashed for that."),
     Metric("zarrfs_record_files_total", ("record_files",), "Record files of a Parquet set that were read."),
 )
 HOST_METRICS = (

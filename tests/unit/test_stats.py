@@ -1,0 +1,262 @@
+"""What zarrfs stats and zarrfs top make of given counters."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+from zarrfs.cli import main, screen
+from zarrfs.cli.exposition import exposition
+from zarrfs.cli.figures import hosts, milliseconds, table
+from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, METRICS
+from zarrfs.fuse.statistics import Statistics
+from zarrfs.transfer.meters import Latency
+
+METER = Latency()
+for _number in range(1, 101):
+    METER.add(_number / 1000)
+
+COUNTERS: dict[str, Any] = {
+    "inodes": 40, "open_files": 41, "blob_reads": 42, "blobs_verified": 43, "blob_bytes_verified": 44,
+    "lookup": 1, "readdir": 2, "open": 3, "read": 4000, "bytes": 5 << 30, "record_files": 6,
+    "local": {"open": 7, "opens": 8, "reads": 9, "waits": 10},
+    "remote": {
+        "requests": 100, "repeated": 12, "failed": 13, "bytes": 14 << 20, "in_flight": 15, "in_flight_bytes": 16 << 20,
+        "waiting": 17, "merged": 18, "latency": METER.quantiles(), "latency_histogram": METER.histogram(),
+        "latency_sum": METER.total, "latency_count": METER.count,
+        "hosts": {"slow.example": {"requests": 19, "in_flight": 20}, "busy.example": {"requests": 81, "in_flight": 1}},
+        "cache": {"hits": 60, "misses": 30, "joins": 10, "blocks": 24, "kept": 256 << 20, "expected": 26,
+                  "limit": 1 << 30, "hit_bytes": 28 << 20},
+        "disk": {"hits": 29, "misses": 1, "bytes_read": 31 << 20, "writes": 32, "bytes_written": 33 << 20,
+                 "dropped": 34, "errors": 35, "evicted": 36},
+        "prefetch": {"started": 37, "used": 38, "dropped": 39},
+    },
+}  # fmt: skip
+COUNTED = Statistics("/mnt/data", "https://a.example/refs.json", "references", 4711, 100.0, COUNTERS)
+
+
+def later(counted: Statistics, seconds: float, **grown: int) -> Statistics:
+    """`seconds` later; a__b=n: counter b in part a has grown by n."""
+    counters = copy.deepcopy(counted.counters)
+    for path, much in grown.items():
+        *parts, last = path.split("__")
+        inner = counters
+        for part in parts:
+            inner = inner[part]
+        inner[last] += much
+    return counted._replace(counters=counters, taken=counted.taken + seconds)
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+# -- Prometheus
+
+
+def test_every_metric_has_its_counter() -> None:
+    text = exposition(COUNTED)
+    labels = {"mount": "/mnt/data", "source": "https://a.example/refs.json"}
+    found = samples(text)
+    for metric in METRICS:
+        assert found[metric.name] == [(labels, COUNTED.number(*metric.path))], metric.name
+    for metric, values in zip(HOST_METRICS, ((19, 81), (20, 1)), strict=True):
+        each = [({**labels, "host": f"{host}.example"}, v) for host, v in zip(("slow", "busy"), values, strict=True)]
+        assert found[metric.name] == each
+    kinds = {family.name: family.type for family in text_string_to_metric_families(text)}
+    assert kinds["zarrfs_reads"] == "counter"
+    assert kinds["zarrfs_requests_in_flight"] == "gauge"
+    assert kinds[LATENCY] == "histogram"
+
+
+def numbers(part: dict[str, Any], *path: str) -> set[tuple[str, ...]]:
+    found = set()
+    for name, value in part.items():
+        if isinstance(value, dict):
+            found |= numbers(value, *path, name)
+        elif isinstance(value, int | float):
+            found.add((*path, name))
+    return found
+
+
+def test_every_counter_has_a_metric() -> None:
+    """But those that one can do without, and those that have a form of their own."""
+    apart = {("local", "waits"), ("remote", "latency_sum"), ("remote", "latency_count")}
+    left = numbers(COUNTERS) - apart - {metric.path for metric in METRICS}
+    assert {path[:2] for path in left} == {("remote", "hosts"), ("remote", "latency")}
+
+
+def test_the_histogram_of_latencies() -> None:
+    found = samples(exposition(COUNTED))
+    buckets = [(labels["le"], value) for labels, value in found[f"{LATENCY}_bucket"]]
+    assert buckets[-1] == ("+Inf", 100.0)
+    assert [value for _, value in buckets] == sorted(value for _, value in buckets)
+    assert dict(buckets)["0.0625"] == 62
+    assert found[f"{LATENCY}_count"][0][1] == 100
+    assert found[f"{LATENCY}_sum"][0][1] == pytest.approx(5.05)
+
+
+@given(st.text(max_size=20), st.binary(max_size=20))
+def test_labels_are_escaped(source: str, mountpoint: bytes) -> None:
+    source = source.encode("utf-8", "replace").decode()
+    given = COUNTED._replace(source=source, mountpoint=mountpoint.decode("utf-8", "surrogateescape"))
+    [(labels, _)] = samples(exposition(given).encode().decode())["zarrfs_reads_total"]
+    assert labels == {"mount": mountpoint.decode("utf-8", "replace"), "source": source}
+
+
+@pytest.mark.parametrize("counters", [{}, {"read": 1}, {"remote": None}, {"remote": {"cache": 5, "hosts": {}}}])
+def test_missing_parts_are_left_out(counters: dict[str, Any]) -> None:
+    counted = COUNTED._replace(counters=counters)
+    assert len(samples(exposition(counted))) == ("read" in counters)
+    assert len(list(table(counted))) == 1 + ("read" in counters)
+    assert drawn([counted, later(counted, 1)])
+
+
+# -- the table
+
+
+def test_the_table() -> None:
+    assert list(table(COUNTED)) == [
+        "mount         /mnt/data: https://a.example/refs.json (references, pid 4711)",
+        "served        5.0 GiB, 4,000 reads",
+        "asked         3 opens, 1 lookups, 2 readdirs",
+        "local         9 reads, 8 files opened",
+        "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined",
+        "from disk     31.0 MiB, 96.7% of blocks, 29 hits, 1 misses",
+        "from network  14.0 MiB, 100 requests, 12 repeated, 13 failed, 18 merged",
+        f"latency       p50 {METER.quantiles()['p50'] * 1000:.3g}, p90 {METER.quantiles()['p90'] * 1000:.3g}, "
+        f"p99 {METER.quantiles()['p99'] * 1000:.3g}, max 100 ms",
+        "in flight     16.0 MiB, 15 requests, 17 waiting",
+        "memory        256.0 MiB kept, of 1.0 GiB",
+        "to disk       33.0 MiB, 32 blocks, 34 not written, 36 evicted, 35 errors",
+        "read-ahead    37 started, 38 used, 39 dropped",
+        "host          busy.example, 81 requests, 1 in flight",
+        "host          slow.example, 19 requests, 20 in flight",
+    ]
+
+
+def test_the_table_leaves_the_terminal_alone() -> None:
+    counted = COUNTED._replace(mountpoint="/mnt/\x1b[2J", source="s\n")
+    assert next(table(counted)) == r"mount         /mnt/\x1b[2J: s\n (references, pid 4711)"
+
+
+def test_milliseconds() -> None:
+    told = [milliseconds(value) for value in (0.0, 0.00123456, 0.0301, 0.9, 1.5, 1234.5)]
+    assert told == ["0", "1.23", "30.1", "900", "1,500", "1,234,500"]
+
+
+def test_hosts_come_by_requests() -> None:
+    assert hosts(COUNTED) == ["busy.example", "slow.example"]
+
+
+# -- top
+
+
+def drawn(history: list[Statistics], width: int = 100, ascii_only: bool = False) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, markup=False, highlight=False).print(screen.frame(history, width, ascii_only))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def row(lines: list[str], title: str) -> str:
+    [line] = [line for line in lines if re.match(rf"{title}\s", line)]
+    return line.removeprefix(title).strip()
+
+
+def test_rates_are_per_second() -> None:
+    second = later(COUNTED, 2.0, read=500, bytes=3_000_000, remote__requests=10)
+    third = later(second, 0.5, read=100, remote__bytes=1_000_000, remote__cache__hit_bytes=2_000_000,
+                  remote__disk__bytes_read=4_000_000, remote__failed=1)  # fmt: skip
+    assert screen.rates([COUNTED, second, third], "read") == [250.0, 200.0]
+    lines = drawn([COUNTED, second])
+    assert lines[0] == "/mnt/data  https://a.example/refs.json"
+    assert row(lines, "reads").split()[:2] == ["250.0", "/s"]
+    assert row(lines, "served").split()[:2] == ["1.5", "MB/s"]
+    assert row(lines, "requests").split()[:2] == ["5.0", "/s"]
+    lines = drawn([COUNTED, second, third])
+    assert row(lines, "from memory").split()[:2] == ["4.0", "MB/s"]
+    assert row(lines, "from disk").split()[:2] == ["8.0", "MB/s"]
+    assert row(lines, "from network").split()[:2] == ["2.0", "MB/s"]
+    assert row(lines, "failed").split()[:2] == ["2.0", "/s"]
+    assert row(lines, "reads").endswith("/s  █▇")
+
+
+def test_states_are_those_of_the_last_snapshot() -> None:
+    lines = drawn([COUNTED, later(COUNTED, 1, remote__latency_count=4, remote__latency_sum=1, remote__in_flight=1)])
+    assert row(lines, "in flight") == "16 requests, 16.0 MiB"
+    assert row(lines, "latency") == "250 ms on average"
+    assert row(lines, "memory") == "[#####...............] 256.0 MiB kept, of 1.0 GiB"
+    assert row(lines, "hits") == "60.0% of blocks were in memory"
+
+
+def test_the_servers_that_are_asked_now_come_first() -> None:
+    counters = copy.deepcopy(COUNTERS)
+    counters["remote"]["hosts"]["slow.example"]["requests"] += 6
+    counters["remote"]["hosts"]["new.example"] = {"requests": 4, "in_flight": 0}
+    lines = drawn([COUNTED, COUNTED._replace(counters=counters, taken=102.0)])
+    told = [line.split(None, 1)[1].strip() for line in lines if line.startswith("host ")]
+    assert told == [
+        "3.0 /s  20 in flight  slow.example", "2.0 /s  0 in flight  new.example", "0.0 /s  1 in flight  busy.example",
+    ]  # fmt: skip
+
+
+def test_another_daemon_begins_anew() -> None:
+    other = later(COUNTED, 1)._replace(pid=1)
+    assert screen.since([COUNTED], other) == [other]
+    history = [COUNTED]
+    for _ in range(100):
+        history = screen.since(history, later(history[-1], 1, read=1))
+    assert len(screen.rates(history, "read")) == screen.HISTORY
+    assert history[-1].number("read") == 4100
+
+
+def test_bars() -> None:
+    assert screen.bars([0.0, 1.0, 7.0]) == "▁▂█"
+    assert screen.bars([0.0, 0.0]) == "▁▁"
+    assert screen.bars([0.0, 7.0], ascii_only=True) == "_@"
+    assert screen.bars([]) == ""
+
+
+@pytest.mark.parametrize("width", [20, 60, 100])
+def test_a_frame_fits(width: int) -> None:
+    counted = COUNTED._replace(mountpoint="/mnt/[bold]\x1b[2J", source="x" * 200)
+    history = [counted]
+    for _ in range(60):
+        history = screen.since(history, later(history[-1], 1, read=7, bytes=10**9))
+    lines = drawn(history, width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 15
+    if width > 20:
+        assert len(lines[1]) == min(width, 30 + screen.HISTORY)  # the newest interval is there
+    assert lines[0].startswith(r"/mnt/[bold]\x1b[2J")
+    assert all(line.isascii() for line in drawn(history[:2], ascii_only=True))
+
+
+# -- what is no mount
+
+
+@pytest.mark.parametrize("command", [["stats"], ["stats", "--json"], ["stats", "--prometheus"], ["top", "--once"]])
+def test_what_is_no_mount_is_one_line(command: list[str], tmp_path: Any) -> None:
+    for path, says in ((tmp_path, "not in a mount of zarrfs"), (tmp_path / "x", "no such file or directory")):
+        result = CliRunner().invoke(main, [*command, str(path)])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert re.fullmatch(rf"zarrfs: {re.escape(str(path))}: {says}.*\n", result.stderr)
+
+
+def test_an_interval_that_is_none(tmp_path: Any) -> None:
+    result = CliRunner().invoke(main, ["top", "--interval", "often", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--interval: expected a time" in result.stderr
