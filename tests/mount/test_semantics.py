@@ -41,10 +41,10 @@ def error_of(call: object, *arguments: object) -> int | None:
 
 def counters(root: Path) -> dict[str, int]:
     """The daemon's counters, out of its log."""
-    before = log_of(root).count("inodes ")
+    before = log_of(root).count("statistics: ")
     os.kill(daemon_pid(root), signal.SIGUSR1)
     for _ in range(200):
-        lines = [line for line in log_of(root).splitlines() if "inodes " in line]
+        lines = [line for line in log_of(root).splitlines() if "statistics: " in line]
         if len(lines) > before:
             found: dict[str, int] = json.loads(lines[-1][lines[-1].index("{") :])
             return found

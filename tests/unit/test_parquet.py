@@ -326,7 +326,7 @@ def test_record_files_are_kept_within_a_bound(tmp_path: Path) -> None:
             for number in range(0, 400, 40):
                 assert bytes(await store.get(f"a/{number}")) == b"%d" % number
         stats = store.stats()
-        assert stats["record_files"] == 30
+        assert 10 < stats["record_files"] <= 30
         assert stats["records"]["kept"] <= 5000
 
     ask(root, check, memory_limit=20_000)

@@ -29,16 +29,17 @@ from zarrfs.errors import (
 from zarrfs.options import Options
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
-from zarrfs.transfer import remote
-from zarrfs.transfer.remote import BLOCK, WHOLE, RemoteFiles
+from zarrfs.transfer import ranges
+from zarrfs.transfer.remote import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
+PART = Options().part_size
 OPTIONS = Options(retries=2, request_timeout=20.0)
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
 
 
 def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options = OPTIONS) -> Any:
@@ -224,14 +225,14 @@ def test_a_value_of_a_store_that_changes_is_read_anew(faulty: Faulty) -> None:
         faulty.put("/v", VALUE)
         assert bytes(await store.get("v")) == VALUE
         faulty.put("/v", VALUE[::-1], "changed")
-        store.files.cache.drop(lambda key: True)
+        store.files.blocks.cache.drop(lambda key: True)
         faulty.put("/v", VALUE, forever="changed")
         with pytest.raises(TargetChanged):  # the server says one thing and does another
             await store.get("v")
         faulty.put("/v", b"new")
         assert bytes(await store.get("v")) == b"new"
         del faulty.values["/v"]
-        store.files.cache.drop(lambda key: True)
+        store.files.blocks.cache.drop(lambda key: True)
         with pytest.raises(NotFound):
             await store.get("v")
         await store.aclose()
@@ -259,26 +260,63 @@ def test_a_small_value_is_fetched_whole_and_once(faulty: Faulty) -> None:
 
 
 def test_a_value_of_some_megabytes_is_one_request(faulty: Faulty) -> None:
-    value = bytes(WHOLE)
+    value = bytes(PART)
     url = faulty.put("/v", value)
-    assert read(url, 5_000_000, 3, WHOLE) == bytes(3)
-    assert faulty.requests == [("GET", "/v", f"bytes=0-{WHOLE - 1}")]
+    assert read(url, 3_000_000, 3, PART) == bytes(3)
+    assert faulty.requests == [("GET", "/v", f"bytes=0-{PART - 1}")]
 
 
-def test_a_large_value_is_fetched_in_blocks(faulty: Faulty) -> None:
-    value = os.urandom(1 << 20) * 10
+def test_a_large_value_is_fetched_in_parts_ahead_of_its_reader(faulty: Faulty) -> None:
+    value = os.urandom(1 << 20) * 48
     url = faulty.put("/v", value)
     low, high = 1000, len(value)
 
     async def check(files: RemoteFiles) -> None:
-        for offset, length in ((low, 10), (low + BLOCK - 5, 10), (high - 3, 3), (low, high - low), (low + 7, 5 << 20)):
+        for offset in range(low, high, 1 << 20):
+            length = min(1 << 20, high - offset)
             assert await files.read(url, offset, length, low, high) == value[offset : offset + length]
+            asked = faulty.gets()
+            if offset == low + (1 << 20):
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert faulty.gets() >= 4, "the window opens at the second read"
+        assert asked == faulty.gets()
+        assert files.stats()["prefetch"]["used"] >= 10
 
     using(check)
-    ranges = [asked for _, _, asked in faulty.requests]
-    assert sorted(ranges) == sorted(
-        f"bytes={start}-{min(start + BLOCK, high) - 1}" for start in range(low, high, BLOCK)
-    )
+    parts = [f"bytes={start}-{min(start + PART, high) - 1}" for start in range(low, high, PART)]
+    assert sorted(asked or "" for _, _, asked in faulty.requests) == sorted(parts)
+
+
+def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> None:
+    value = os.urandom(1 << 20) * 48
+    url = faulty.put("/v", value)
+
+    async def check(files: RemoteFiles) -> None:
+        for offset in (40 << 20, 10 << 20, (30 << 20) + 5, 20 << 20):
+            assert await files.read(url, offset, 100, 0, len(value)) == value[offset : offset + 100]
+
+    using(check)
+    assert faulty.gets() == 4
+    assert all(int(asked.split("-")[1]) - int(asked[6:].split("-")[0]) < PART // 4 for _, _, asked in faulty.requests if asked)
+
+
+def test_what_was_fetched_ahead_is_given_up_at_a_seek(faulty: Faulty) -> None:
+    value = bytes(48 << 20)
+    url = faulty.put("/v", value)
+
+    async def check(files: RemoteFiles) -> None:
+        await files.read(url, 0, 1 << 20, 0, len(value))
+        faulty.put("/v", value, forever="slow")
+        with trio.move_on_after(0.3):
+            await files.read(url, 4 << 20, 1 << 20, 0, len(value))
+        assert files.stats()["in_flight"] >= 3
+        faulty.put("/v", value)
+        await files.read(url, 40 << 20, 100, 0, len(value))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert files.stats()["in_flight"] == 0
+        assert files.stats()["prefetch"]["dropped"] >= 3
+
+    using(check)
 
 
 def test_a_reader_that_leaves_does_not_fail_another(faulty: Faulty) -> None:

@@ -19,7 +19,7 @@ from zarrfs.errors import (
 from zarrfs.options import Options
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
-from zarrfs.transfer import remote
+from zarrfs.transfer import ranges
 from zarrfs.transfer.http import _Links, _listed
 
 VALUE = bytes(range(256)) * 40
@@ -28,7 +28,7 @@ OPTIONS = Options(retries=2, request_timeout=20.0)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
 
 
 # -- stores

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"
+STATS_XATTR = b"user.zarrfs.stats"  # answered, but not listed: cp -a must not carry it away
 _XATTR_SIZE = 2048  # fits every file system that `cp -a` or `rsync -X` may carry it to
 _DAY = 86_400.0
 _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
@@ -135,6 +136,11 @@ class Operations(pyfuse3.Operations):
     def open_handles(self) -> int:
         """How many files and directories are open."""
         return len(self._files) + len(self._directories)
+
+    def stats(self) -> dict[str, Any]:
+        """What `zarrfs stats` shows: counters of requests, and those of the store."""
+        of_store: Callable[[], dict[str, Any]] = getattr(self.store, "stats", dict)  # where a store counts
+        return {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters, **of_store()}
 
     # -- names and attributes
 
@@ -286,13 +292,15 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """user.zarrfs.source of a file; user.zarrfs.mount of the root."""
+        """user.zarrfs.source of a file; user.zarrfs.mount and user.zarrfs.stats of the root."""
         if not name.startswith(b"user."):
             # "not supported here", not "absent": ls then asks once a mount and not twice a file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         key = self.inodes.key(inode)
         if name == MOUNT_XATTR and inode == pyfuse3.ROOT_INODE:
             return json.dumps(self._about).encode()
+        if name == STATS_XATTR and inode == pyfuse3.ROOT_INODE:
+            return json.dumps(self.stats()).encode()
         if name == SOURCE_XATTR:
             info = await self.store.info(key, sized=False)
             if info.kind is Kind.FILE:

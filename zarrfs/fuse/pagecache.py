@@ -15,6 +15,8 @@ from zarrfs.store.api import Store
 log = logging.getLogger("zarrfs")
 
 READ_AHEAD = 128 << 10  # bytes: what the kernel reads ahead where nobody has raised it
+_CONNECTIONS = "/sys/fs/fuse/connections"
+_BACKGROUND = 256  # requests
 PUSHED = 8 << 20  # bytes of the largest value that is pushed
 
 
@@ -34,6 +36,21 @@ async def raise_read_ahead(mountpoint: str, size: int, started: trio.Event) -> b
         log.debug("%s: %s", path, exc)
         return False
     return True
+
+
+def raise_background(mountpoint: str) -> None:
+    """Let the kernel have more requests of its read-ahead under way: over 9 it asks for a page at a time.
+
+    The one who mounts may do this, where the kernel's control file system is mounted.
+    """
+    mount = mounts.mount_at(mountpoint)
+    if mount is not None:
+        directory = f"{_CONNECTIONS}/{mount.device.split(':')[1]}"
+        for name in ("max_background", "congestion_threshold"):
+            try:
+                _write(f"{directory}/{name}", str(_BACKGROUND))
+            except OSError as exc:
+                log.debug("%s/%s: %s", directory, name, exc)
 
 
 class Pusher:

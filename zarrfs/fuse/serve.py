@@ -10,7 +10,6 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pyfuse3
 import trio
@@ -116,6 +115,7 @@ def _remove_pid_file(options: Options) -> None:
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
     """Get large requests out of the kernel; where that is not permitted, push pages ahead of them."""
     raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead, operations.started)
+    await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
     if not raised and operations.store.immutable:
         operations.pusher = pagecache.Pusher(operations.store)
 
@@ -134,9 +134,7 @@ async def _signals(
             if number == signal.SIGHUP:
                 logs.reopen()
             elif number == signal.SIGUSR1:
-                stats: Callable[[], dict[str, Any]] = getattr(operations.store, "stats", dict)  # where a store counts
-                log.info("inodes %d, open %d, %s", len(operations.inodes), operations.open_handles,
-                         json.dumps({**operations.counters, **stats()}))  # fmt: skip
+                log.info("statistics: %s", json.dumps(operations.stats()))
             else:
                 await _stop(mountpoint, options)
 

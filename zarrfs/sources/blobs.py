@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import trio
@@ -115,6 +116,11 @@ class BlobReader:
                 return data
             self._retire(blobref, blob)
         raise TargetChanged(blob.path, "keeps changing")
+
+    remote = False
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """As TargetReader.prefetch: blobs are local files, which the page cache has."""
 
     async def size(self, url: str) -> int:
         blob = await self._acquire(*_split(url))

@@ -89,7 +89,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
     """The first bytes of a file."""
-    return bytes((await files.attempts(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
+    return bytes((await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
 
 
 async def _read_document(
@@ -137,7 +137,7 @@ async def _download(
         raise too_large(system.shown(path), options.document_limit)
     if size <= _STEP:
         return None
-    if not (await files.attempts(system, path, lambda: system.fetch(path, 0, _PEEK))).ranged:
+    if not (await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).ranged:
         return None  # every step would begin at the beginning
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
         for start in range(0, size, _STEP):

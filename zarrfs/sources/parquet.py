@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError
 from zarrfs.sources.parquetplaces import Directory, Place, Remote
 from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, keys_below, split_key
@@ -189,6 +189,25 @@ class ParquetStore:
             return b""
         low = row.offset
         return await self._targets.read(row.url, low + start, stop - start, low, low + size)
+
+    @property
+    def remote(self) -> bool:
+        """As PrefetchStore.remote."""
+        return self._targets.remote
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch."""
+        wanted, opened = [], await self.opened()
+        for key in keys:
+            try:
+                found = self._known(opened, key)
+                row = await self._row(key, found) if isinstance(found, Chunk) else None
+                if row is not None and row.data is None:
+                    size = await self._whole_size(row.url) if row.length is None else row.length
+                    wanted.append((row.url, row.offset, row.offset + size))
+            except (StoreError, ReadError):
+                continue
+        await self._targets.prefetch(wanted)
 
     async def locate(self, key: str) -> dict[str, Any]:
         found = self._known(await self.opened(), key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Container, Sequence
 from typing import Any, NamedTuple
 
 import trio
@@ -122,6 +122,12 @@ class UnlistedStore:
                     yield below
             else:
                 yield key
+
+    remote = True
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch."""
+        await self._store.prefetch(keys)
 
     async def locate(self, key: str) -> dict[str, Any]:
         try:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader
+from zarrfs.transfer.tasks import at_once
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _PAGE = 1000  # rows of one range scan: a listing can stop and go on anywhere
 _TARGET_MAX = 4095  # bytes of a symbolic link's target
+_FIRST_REGIONS = 16  # of a file that are fetched before it is read
 _REMEMBERED = 16_384  # directories and rows kept in memory
 
 K = TypeVar("K")
@@ -126,6 +128,21 @@ class IndexStore:
         if row.place == Place.HOLE:
             return bytes(stop - start)
         return self._inline(row.ref, start, stop - start)
+
+    @property
+    def remote(self) -> bool:
+        """As PrefetchStore.remote."""
+        return self._targets.remote
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch."""
+        rows = []
+        for key in keys:
+            with contextlib.suppress(StoreError):
+                rows.append(self._row(key))
+        unknown = {row.ref for row in rows if row.kind == Kind.FILE and row.size is None} - self._sizes.keys()
+        await at_once(self._try_size, unknown)
+        await self._targets.prefetch([range_ for row in rows for range_ in self._ranges(row)])
 
     async def locate(self, key: str) -> dict[str, Any]:
         row = self._row(key)
@@ -282,6 +299,24 @@ class IndexStore:
                 self._url(target), offset + low - at, high - low, offset, offset + length
             )
         return out
+
+    def _ranges(self, row: _Row) -> Iterator[tuple[str, int, int]]:
+        """(url, low, high) of what a file is made of, as far as that is known without asking."""
+        size = self._sizes.get(row.ref) if row.size is None else row.size
+        if not size:
+            return
+        if row.place == Place.RANGE:
+            yield self._url(row.ref), row.start or 0, (row.start or 0) + size
+        elif row.place == Place.WHOLE:
+            yield self._url(row.ref), 0, size
+        elif row.place == Place.REGIONS:
+            query = f"SELECT length, target, offset FROM region WHERE owner=? ORDER BY start LIMIT {_FIRST_REGIONS}"
+            for length, target, offset in self._db.execute(query, (row.ref,)):
+                yield self._url(target), offset, offset + length
+
+    async def _try_size(self, ref: int) -> None:
+        with contextlib.suppress(ReadError):
+            await self._whole_size(ref)
 
     async def _whole_size(self, ref: int) -> int:
         size = self._sizes.get(ref)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ from zarrfs.errors import (
     NotFound,
     OutOfRange,
     ReadError,
+    StoreError,
     TargetChanged,
     TargetMissing,
 )
@@ -25,6 +27,7 @@ from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.remote import RemoteFiles
 from zarrfs.transfer.systems import System
+from zarrfs.transfer.tasks import at_once
 
 log = logging.getLogger("zarrfs.store")
 
@@ -99,6 +102,22 @@ class FsspecStore:
         self._entries.pop(key, None)
         return await self._get(key, await self._entry(key), start, length)
 
+    remote = True
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch."""
+        wanted = []
+
+        async def look(key: str) -> None:
+            with contextlib.suppress(StoreError, ReadError):
+                entry = await self._entry(key)
+                if not entry.directory and entry.size:
+                    system, path = await self._place(key)
+                    wanted.append(self.files.first_block(system, path, 0, entry.size, entry))
+
+        await at_once(look, keys)
+        await self.files.blocks.prefetch(wanted)
+
     async def locate(self, key: str) -> dict[str, Any]:
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
@@ -110,8 +129,8 @@ class FsspecStore:
         return Usage()
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
-        return self.files.stats()
+        """Counters: those of the remote files, which have names of their own."""
+        return {"remote": self.files.stats()}
 
     async def aclose(self) -> None:
         await self.files.aclose()

@@ -27,6 +27,7 @@ class Fetched(NamedTuple):
     tag: str | None = None
     total: int | None = None  # size of the value where it is known
     ranged: bool = True  # whether the server sent but the bytes that it was asked for
+    part: bool = False  # these are a small part of what was fetched for many
 
 
 def too_large(where: str, limit: int) -> ReadError:

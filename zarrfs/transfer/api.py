@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -17,6 +18,18 @@ class TargetReader(Protocol):
         """Exactly the bytes [offset, offset + length) of `url`, or a ReadError.
 
         [low, high) is the extent of the value that they are part of: what it is worth to fetch with them.
+        """
+        ...
+
+    @property
+    def remote(self) -> bool:
+        """Whether bytes came over a network so far."""
+        ...
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """Bring the beginnings of values (url, low, high) into the cache; errors are left to who reads them.
+
+        Returns when they are there; cancelling it drops what has not come.
         """
         ...
 

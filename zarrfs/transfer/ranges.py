@@ -25,6 +25,7 @@ from zarrfs.transfer.systems import System
 log = logging.getLogger("zarrfs.transfer")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
+_TINY = 64 << 10  # bytes: wants below are not worth a file each
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
 
 
@@ -65,7 +66,7 @@ class _Host:
 
 
 class Ranges:
-    """Fetches ranges for one RemoteFiles. `on_merged` is given every range that was fetched for many wants."""
+    """Fetches ranges for one RemoteFiles. `on_merged` is given the ranges that were fetched for many small wants."""
 
     def __init__(
         self, options: Options, on_merged: Callable[[System, str, int, Fetched], None] = lambda *found: None
@@ -215,11 +216,14 @@ class Ranges:
             first.found = found
             return
         self._merged += len(wants) - 1
-        data = memoryview(found.data)
+        data, tiny = memoryview(found.data), False
         for want in wants:
             # a copy: a slice would keep the whole range in memory for as long as one of them is kept
-            want.found = found._replace(data=bytes(data[want.start - start : want.stop - start]))
-        self._on_merged(system, path, start, found)
+            piece = bytes(data[want.start - start : want.stop - start])
+            want.found = found._replace(data=piece, part=len(piece) < _TINY)
+            tiny = tiny or want.found.part
+        if tiny:
+            self._on_merged(system, path, start, found)
 
     async def _once(self, system: System, path: str, start: int, stop: int) -> Fetched:
         """One attempt at [start, stop); bytes that are missing are either beyond the end or were cut off."""

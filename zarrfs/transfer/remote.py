@@ -1,42 +1,31 @@
-"""RemoteFiles: URL -> bytes through fsspec, with retries, deadlines, checks and one cache.
+"""RemoteFiles: URL -> bytes: which blocks a read takes, and which to fetch ahead of it.
 
-Values of up to 8 MiB are fetched whole, larger ones in blocks of 4 MiB from their beginning on. A target is
-pinned by its tag and size when first read: a later difference is TargetChanged.
+Values of up to part_size= are one block. Larger ones are fetched in parts of that size from their beginning on,
+several at once ahead of whoever reads in order, and in smaller pieces for whoever does not.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import trio
-
-from zarrfs.errors import OutOfRange, ReadError, TargetChanged
+from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.options import Options
 from zarrfs.transfer import openers
-from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
-from zarrfs.transfer.cache import BlockCache
+from zarrfs.transfer.blocks import Blocks, Wanted
 from zarrfs.transfer.local import LocalFiles
-from zarrfs.transfer.memory import memory_limit
+from zarrfs.transfer.streams import Stream, Streams
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
 from zarrfs.transfer.trust import Trust
 
-log = logging.getLogger("zarrfs.transfer")
-
-T = TypeVar("T")
-
-WHOLE = 8 << 20  # bytes: values up to this are one block
-BLOCK = 4 << 20  # bytes
-_PINS = 65_536  # targets whose tag is remembered
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
-
-Pin = tuple[str | None, int | None]  # tag, size
+_PIECE = 512 << 10  # bytes of a large value that are fetched for a read anywhere
+_WINDOW = 4  # parts: the first window
+_FOUND = 65_536  # URLs whose system is remembered
 
 
 class RemoteFiles:
@@ -50,28 +39,29 @@ class RemoteFiles:
         self.trust = Trust(options) if trust is None else trust
         self.local = LocalFiles() if local is None else local
         self._owns_local = local is None
-        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
+        self.blocks = Blocks(options)
         self._options = options
         self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None
-        self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
-        self._requests = self._repeated = self._bytes = 0
+        self._found: OrderedDict[str, tuple[System, str]] = OrderedDict()
+        self._part = max(options.part_size, _PIECE)
+        most = min(options.prefetch, self.blocks.cache.max_bytes // 4)
+        self._streams = Streams(min(_WINDOW * self._part, most), most)
 
     # -- by URL
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """Exactly the bytes [offset, offset + length) of `url`, which are part of the value [low, high)."""
-        system, path = await self._openers.find(url)
+        system, path = self._found.get(url) or await self.find(url)
         return await self.read_at(system, path, offset, length, low, high)
 
     async def read_all(self, url: str) -> bytes:
         """All bytes of `url`; as read_all_at()."""
-        system, path = await self._openers.find(url)
-        return await self.read_all_at(system, path)
+        return await self.read_all_at(*await self.find(url))
 
     async def size(self, url: str) -> int:
         """The size of `url` in bytes."""
-        system, path = await self._openers.find(url)
+        system, path = await self.find(url)
         found = await self.stat_at(system, path)
         if found.directory or found.size is None:
             raise ReadError(system.shown(path), "is a directory" if found.directory else "has no known size")
@@ -79,7 +69,12 @@ class RemoteFiles:
 
     async def find(self, url: str) -> tuple[System, str]:
         """(system, path in it) of a URL; opens an archive where the URL is a chain."""
-        return await self._openers.find(url)
+        found = self._found.get(url)
+        if found is None:
+            found = self._found[url] = await self._openers.find(url)
+            if len(self._found) > _FOUND:
+                self._found.popitem(last=False)
+        return found
 
     def below(self) -> RemoteFiles:
         """A RemoteFiles for the bytes of archives, with a quarter of the memory.
@@ -87,10 +82,11 @@ class RemoteFiles:
         Not this one: a member that waits for room would wait for its own archive.
         """
         if self._below is None:
-            quarter = self.cache.max_bytes // 4
+            cache = self.blocks.cache
+            quarter = cache.max_bytes // 4
             options = dataclasses.replace(self._options, memory_limit=quarter)
             self._below = RemoteFiles(options, self.local, self.trust)
-            self.cache.resize(self.cache.max_bytes - quarter)
+            cache.resize(cache.max_bytes - quarter)
         return self._below
 
     # -- by system and path
@@ -102,107 +98,102 @@ class RemoteFiles:
         """As read(). `expected`: what the value must be, instead of what it was when first read."""
         if length <= 0:
             return b""
-        if high - low <= WHOLE:
-            block = await self._block(system, path, low, high, expected)
+        if high - low <= self._part:
+            block = await self.blocks.get(Wanted(system, path, low, high, expected))
             return _cut(block, offset - low, length, system, path, low)
-        first, last = (offset - low) // BLOCK, (offset + length - 1 - low) // BLOCK
-        if first == last:
-            return await self._part(system, path, first, offset, length, low, high, expected)
+        stream = self._streams.read((id(system), path, low), offset, offset + length)
+        if offset == low and high - low <= _WINDOW * self._part:
+            stream.window = stream.window or high - low  # all of it, at once
+        self._fetch_ahead(stream, system, path, low, high, expected)
+        wanted = list(self._cover(Wanted(system, path, offset, offset + length, expected), low, high, stream))
+        if len(wanted) == 1:
+            block = await self.blocks.get(wanted[0])
+            return _cut(block, offset - wanted[0].start, length, system, path, wanted[0].start)
         buffer = bytearray(length)
 
-        async def put(number: int) -> None:
-            start = max(offset, low + number * BLOCK)
-            stop = min(offset + length, low + (number + 1) * BLOCK)
-            part = await self._part(system, path, number, start, stop - start, low, high, expected)
-            buffer[start - offset : stop - offset] = part
+        async def put(one: Wanted) -> None:
+            start, stop = max(offset, one.start), min(offset + length, one.stop)
+            block = await self.blocks.get(one)
+            buffer[start - offset : stop - offset] = _cut(
+                block, start - one.start, stop - start, system, path, one.start
+            )
 
-        await at_once(put, range(first, last + 1))
+        await at_once(put, wanted)
         return buffer
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """Bring the beginnings of values into the cache, which are (url, low, high); errors are left to readers."""
+        blocks = []
+        for url, low, high in wanted:
+            try:
+                system, path = await self.find(url)
+            except ReadError:
+                continue
+            blocks.append(self.first_block(system, path, low, high))
+        await self.blocks.prefetch(blocks)
+
+    def first_block(
+        self, system: System, path: str, low: int, high: int, expected: Entry | None = None
+    ) -> Wanted:
+        """What to fetch of the value [low, high) before it is read."""
+        return Wanted(system, path, low, min(high, low + self._part), expected)
 
     async def read_all_at(self, system: System, path: str) -> bytes:
         """All bytes at `path`, not kept; a ReadError where these are more than -o document_limit=."""
-        return bytes((await self.attempts(system, path, lambda: system.fetch(path, 0, None))).data)
+        found = await self.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, None))
+        return bytes(found.data)
 
     async def stat_at(self, system: System, path: str) -> Entry:
         """What is at `path`."""
-        return await self.attempts(system, path, lambda: system.stat(path))
+        found: Entry = await self.blocks.ranges.call(system, path, lambda: system.stat(path))
+        return found
 
     async def listing_at(self, system: System, path: str) -> list[Entry] | None:
         """The entries of a directory; None where the server shows no listing."""
-        return await self.attempts(system, path, lambda: system.listing(path))
-
-    async def attempts(self, system: System, path: str, request: Callable[[], Awaitable[T]]) -> T:
-        """What `request` gives, repeated while it fails for reasons that may pass."""
-        pause = _FIRST_PAUSE
-        for attempt in range(self._options.retries + 1):
-            try:
-                self._requests += 1
-                return await request()
-            except Transient as exc:
-                failure = exc
-            if attempt < self._options.retries:
-                self._repeated += 1
-                log.debug("%s: %s: to be repeated", system.shown(path), failure.reason)
-                await trio.sleep(max(failure.after, pause * random.uniform(0.5, 1.5)))
-                pause = min(2 * pause, _LONGEST_PAUSE)
-        times = f" ({self._options.retries + 1} attempts)" if self._options.retries else ""
-        raise ReadError(system.shown(path), failure.reason + times) from failure
+        found: list[Entry] | None = await self.blocks.ranges.call(system, path, lambda: system.listing(path))
+        return found
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
-        counts = {"requests": self._requests, "repeated": self._repeated, "bytes": self._bytes}
-        return {**counts, "cache": self.cache.stats()}
+        return self.blocks.stats()
 
     async def aclose(self) -> None:
         """Close connections and archives."""
+        await self.blocks.aclose()
         await self._openers.aclose()
         if self._below is not None:
             await self._below.aclose()
         if self._owns_local:
             await self.local.aclose()
 
-    # -- parts
+    # -- large values
 
-    async def _part(
-        self, system: System, path: str, number: int, start: int, length: int, low: int, high: int,
-        expected: Entry | None,
-    ) -> Buffer:  # fmt: skip
-        """`length` bytes from `start` on, all in the block `number` of a large value."""
-        at = low + number * BLOCK
-        block = await self._block(system, path, at, min(at + BLOCK, high), expected)
-        return _cut(block, start - at, length, system, path, at)
+    def _cover(self, read: Wanted, low: int, high: int, stream: Stream) -> Iterator[Wanted]:
+        """The blocks that a read of a large value takes: parts for one in order, else pieces."""
+        at = read.start
+        while at < read.stop:
+            start = at - (at - low) % self._part
+            part = read._replace(start=start, stop=min(start + self._part, high))
+            alone = not stream.window and read.start > low and read.stop - read.start < self._part
+            if alone and not self.blocks.cache.has(part.key):
+                start = at - (at - low) % _PIECE
+                part = read._replace(start=start, stop=min(start + _PIECE, high))
+            yield part
+            at = part.stop
 
-    async def _block(
-        self, system: System, path: str, start: int, stop: int, expected: Entry | None
-    ) -> Buffer:
-        async def fetch() -> Buffer:
-            found = await self.attempts(system, path, lambda: self._whole(system, path, start, stop))
-            self._check(system, path, found, expected)
-            return found.data
-
-        version = expected and (expected.size, expected.mtime_ns, expected.tag)
-        return await self.cache.get((id(system), path, version, start, stop), stop - start, fetch)
-
-    async def _whole(self, system: System, path: str, start: int, stop: int) -> Fetched:
-        """One attempt at [start, stop); bytes that are missing are either beyond the end or were cut off."""
-        found = await system.fetch(path, start, stop)
-        self._bytes += len(found.data)
-        if len(found.data) < stop - start and found.total is not None and found.total >= stop:
-            raise Transient("the answer was cut off")
-        if len(found.data) > stop - start:
-            raise ReadError(system.shown(path), "the server sent more than it was asked for")
-        return found
-
-    def _check(self, system: System, path: str, found: Fetched, expected: Entry | None) -> None:
-        """Raise TargetChanged where the bytes are of another version than the one to read."""
-        if expected is not None:
-            pin: Pin = expected.tag, expected.size
-        else:
-            pin = self._pins.setdefault((id(system), path), (found.tag, found.total))
-            if len(self._pins) > _PINS:
-                self._pins.popitem(last=False)
-        if any(a != b and None not in (a, b) for a, b in zip(pin, found[1:3], strict=True)):
-            raise TargetChanged(system.shown(path), "has changed since it was first read")
+    def _fetch_ahead(
+        self, stream: Stream, system: System, path: str, low: int, high: int, expected: Entry | None
+    ) -> None:
+        """Start the parts in the window of a reader, one after the other, as far as there is room."""
+        at = max(stream.started, stream.at - (stream.at - low) % self._part)
+        while stream.window and at < min(stream.at + stream.window, high):
+            part = Wanted(system, path, at, min(at + self._part, high), expected)
+            if not self.blocks.cache.has(part.key):
+                ahead = self.blocks.ahead(part)
+                if ahead is None:
+                    break
+                stream.parts.append((part.stop, ahead))
+            at = stream.started = part.stop
 
 
 def _cut(block: Buffer, at: int, length: int, system: System, path: str, low: int) -> memoryview:

@@ -271,8 +271,11 @@ class ThreadSystem:
 
 
 def web_host(url: str) -> str:
-    """The host and port of a URL of HTTP."""
-    return urlsplit(url).netloc.rpartition("@")[2].lower()
+    """The host and port of a URL of HTTP; "" where it has none that could be asked."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return ""
 
 
 def store_host(protocol: str, path: str, endpoint: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -40,6 +41,7 @@ class Targets:
         self.local = LocalFiles(*self._trust.local_roots(self._base))
         self._remote: RemoteFiles | None = None
         self._paths: OrderedDict[str, str] = OrderedDict()
+        self._remotes: OrderedDict[str, str] = OrderedDict()  # targets that are not local, as absolute URLs
 
     @property
     def forbidden_device(self) -> int | None:
@@ -58,6 +60,24 @@ class Targets:
             if path is None:
                 return await self._remotely().read(remote, offset, length, low, high)
         return await self.local.read(path, offset, length)
+
+    @property
+    def remote(self) -> bool:
+        """As TargetReader.remote."""
+        return self._remote is not None
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """As TargetReader.prefetch; local targets are the page cache's business."""
+        found = []
+        for url, low, high in wanted:
+            try:
+                path, remote = await self._find(url)
+            except ReadError:
+                continue
+            if path is None:
+                found.append((remote, low, high))
+        if found:
+            await self._remotely().prefetch(found)
 
     async def size(self, url: str) -> int:
         """As TargetReader.size."""
@@ -95,12 +115,18 @@ class Targets:
         return self._remote
 
     async def _find(self, url: str) -> tuple[str | None, str]:
-        """(path, "") of a local target, found out once, or (None, absolute URL)."""
+        """(path, "") of a local target, or (None, absolute URL); found out once."""
         known = self._paths.get(url)
         if known is not None:
             return known, ""
+        known = self._remotes.get(url)
+        if known is not None:
+            return None, known
         path, remote = self._absolute(url)
         if path is None:
+            self._remotes[url] = remote
+            if len(self._remotes) > _KNOWN:
+                self._remotes.popitem(last=False)
             return None, remote
         try:
             await self.local.size(path)

@@ -1,0 +1,284 @@
+"""Blocks: ranges of targets by way of the cache in memory, the one on disk, and requests to servers.
+
+The first bytes that come of a target tell its version, by tag and size; bytes of another version are an error
+from then on, or with stale=reread the target is read anew. On disk, blocks lie under the version that they are of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from zarrfs.errors import ReadError, TargetChanged
+from zarrfs.options import Options
+from zarrfs.transfer.answers import Entry, Fetched
+from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.cache import Ahead, BlockCache
+from zarrfs.transfer.memory import memory_limit
+from zarrfs.transfer.ranges import Ranges
+from zarrfs.transfer.systems import System
+
+if TYPE_CHECKING:
+    from zarrfs.transfer.disk import DiskCache, Version
+
+log = logging.getLogger("zarrfs.transfer")
+
+_PINS = 65_536  # targets whose version is remembered
+_READERS = 16  # threads that read blocks from the disk
+_WRITERS = 2  # threads that write blocks to it
+_PATIENCE = 5.0  # seconds for blocks that are on their way to the disk when all ends
+
+
+class Wanted(NamedTuple):
+    """A block: [start, stop) of what is at `path`; `expected`: what the value must be, where that is known."""
+
+    system: System
+    path: str
+    start: int
+    stop: int
+    expected: Entry | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Its key in the cache."""
+        entry = self.expected
+        version = entry and (entry.size, entry.mtime_ns, entry.tag)
+        return id(self.system), self.path, version, self.start, self.stop
+
+
+@dataclasses.dataclass(slots=True)
+class _Pin:
+    """The version of a target: that of the first bytes which came of it, or which lie on disk."""
+
+    tag: str | None
+    size: int | None
+    certain: bool = True  # no: from the disk, and no byte of it was given away so far
+
+
+class Blocks:
+    """The blocks of one RemoteFiles."""
+
+    def __init__(self, options: Options) -> None:
+        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
+        self.ranges = Ranges(options, self._keep_run)
+        self._options = options
+        self._pins: OrderedDict[tuple[int, str], _Pin] = OrderedDict()
+        self._disk = _open_disk(options)
+        self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
+        self._writes = self._unkept = 0
+        self._written = trio.Event()
+
+    async def get(self, wanted: Wanted) -> Buffer:
+        """The block, cut at the end of the target. ReadError and its kinds; TargetChanged for another version."""
+        key = wanted.key
+        found = self.cache.peek(key)
+        if found is not None:
+            return found
+        try:
+            with trio.fail_after(self._options.read_timeout):
+                return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted))
+        except trio.TooSlowError:
+            where = wanted.system.shown(wanted.path)
+            raise ReadError(where, f"not read within {self._options.read_timeout:g} s (-o read_timeout=)") from None
+
+    def ahead(self, wanted: Wanted) -> Ahead | None:
+        """Fetch a block before anybody asks; as BlockCache.ahead()."""
+        return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
+
+    async def prefetch(self, wanted: Sequence[Wanted]) -> None:
+        """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
+        wanted = [one for one in wanted if not self.cache.has(one.key)]
+        found: dict[Hashable, Buffer] = {}
+        if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
+            found = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
+        started = []
+        for one in wanted:
+            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key)))
+            if ahead is not None:
+                started.append(ahead)
+        try:
+            for ahead in started:
+                await ahead.done.wait()
+        finally:
+            for ahead in started:
+                ahead.let_go()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters."""
+        disk = {} if self._disk is None else {"disk": {**self._disk.stats(), "unkept": self._unkept}}
+        return {**self.ranges.stats(), "cache": self.cache.stats(), **disk, "prefetch": self.cache.ahead_stats()}
+
+    async def aclose(self) -> None:
+        """Wait a little for blocks that are on their way to the disk."""
+        if self._writes:
+            with trio.move_on_after(_PATIENCE):
+                await self._written.wait()
+        if self._disk is not None:
+            await trio.to_thread.run_sync(self._disk.close)
+
+    # -- from where it is nearest
+
+    def _given(self, wanted: Wanted, data: Buffer | None) -> Callable[[], Any]:
+        async def give() -> Buffer:
+            return await self._from_server(wanted, True) if data is None else data
+
+        return give
+
+    async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
+        if self._disk is not None:
+            found, old = await trio.to_thread.run_sync(self._from_disk, wanted, limiter=self._readers)
+            if old and await self._ask(wanted):
+                found, _ = await trio.to_thread.run_sync(self._from_disk, wanted, limiter=self._readers)
+            if found is not None:
+                return found
+        return await self._from_server(wanted, ahead)
+
+    async def _from_server(self, wanted: Wanted, ahead: bool) -> Buffer:
+        system, path = wanted.system, wanted.path
+        found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
+        self._check(wanted, found)
+        if self._disk is not None and not found.part:
+            if found.tag is None and wanted.expected is None:
+                await self._ask(wanted)  # such a server tells versions only when it is asked
+            self._write(self._disk, wanted, found)
+        return found.data
+
+    def _check(self, wanted: Wanted, found: Fetched) -> None:
+        """Raise TargetChanged where the bytes are of another version than the one to read."""
+        expected = wanted.expected
+        if expected is not None:
+            if _differs((expected.tag, expected.size), found):
+                raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+            return
+        at = id(wanted.system), wanted.path
+        pin = self._pins.get(at)
+        if pin is not None and _differs((pin.tag, pin.size), found):
+            if pin.certain and self._options.stale == "error":
+                raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+            log.warning("%s: is another version now", wanted.system.shown(wanted.path))
+            self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == at)
+            pin = None
+        if pin is None:
+            self._pin(at, _Pin(found.tag, found.total))
+        else:
+            pin.certain = True
+
+    def _pin(self, at: tuple[int, str], pin: _Pin) -> None:
+        self._pins[at] = pin
+        if len(self._pins) > _PINS:
+            self._pins.popitem(last=False)
+
+    # -- the disk
+
+    def _all_from_disk(self, wanted: Sequence[Wanted]) -> dict[Hashable, Buffer]:
+        """In a worker thread: what is there of `wanted`."""
+        found = {}
+        for one in wanted:
+            data, _ = self._from_disk(one)
+            if data is not None:
+                found[one.key] = data
+        return found
+
+    def _from_disk(self, wanted: Wanted) -> tuple[Buffer | None, bool]:
+        """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago)."""
+        assert self._disk is not None
+        at, target = (id(wanted.system), wanted.path), _target(wanted)
+        pin, version = None, _version_of(wanted.expected) if wanted.expected is not None else None
+        if wanted.expected is None:
+            pin = self._pins.get(at)
+            if pin is None:
+                known = self._disk.version(target, time.time() - self._options.cache_validity)
+                if known is None:
+                    return None, self._disk.version(target, 0.0) is not None
+                pin = self._pins.setdefault(at, _Pin(known.tag, known.size, certain=False))
+            version = _version(pin.tag, pin.size)
+        if version is None:
+            return None, False
+        data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size))
+        if data is not None and pin is not None:
+            pin.certain = True
+        return data, False
+
+    async def _ask(self, wanted: Wanted) -> bool:
+        """Pin the version that the server says it has; False where it does not say."""
+        system, path = wanted.system, wanted.path
+        try:
+            entry: Entry = await self.ranges.call(system, path, lambda: system.stat(path))
+        except ReadError as exc:
+            log.debug("%s", exc)
+            return False
+        version = _version_of(entry)
+        if version is None or self._disk is None:
+            return False
+        self._pin((id(system), path), _Pin(version.tag, version.size))
+        await trio.to_thread.run_sync(self._disk.remember, _target(wanted), version, limiter=self._writers)
+        return True
+
+    def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
+        """What was fetched for many small wants goes to the disk as one."""
+        if self._disk is not None:
+            self._write(self._disk, Wanted(system, path, start, start + len(found.data)), found, run=True)
+
+    def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
+        """Keep a block on disk, later; not where memory is short or its version unknown."""
+        if wanted.expected is not None:
+            version = _version_of(wanted.expected)
+        else:
+            pin = self._pins.get((id(wanted.system), wanted.path))
+            version = _version(found.tag, found.total) or (pin and _version(pin.tag, pin.size))
+        size = len(found.data)
+        if version is None or not size:
+            return
+        if not self.cache.reserve(size):
+            self._unkept += 1
+            return
+        if not self._writes:
+            self._written = trio.Event()
+        self._writes += 1
+        work = disk, _target(wanted), version, wanted.start, found.data, run
+        trio.lowlevel.spawn_system_task(self._written_later, *work)
+
+    async def _written_later(
+        self, disk: DiskCache, target: str, version: Version, start: int, data: Buffer, run: bool
+    ) -> None:
+        try:
+            await trio.to_thread.run_sync(disk.write, target, version, start, data, run, limiter=self._writers)
+        finally:
+            self.cache.release(len(data))
+            self._writes -= 1
+            if not self._writes:
+                self._written.set()
+
+
+def _open_disk(options: Options) -> DiskCache | None:
+    if options.cache_dir is None or options.cache == "none":
+        return None
+    from zarrfs.transfer.disk import DiskCache
+
+    return DiskCache(options.cache_dir, options.cache_size, options.cache_min_free)
+
+
+def _differs(pin: tuple[str | None, int | None], found: Fetched) -> bool:
+    return any(a != b and None not in (a, b) for a, b in zip(pin, (found.tag, found.total), strict=True))
+
+
+def _target(wanted: Wanted) -> str:
+    return wanted.system.identity(wanted.path)
+
+
+def _version_of(entry: Entry) -> Version | None:
+    """What tells versions of a value apart; None where its server says too little."""
+    mtime = None if entry.mtime_ns is None else f"mtime {entry.mtime_ns}"
+    return _version(entry.tag or mtime, entry.size)
+
+
+def _version(tag: str | None, size: int | None) -> Version | None:
+    from zarrfs.transfer.disk import Version
+
+    return Version(tag, size) if tag and size is not None else None
