@@ -10,7 +10,10 @@ from zarrfs.options import Options
 
 _MOST = 1 << 30  # bytes, where nobody says more
 _LEAST = 64 << 20  # bytes
-_CGROUP = "/sys/fs/cgroup"
+_FILES = {  # of a cgroup: (directory below /sys/fs/cgroup, files with its limits)
+    1: ("memory", ("memory.limit_in_bytes",)),
+    2: ("", ("memory.max", "memory.high")),  # above the latter a process is slowed down
+}
 
 
 def memory_limit(options: Options) -> int:
@@ -20,28 +23,35 @@ def memory_limit(options: Options) -> int:
 
 @functools.cache
 def _usual() -> int:
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(_LEAST, min(_MOST, min([machine, *_cgroup_limits()]) // 4))
+    return suggested(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _cgroup_limits() -> list[int]:
+def suggested(machine: int, root: str = "/") -> int:
+    """Bytes: a quarter of the `machine`'s memory or of this process's cgroup, within bounds.
+
+    `root` is where /proc and /sys are. Limits: cgroups(7), "memory" of version 1 and 2 in the kernel's documentation.
+    """
+    return max(_LEAST, min(_MOST, min([machine, *_cgroup_limits(root)]) // 4))
+
+
+def _cgroup_limits(root: str) -> list[int]:
     """The limits of this process's cgroup and those above it, as far as they can be read."""
     found = []
-    with contextlib.suppress(OSError), open("/proc/self/cgroup") as file:
-        for line in file:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            if controllers in ("", "memory"):  # version 2, or version 1
-                root = _CGROUP if not controllers else f"{_CGROUP}/memory"
-                name = "memory.max" if not controllers else "memory.limit_in_bytes"
-                found += _limits_up(root, path.strip("/"), name)
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(root, "proc/self/cgroup"), "rb") as file:
+        for line in os.fsdecode(file.read()).splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" or "memory" in controllers.split(","):
+                directory, names = _FILES[2 if number == "0" else 1]
+                found += _limits_up(os.path.join(root, "sys/fs/cgroup", directory), path.strip("/"), names)
     return found
 
 
-def _limits_up(root: str, path: str, name: str) -> list[int]:
+def _limits_up(directory: str, path: str, names: tuple[str, ...]) -> list[int]:
     found = []
     while True:
-        with contextlib.suppress(OSError, ValueError), open(os.path.join(root, path, name)) as file:
-            found.append(int(file.read()))
+        for name in names:  # a limit that is not set is "max", or in version 1 a number beyond all memory
+            with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, path, name)) as file:
+                found.append(int(file.read()))
         if not path:
             return found
         path = os.path.dirname(path)

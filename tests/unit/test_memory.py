@@ -1,0 +1,100 @@
+"""memory_limit=: what the machine and its cgroups suggest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from zarrfs.options import Options
+from zarrfs.transfer.memory import memory_limit, suggested
+
+MIB, GIB = 1 << 20, 1 << 30
+V1_UNLIMITED = 9223372036854771712  # the kernel's word for none, in version 1
+
+
+def machine(root: Path, cgroup: str, **limits: object) -> str:
+    """A directory like "/": /proc/self/cgroup and the files of cgroups, "__" for "/"."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(cgroup)
+    for name, text in limits.items():
+        *parts, last = name.split("__")
+        directory = root.joinpath("sys/fs/cgroup", *parts)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / last.replace("memory_", "memory.")).write_text(f"{text}\n")
+    return str(root)
+
+
+def test_an_option_wins() -> None:
+    assert memory_limit(Options(memory_limit=5)) == 5
+    assert memory_limit(Options(memory_limit=0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "limit"), [(64 * GIB, GIB), (4 * GIB, GIB), (2 * GIB, 512 * MIB), (100 * MIB, 64 * MIB)]
+)
+def test_without_cgroups_it_is_a_quarter_of_the_machine_within_bounds(memory: int, limit: int, tmp_path: Path) -> None:
+    assert suggested(memory, str(tmp_path)) == limit
+
+
+def test_version_2(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/jobs/one\n", jobs__one__memory_max=800 * MIB)
+    assert suggested(64 * GIB, root) == 200 * MIB
+
+
+def test_version_2_throttles_at_memory_high(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/jobs\n", jobs__memory_max=2 * GIB, jobs__memory_high=GIB)
+    assert suggested(64 * GIB, root) == 256 * MIB
+
+
+def test_a_cgroup_above_is_a_limit_too(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/a/b/c\n", a__b__c__memory_max="max", a__b__memory_max=3 * GIB, a__memory_max=GIB)
+    assert suggested(64 * GIB, root) == 256 * MIB
+
+
+def test_no_limit_is_the_machine(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/a\n", a__memory_max="max", a__memory_high="max")
+    assert suggested(2 * GIB, root) == 512 * MIB
+
+
+def test_more_than_the_machine_has_is_the_machine(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/a\n", a__memory_max=64 * GIB)
+    assert suggested(2 * GIB, root) == 512 * MIB
+
+
+def test_a_container_that_sees_itself_as_the_root(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/\n", memory_max=GIB)
+    assert suggested(64 * GIB, root) == 256 * MIB
+
+
+@pytest.mark.parametrize("controllers", ["memory", "cpu,memory"])
+def test_version_1(controllers: str, tmp_path: Path) -> None:
+    lines = f"12:cpuset:/x\n4:{controllers}:/slurm/job_7\n1:name=systemd:/slurm\n0::/x\n"
+    root = machine(tmp_path, lines, memory__slurm__job_7__memory_limit_in_bytes=V1_UNLIMITED,
+                   memory__slurm__memory_limit_in_bytes=GIB, memory__memory_limit_in_bytes=V1_UNLIMITED)  # fmt: skip
+    assert suggested(64 * GIB, root) == 256 * MIB
+
+
+def test_version_1_in_a_container_whose_path_is_that_of_the_host(tmp_path: Path) -> None:
+    root = machine(tmp_path, "4:memory:/docker/0123\n", memory__memory_limit_in_bytes=GIB)
+    assert suggested(64 * GIB, root) == 256 * MIB
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", "0::\n", "0::/../../a\n", "4:memory\n", "0::/a:b\n"])
+def test_what_cannot_be_understood_is_no_limit(text: str, tmp_path: Path) -> None:
+    root = machine(tmp_path, text, a__memory_max="a lot", memory__memory_limit_in_bytes="")
+    assert suggested(2 * GIB, root) == 512 * MIB
+
+
+def test_a_path_that_is_not_utf8(tmp_path: Path) -> None:
+    root = machine(tmp_path, "", memory_max=GIB)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
+    assert suggested(64 * GIB, root) == 256 * MIB
+
+
+def test_this_machine() -> None:
+    """Whatever limits there are here: a quarter of its memory at most, and the same at each call."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 64 * MIB <= memory_limit(Options()) <= max(64 * MIB, min(GIB, total // 4))
+    assert memory_limit(Options()) == suggested(total)
