@@ -1,0 +1,315 @@
+"""DiskCache: blocks of targets in a directory that any number of processes and nodes share.
+
+What is kept where: diskfiles.py. How much: diskspace.py. For whom: docs/disk-cache.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import threading
+import time
+from collections import OrderedDict
+from typing import NamedTuple
+
+from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.diskfiles import RECORD, Block, Damaged, Layout, checksum, hash_of, header
+from zarrfs.transfer.diskspace import FOLDER_COST, Space, cost
+from zarrfs.transfer.urls import without_secrets
+
+log = logging.getLogger("zarrfs.transfer")
+
+UNIT = 1 << 20  # bytes: where runs of tiny values are cut
+UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
+BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
+TELL_AGAIN = 3600.0  # seconds after which the same warning is worth another line
+SKEW = 300.0  # seconds that the clocks of nodes may differ
+
+# What is wrong with one file, not with the disk.
+_ONE_FILE = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENAMETOOLONG)
+
+
+class Version(NamedTuple):
+    """What tells one content of a target from another."""
+
+    tag: str  # ETag, Last-Modified or mtime, as the server gave it; never empty
+    size: int  # bytes
+
+
+class DiskCache:
+    """Blocks in a directory. Thread-safe; every method but the constructor blocks; none raises for what the disk does.
+
+    A file is believed where its checksum says so. That finds accidents: who may write in the directory can also
+    forge blocks, so it must be shared only with those who are trusted. A failing or full disk is told once in the
+    log; then nothing is written for a while, and reading goes on.
+    """
+
+    def __init__(self, directory: str, size: int, min_free: int) -> None:
+        """Keep at most `size` bytes, and let `min_free` bytes of the disk be free. Touches nothing on the disk."""
+        self._layout = Layout(directory)
+        self._space = Space(self._layout, size, min_free)
+        self._lock = threading.Lock()
+        self._counts = dict.fromkeys(
+            ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors"), 0
+        )
+        self._units: OrderedDict[str, Block] = OrderedDict()  # the last ones read, by name
+        self._pause = 0.0  # seconds, of the back-off that goes on or the last one
+        self._until = 0.0  # monotonic; nothing is written before
+        self._told: dict[str, float] = {}
+        self._closed = False
+
+    def version(self, target: str, newer_than: float) -> Version | None:
+        """What `target` was when its server was last asked, if that was after `newer_than` (seconds since 1970)."""
+        name = _record_name(target)
+        try:
+            text, seen = self._layout.load_record(name)
+            if not newer_than < seen < time.time() + SKEW:
+                return None
+            return parse_record(text, name)[0]
+        except FileNotFoundError:
+            pass
+        except Damaged:
+            self._damaged(name)
+        except OSError as exc:
+            self._unreadable(exc)
+        return None
+
+    def remember(self, target: str, version: Version) -> None:
+        """Note that the server of `target` has just said that this is its version."""
+        name = _record_name(target)
+        body = json.dumps(
+            {"tag": version.tag, "size": version.size, "target": without_secrets(target), "name": name}
+        ).encode()
+        text = checksum(body) + b"\n" + body
+        if not self._writes():
+            return
+        try:
+            try:
+                if self._layout.load_record(name)[0] == text:
+                    self._layout.touch(name)
+                    return
+            except (Damaged, FileNotFoundError, PermissionError):
+                pass
+            self._put(name, [text])
+        except OSError as exc:
+            self._failed(exc)
+
+    def read(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
+        """Exactly the bytes [start, stop) of `target`, verified; None where they are not kept."""
+        data = None
+        if not self._closed and start < stop:
+            if stop - start < UNIT:
+                data = self._held(target, version, start, stop)
+            if data is None:
+                block = self._load(_block_name(target, version, start, stop), stop - start)
+                data = block.data if block is not None else None
+            if data is None and stop - start < UNIT:
+                data = self._from_units(target, version, start, stop)
+        with self._lock:
+            self._counts["misses" if data is None else "hits"] += 1
+            self._counts["bytes_read"] += len(data or b"")
+        return data
+
+    def write(self, target: str, version: Version, start: int, data: Buffer, run: bool = False) -> None:
+        """Keep `data`, the bytes of `target` from `start` on, if there is room.
+
+        One block is found again under its exact (start, stop). A `run`, many tiny values that came in one request,
+        is cut into units, and any range within what is kept of one or two neighbouring units is found again.
+        """
+        view = memoryview(data).cast("B")
+        if not view or not self._writes():
+            return
+        try:
+            if not run:
+                name = _block_name(target, version, start, start + len(view))
+                self._keep(name, target, start, view)
+            else:
+                stop = start + len(view)
+                for unit in range(start // UNIT, -(-stop // UNIT)):
+                    low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
+                    self._grow(_unit_name(target, version, unit), target, low, view[low - start : high - start])
+        except OSError as exc:
+            self._failed(exc)
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start; "dropped" are blocks that were not kept for want of room, "evicted" are files."""
+        with self._lock:
+            return {**self._counts, "evicted": self._space.evicted}
+
+    def close(self) -> None:
+        """Give back what was reserved; from now on nothing is found and nothing kept."""
+        self._closed = True
+        try:
+            self._space.close()
+        finally:
+            self._layout.forget()
+
+    # -- reading
+
+    def _load(self, name: str, length_max: int) -> Block | None:
+        try:
+            return self._layout.load(name, length_max)
+        except FileNotFoundError:
+            return None
+        except Damaged:
+            self._damaged(name)
+        except OSError as exc:
+            self._unreadable(exc)
+        return None
+
+    def _held(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
+        """A range of one of the units in memory."""
+        if not self._units:
+            return None
+        with self._lock:
+            block = self._units.get(_unit_name(target, version, start // UNIT))
+        return _part(block, start, stop)
+
+    def _from_units(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
+        parts = []
+        for unit in range(start // UNIT, (stop - 1) // UNIT + 1):
+            name = _unit_name(target, version, unit)
+            block = self._load(name, UNIT)
+            part = _part(block, max(start, unit * UNIT), min(stop, (unit + 1) * UNIT))
+            if part is None or block is None:
+                return None
+            with self._lock:
+                self._units[name] = block
+                self._units.move_to_end(name)
+                if len(self._units) > UNITS_HELD:
+                    self._units.popitem(last=False)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _damaged(self, name: str) -> None:
+        self._layout.remove(name)
+        self._count("errors")
+
+    def _unreadable(self, exc: OSError) -> None:
+        if exc.errno not in (errno.ESTALE, errno.ENOTDIR):  # removed by another node, or there is nothing yet
+            self._count("errors")
+            self._tell(exc, "cannot be read")
+
+    # -- writing
+
+    def _writes(self) -> bool:
+        if self._closed:
+            return False
+        if time.monotonic() < self._until:
+            self._count("dropped")
+            return False
+        return True
+
+    def _keep(self, name: str, target: str, start: int, data: Buffer) -> None:
+        """Write a block unless it is there, from another process."""
+        head = header(name, hash_of(target), start, data)
+        if self._layout.size(name) != len(head) + len(data):
+            self._put(name, [head, data])
+
+    def _grow(self, name: str, target: str, start: int, data: memoryview) -> None:
+        """Put a piece of a unit to what is kept of it; of two that do not touch, the longer one stays."""
+        old = self._load(name, UNIT)
+        whole: Buffer = data
+        if old is not None:
+            stop, old_stop = start + len(data), old.start + len(old.data)
+            if start <= old_stop and old.start <= stop:
+                if old.start <= start and stop <= old_stop:
+                    return
+                before, after = old.data[: max(0, start - old.start)], old.data[max(0, stop - old.start) :]
+                whole, start = b"".join((before, data, after)), min(start, old.start)
+            elif len(old.data) >= len(data):
+                return
+        self._put(name, [header(name, hash_of(target), start, whole), whole])
+
+    def _put(self, name: str, parts: list[Buffer]) -> None:
+        size = sum(map(len, parts))
+        for again in (False, True):
+            try:
+                kept = self._put_once(name, parts, size)
+            except FileNotFoundError:  # somebody has removed the directory, or has never made it
+                if again:
+                    raise
+                self._layout.forget()
+                self._space.forget()
+            else:
+                break
+        with self._lock:
+            self._counts["writes" if kept else "dropped"] += 1
+            self._counts["bytes_written"] += size if kept else 0
+            self._pause = 0.0 if kept else self._pause
+
+    def _put_once(self, name: str, parts: list[Buffer], size: int) -> bool:
+        count, taken = cost(size), 0
+        try:
+            self._layout.folder(name[:2])
+        except FileNotFoundError:
+            count += FOLDER_COST
+        if not self._space.take(count):
+            return False
+        try:
+            taken = self._layout.put(name, parts)
+        except OSError as exc:
+            if exc.errno not in _ONE_FILE:
+                raise
+            self._layout.remove(name)  # a directory, perhaps
+            self._count("errors")
+            return False
+        finally:
+            self._space.done(count, taken)
+        return True
+
+    def _failed(self, exc: OSError) -> None:
+        with self._lock:
+            self._counts["errors"] += 1
+            self._counts["dropped"] += 1
+            self._pause = min(max(BACK_OFF, 2 * self._pause), BACK_OFF_MAX)
+            self._until = time.monotonic() + self._pause
+        self._tell(exc, "nothing is kept there for now")
+
+    def _tell(self, exc: OSError, outcome: str) -> None:
+        reason = (exc.strerror or str(exc)).lower()
+        now = time.monotonic()
+        with self._lock:
+            news = now - self._told.get(reason, -TELL_AGAIN) >= TELL_AGAIN
+            if news:
+                self._told[reason] = now
+        if news:
+            log.warning("cache_dir=%s: %s; %s", self._layout.directory, reason, outcome)
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._counts[what] += 1
+
+
+def _part(block: Block | None, start: int, stop: int) -> bytes | None:
+    if block is None or start < block.start or stop > block.start + len(block.data):
+        return None
+    return block.data[start - block.start : stop - block.start]
+
+
+def _block_name(target: str, version: Version, start: int, stop: int) -> str:
+    return hash_of(target, version.tag, version.size, start, stop).hex()
+
+
+def _unit_name(target: str, version: Version, unit: int) -> str:
+    return hash_of(target, version.tag, version.size, "u", unit).hex()
+
+
+def _record_name(target: str) -> str:
+    return hash_of(target).hex() + RECORD
+
+
+def parse_record(text: bytes, name: str) -> tuple[Version, str]:
+    """(version, target without secrets) of a version record called `name`. Damaged if it is none."""
+    check, _, body = text.partition(b"\n")
+    if checksum(body) != check:
+        raise Damaged("wrong checksum")
+    try:
+        about = json.loads(body)
+        version, shown = Version(about["tag"], about["size"]), about["target"]
+    except (ValueError, KeyError, TypeError):
+        raise Damaged("no version record") from None
+    if about["name"] != name:
+        raise Damaged("another file")
+    return version, shown

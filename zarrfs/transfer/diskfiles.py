@@ -1,0 +1,303 @@
+"""The files of the disk cache: where they lie, what is in them, and when one is believed.
+
+    cache_dir/zarrfs-blocks-1/          LAYOUT; what another version made has another name and is left alone
+      usage, leases/                    diskspace.py
+      3f/a91c...                        a block, named by the BLAKE2b of what it is (its first two digits: 3f)
+      3f/07d2....v                      the version of a target, as its server told it last
+      3f/.x8_...tmp                     being written
+
+A block is a header and its bytes, never changed after it got its name. It is believed where its name, length and
+XXH3-128 agree with the header. That finds accidents (a torn write, a bad disk, a file that was moved), not
+somebody who may write here: whoever shares a cache directory is trusted with what is read from it.
+Nothing here follows a symbolic link below the cache directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import re
+import secrets
+import stat
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from zarrfs.transfer.api import Buffer
+
+LAYOUT = "zarrfs-blocks-1"
+HEADER = struct.Struct("<8sQQ16s16s16s")  # magic, start, length, name, hash of the target, XXH3-128 of all but itself
+MAGIC = b"zarrfsB1"
+RECORD = ".v"  # ends the name of a version record
+RECORD_MAX = 64 << 10  # bytes
+FOLDER = re.compile(r"[0-9a-f]{2}")
+KEPT = re.compile(r"[0-9a-f]{30}(\.v)?")
+TEMPORARY = re.compile(r"\..*\.tmp")
+TOUCH = 60.0  # seconds: how exactly the time of the last use is known
+
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO in a file's place must not stop us
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Damaged(Exception):
+    """A file that is not what its name says; str() is why."""
+
+
+class Block(NamedTuple):
+    """What a block's file holds."""
+
+    start: int  # of its first byte in the target
+    data: bytes
+    target: bytes  # hash_of() the target
+
+
+def hash_of(*parts: str | int) -> bytes:
+    """16 bytes that stand for `parts`, in that order."""
+    text = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else b"%d" % part for part in parts]
+    return hashlib.blake2b(b"".join(b"%d:%s" % (len(part), part) for part in text), digest_size=16).digest()
+
+
+class Handle:
+    """A descriptor that is closed when nobody refers to it any more, so never under a thread that uses it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class Layout:
+    """The directory LAYOUT in a cache directory and the 256 in it, opened when they are first used and held open.
+
+    Methods raise OSError, FileNotFoundError where there is nothing yet, and Damaged.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._folders: dict[str, Handle] = {}  # by name; "" is LAYOUT itself
+        self._mode = 0o700  # of directories: who may write the cache directory may do so below it, and nobody else
+        self._scratch = f".{secrets.token_hex(6)}"
+        self._numbers = itertools.count()
+
+    def folder(self, name: str, make: bool = False) -> Handle:
+        """The directory `name` in LAYOUT ("": LAYOUT itself), open; made if it is missing and `make`."""
+        found = self._folders.get(name)
+        if found is None:
+            found = self._open_folder(name, make) if name else self._open_root(make)
+            self._folders[name] = found
+        return found
+
+    def _open_root(self, make: bool) -> Handle:
+        path = os.path.join(self.directory, LAYOUT)
+        try:
+            root = Handle(os.open(path, _DIRECTORY))
+        except FileNotFoundError:
+            if not make:
+                raise
+            os.makedirs(self.directory, 0o700, exist_ok=True)
+            shared = os.stat(self.directory).st_mode
+            mode = 0o700 | (0o070 if shared & stat.S_IWGRP else 0) | (0o007 if shared & stat.S_IWOTH else 0)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, mode)
+                _set_mode(Handle(os.open(path, _DIRECTORY)), mode)
+            root = Handle(os.open(path, _DIRECTORY))
+        self._mode = os.fstat(root.fd).st_mode & 0o777
+        return root
+
+    def _open_folder(self, name: str, make: bool) -> Handle:
+        root = self.folder("", make)
+        try:
+            return Handle(os.open(name, _DIRECTORY, dir_fd=root.fd))
+        except FileNotFoundError:
+            if not make:
+                raise
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, self._mode, dir_fd=root.fd)
+            _set_mode(Handle(os.open(name, _DIRECTORY, dir_fd=root.fd)), self._mode)
+        return Handle(os.open(name, _DIRECTORY, dir_fd=root.fd))
+
+    def forget(self) -> None:
+        """Open everything anew: somebody has removed the directory under us."""
+        self._folders = {}
+
+    def open(self, folder: str, name: str, flags: int, make: bool = False) -> int:
+        """A descriptor of the file `name`; a new file gets the mode that its directory asks for."""
+        fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=self.folder(folder, make).fd)
+        if flags & os.O_CREAT and self._mode & 0o077:
+            with contextlib.suppress(PermissionError):  # somebody else has made it
+                os.fchmod(fd, self._mode & 0o666)
+        return fd
+
+    def size(self, name: str) -> int | None:
+        """Bytes in the file `name`, None if there is none."""
+        try:
+            status = os.stat(name[2:], dir_fd=self.folder(name[:2]).fd, follow_symlinks=False)
+        except OSError:
+            return None
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def put(self, name: str, parts: Sequence[Buffer]) -> int:
+        """Write the file `name`: it appears whole. Returns the bytes that it takes on the disk."""
+        scratch = f"{self._scratch}{next(self._numbers):x}.tmp"
+        folder = self.folder(name[:2], make=True)
+        fd = self.open(name[:2], scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            try:
+                _write_all(fd, parts)
+                taken = os.fstat(fd).st_blocks * 512
+            finally:
+                os.close(fd)
+            os.rename(scratch, name[2:], src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch, dir_fd=folder.fd)
+            raise
+        return taken
+
+    def load(self, name: str, length_max: int | None = None) -> Block:
+        """The block `name`, verified and marked as used. Damaged if it is not what its name says."""
+        fd = self._open_kept(name)
+        try:
+            status = os.fstat(fd)
+            start, length, target, head, check = _header(fd, name, status)
+            if length_max is not None and length > length_max:
+                raise Damaged("longer than it may be")
+            data = _read_all(fd, length, HEADER.size)
+            if _check(head, data) != check:
+                raise Damaged("wrong checksum")
+            _touch(fd, status)
+        finally:
+            os.close(fd)
+        return Block(start, data, target)
+
+    def target(self, name: str) -> bytes:
+        """The hash of the target that the block `name` is of."""
+        fd = self._open_kept(name)
+        try:
+            return _header(fd, name, os.fstat(fd))[2]
+        finally:
+            os.close(fd)
+
+    def load_record(self, name: str) -> tuple[bytes, float]:
+        """(content of the record `name`, when it was written or touched in seconds since 1970)."""
+        fd = self._open_kept(name)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > RECORD_MAX:
+                raise Damaged("no version record")
+            return _read_all(fd, status.st_size, 0), status.st_mtime
+        finally:
+            os.close(fd)
+
+    def touch(self, name: str) -> None:
+        """Let the file `name` be seen now."""
+        os.utime(name[2:], dir_fd=self.folder(name[:2]).fd, follow_symlinks=False)
+
+    def remove(self, name: str) -> None:
+        """Remove what is at `name`, also an empty directory. Never raises."""
+        with contextlib.suppress(OSError):
+            folder = self.folder(name[:2])
+            try:
+                os.unlink(name[2:], dir_fd=folder.fd)
+            except IsADirectoryError:
+                os.rmdir(name[2:], dir_fd=folder.fd)
+
+    def entries(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+        """(name, lstat) of everything in one directory of LAYOUT, its own as "."; what vanishes is left out."""
+        with contextlib.suppress(FileNotFoundError):
+            own = Handle(os.open(folder or ".", _DIRECTORY, dir_fd=self.folder("").fd))  # an offset of its own
+            yield ".", os.fstat(own.fd)
+            with os.scandir(own.fd) as entries:
+                for entry in entries:
+                    with contextlib.suppress(FileNotFoundError):
+                        yield entry.name, entry.stat(follow_symlinks=False)
+
+    def kept(self) -> Iterator[tuple[str, os.stat_result]]:
+        """(name for load(), lstat) of all blocks and version records."""
+        for folder, _status in self.entries(""):
+            if FOLDER.fullmatch(folder):
+                for name, status in self.entries(folder):
+                    if KEPT.fullmatch(name):
+                        yield folder + name, status
+
+    def _open_kept(self, name: str) -> int:
+        try:
+            return os.open(name[2:], os.O_RDONLY | _FILE, dir_fd=self.folder(name[:2]).fd)
+        except OSError as exc:
+            if exc.errno in (errno.ELOOP, errno.ENXIO):
+                raise Damaged("a symbolic link or a socket") from None
+            raise
+
+
+def header(name: str, target: bytes, start: int, data: Buffer) -> bytes:
+    """The header of a block that will be called `name`."""
+    head = HEADER.pack(MAGIC, start, memoryview(data).nbytes, bytes.fromhex(name), target, bytes(16))[:-16]
+    return head + _check(head, data)
+
+
+def _header(fd: int, name: str, status: os.stat_result) -> tuple[int, int, bytes, bytes, bytes]:
+    """(start, length, target, everything but the checksum, checksum), agreeing with name and size of the file."""
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged("not a file")
+    head = os.pread(fd, HEADER.size, 0)
+    if len(head) < HEADER.size:
+        raise Damaged("cut short")
+    magic, start, length, named, target, check = HEADER.unpack(head)
+    if magic != MAGIC or named != bytes.fromhex(name):
+        raise Damaged("another file")
+    if status.st_size != HEADER.size + length:
+        raise Damaged("cut short, or too long")
+    return start, length, target, head[:-16], check
+
+
+def _check(head: bytes, data: Buffer) -> bytes:
+    import xxhash
+
+    state = xxhash.xxh3_128(head)
+    state.update(data)
+    return state.digest()
+
+
+def checksum(text: bytes) -> bytes:
+    """16 hexadecimal digits that tell accidents to a small file."""
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(text).encode()
+
+
+def _read_all(fd: int, length: int, offset: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    while len(data) < length:  # on some network file systems, and over 2 GiB
+        more = os.pread(fd, length - len(data), offset + len(data))
+        if not more:
+            raise Damaged("cut short")
+        data += more
+    return data
+
+
+def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
+    left = [memoryview(part).cast("B") for part in parts]
+    while left:
+        count = os.writev(fd, left)
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+
+
+def _touch(fd: int, status: os.stat_result) -> None:
+    if time.time() - status.st_mtime > TOUCH:
+        with contextlib.suppress(OSError):  # read-only, or of somebody else: it goes sooner
+            os.utime(fd)
+
+
+def _set_mode(made: Handle, mode: int) -> None:
+    """Permission bits of a new directory, whatever the umask; the bit that hands on its group stays."""
+    os.fchmod(made.fd, mode | os.fstat(made.fd).st_mode & stat.S_ISGID)
