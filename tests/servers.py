@@ -1,4 +1,4 @@
-"""Servers that the tests talk to: nginx with and without listings, one that fails on demand, and S3.
+"""Servers that the tests talk to: nginx with and without listings and late, one that fails on demand, and S3.
 
 All are real, on loopback, on ports that the system gives; they live for the session.
 """
@@ -31,13 +31,17 @@ class Web(NamedTuple):
 
 
 class Nginx(NamedTuple):
-    """One nginx, two servers of the same directory: one lists directories, one does not."""
+    """One nginx, three servers of the same directory: one lists directories, one does not, one answers 30 ms late."""
 
     listing: Web
     plain: Web
+    late: Web
 
 
+_MODULES = "/usr/lib/nginx/modules"  # where Debian has them
 _CONFIG = """
+load_module {modules}/ndk_http_module.so;
+load_module {modules}/ngx_http_lua_module.so;
 daemon off; master_process off; pid {directory}/pid; error_log {directory}/error.log;
 {user}
 events {{ worker_connections 256; }}
@@ -48,6 +52,7 @@ http {{
     types {{ text/html html; application/json json; }}
     server {{ listen 127.0.0.1:{listing}; root {root}; autoindex on; }}
     server {{ listen 127.0.0.1:{plain}; root {root}; autoindex off; }}
+    server {{ listen 127.0.0.1:{late}; root {root}; access_by_lua_block {{ ngx.sleep(0.03) }} }}
 }}
 """
 
@@ -58,6 +63,8 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if program is None:
         pytest.fail("nginx is not installed: the tests of HTTP need it (nginx-light will do)")
+    if not os.path.exists(f"{_MODULES}/ngx_http_lua_module.so"):
+        pytest.fail("nginx has no Lua module: the tests of HTTP need it (libnginx-mod-http-lua)")
     directory, root = tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www")
     process, ports = _start_nginx(program, directory, root)
     try:
@@ -67,13 +74,21 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
         process.wait()
 
 
-def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.Popen[bytes], tuple[int, int]]:
+def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     for _ in range(5):  # a port that was free may be taken by the time nginx asks for it
-        ports = free_port(), free_port()
+        ports = [free_port() for _ in range(3)]
         user = "user root;" if os.geteuid() == 0 else ""
         config = directory / "nginx.conf"
         config.write_text(
-            _CONFIG.format(directory=directory, user=user, root=root, listing=ports[0], plain=ports[1])
+            _CONFIG.format(
+                modules=_MODULES,
+                directory=directory,
+                user=user,
+                root=root,
+                listing=ports[0],
+                plain=ports[1],
+                late=ports[2],
+            )
         )
         process = subprocess.Popen([program, "-c", str(config), "-e", f"{directory}/early.log"])
         if all(_answers(port, process) for port in ports):

@@ -22,7 +22,7 @@ OVER = 150  # MB that its daemon may need beyond that
 Jobs = list[list[list[Piece]]]
 
 NOTES = f"""\
-A chunk has {CHUNK >> 10} KiB. "direct" is a client in Python without any mount, one connection a reader. Each sample is
+A chunk has {CHUNK >> 10} KiB. "direct" is a client without any mount, one connection a reader. Each sample is
 a fresh mount with empty caches; time starts when it answers; the SHA-256 of what came is checked afterwards.
 Before each sample, whoever is measured, another process touches 3 GiB of memory and frees it: a virtual machine gets
 what it touches for the first time from its host at 0.4 GB/s; memory that it has touched before is there at 8 GB/s.

@@ -1,0 +1,331 @@
+"""A proxy in front of a web server that spoils some of the answers, as networks and servers do.
+
+It runs on an asyncio loop in a thread of its own. Which answer is spoilt, and how, is drawn from a seeded generator:
+the same seed spoils the n-th request in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import random
+import re
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.servers import free_port
+
+T = TypeVar("T")
+
+FAULTS = (
+    "reset",  # the connection is reset, instead of an answer
+    "reset late",  # in the middle of the body
+    "stall",  # headers and half of the body, then nothing until the client goes away
+    "503",
+    "429",
+    "truncate",  # half of the body, then the end of the connection
+    "short",  # half of the body, and a Content-Length that says so
+    "long",  # seven bytes more than were asked for
+    "elsewhere",  # a 206 of other bytes, with the Content-Range of those
+    "drip",  # right bytes, in small pieces with pauses
+    "changed",  # right bytes with another ETag
+)
+_HEAD_MAX = 64 << 10  # bytes
+_PIECE = 64 << 10  # bytes
+_SHIFT = 7  # bytes
+
+
+class _Answer(NamedTuple):
+    """An answer of the server: its status line, its headers with names in lower case, its body."""
+
+    status: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class FaultProxy:
+    """Shows the server at `upstream` at `url`, and spoils each kind of fault's share of the answers to GET.
+
+    `faults` is {a word of FAULTS: probability} and may be changed at any time. `counts` counts the faults, and
+    "GET" and "HEAD"; `paths` GETs by path. `absent`, where set, is the status of what the server answers with 404.
+    Every GET waits while it is held: hold(), release().
+    """
+
+    def __init__(self, upstream: str, seed: int = 0) -> None:
+        self.faults: dict[str, float] = {}
+        self.absent: int | None = None
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.paths: collections.Counter[str] = collections.Counter()
+        self.held = threading.Event()  # a GET waits for release()
+        parts = urlsplit(upstream)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self._upstream = parts.hostname, parts.port
+        self._random = random.Random(seed)
+        self._free = asyncio.Event()
+        self._free.set()
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    # -- for tests
+
+    def start(self) -> None:
+        """Listen, on the same port as ever."""
+        self._do(self._start())
+
+    def stop(self) -> None:
+        """Stop listening and break all connections; they were idle or in the middle of an answer."""
+        self._do(self._stop())
+
+    def close(self) -> None:
+        """The end."""
+        self.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def hold(self) -> None:
+        """Let the GETs that come from now on wait; `held` is set when one does."""
+        self.held.clear()
+        self._loop.call_soon_threadsafe(self._free.clear)
+
+    def release(self) -> None:
+        """Answer those that wait."""
+        self._loop.call_soon_threadsafe(self._free.set)
+
+    def connections(self) -> int:
+        """How many connections clients have at the moment."""
+        return len(self._clients)
+
+    # -- the loop
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(
+            self._client, "127.0.0.1", self.port, reuse_address=True, backlog=256, limit=_HEAD_MAX
+        )
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        clients = list(self._clients)
+        for task in clients:
+            task.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection of a client, and the one to the server that goes with it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        server = _Upstream(*self._upstream)
+        try:
+            while await self._one(reader, writer, server):
+                pass
+        except (OSError, EOFError, asyncio.CancelledError):
+            _reset(writer)
+        finally:
+            self._clients.discard(task)
+            server.close()
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server: _Upstream) -> bool:
+        """One request; whether the connection can have another one."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        method, path, _ = head.split(" ", 2)
+        self.counts[method] += 1
+        fault = None
+        if method == "GET":
+            self.paths[path] += 1
+            fault = self._draw()
+            if not self._free.is_set():
+                self.held.set()
+                await self._free.wait()
+        if fault is not None:
+            self.counts[fault] += 1
+        if fault == "reset":
+            raise ConnectionResetError
+        if fault in ("503", "429"):
+            await _send(writer, f"HTTP/1.1 {fault} Busy", {"retry-after": "0"}, b"no\n")
+            return True
+        answer = await server.ask(_shifted(head) if fault == "elsewhere" else head)
+        if self.absent is not None and answer.status.split()[1] == "404":
+            answer = answer._replace(status=f"HTTP/1.1 {self.absent} Absent")
+        if method == "HEAD":
+            writer.write(_head(answer.status, answer.headers))
+            await writer.drain()
+            return True
+        return await _SPOIL.get(fault or "", _send_right)(reader, writer, answer)
+
+    def _draw(self) -> str | None:
+        point = self._random.random()
+        for fault, share in self.faults.items():
+            point -= share
+            if point < 0:
+                return fault
+        return None
+
+
+class _Upstream:
+    """A connection to the server, made when it is first needed."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, head: str) -> _Answer:
+        """The answer to a request without a body."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*self._address, limit=_HEAD_MAX)
+        reader, writer = self._streams
+        writer.write(head.encode("latin-1"))
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:-2])}
+        body = b""
+        if not head.startswith("HEAD ") and headers.get("transfer-encoding") == "chunked":
+            body = await _chunks(reader)
+            del headers["transfer-encoding"]
+        elif not head.startswith("HEAD "):
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+        if headers.pop("connection", "") == "close":
+            self.close()
+            self._streams = None
+        return _Answer(lines[0], headers, body)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._streams is not None:
+            self._streams[1].close()
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    """A body in chunks (RFC 9112, 7.1), as nginx sends listings."""
+    body = b""
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readuntil(b"\r\n")
+    return body
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close a connection with RST, not with FIN."""
+    connection = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    writer.transport.abort()
+
+
+def _shifted(head: str) -> str:
+    """A request for as many bytes further on, or at the start for whoever asks for the start."""
+
+    def further(match: re.Match[str]) -> str:
+        return f"bytes={int(match[1]) + _SHIFT}-{int(match[2]) + _SHIFT}"
+
+    return re.sub(r"bytes=(\d+)-(\d+)", further, head)
+
+
+def _head(status: str, headers: dict[str, str]) -> bytes:
+    return "\r\n".join([status, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode("latin-1")
+
+
+# -- how an answer is sent: each returns whether the connection can have another request
+
+
+async def _send(writer: asyncio.StreamWriter, status: str, headers: dict[str, str], body: bytes) -> None:
+    writer.write(_head(status, {**headers, "content-length": str(len(body))}) + body)
+    await writer.drain()
+
+
+async def _send_right(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _send(writer, *answer)
+    return True
+
+
+async def _half(writer: asyncio.StreamWriter, answer: _Answer) -> None:
+    """The headers and half of the body that they promise."""
+    headers = {**answer.headers, "content-length": str(len(answer.body))}
+    writer.write(_head(answer.status, headers) + answer.body[: len(answer.body) // 2])
+    await writer.drain()
+
+
+async def _reset_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _half(writer, answer)
+    await asyncio.sleep(0.01)  # the client sees the first half
+    raise ConnectionResetError
+
+
+async def _stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _half(writer, answer)
+    await reader.read()  # until the client closes
+    return False
+
+
+async def _truncate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _half(writer, answer)
+    return False
+
+
+async def _short(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _send(writer, answer.status, answer.headers, answer.body[: len(answer.body) // 2])
+    return True
+
+
+async def _long(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _send(writer, answer.status, answer.headers, answer.body + bytes(_SHIFT))
+    return True
+
+
+async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    """Eight pieces, 50 ms apart."""
+    writer.write(_head(answer.status, {**answer.headers, "content-length": str(len(answer.body))}))
+    size = max(1, -(-len(answer.body) // 8))
+    for at in range(0, len(answer.body), size):
+        await asyncio.sleep(0.05)
+        writer.write(answer.body[at : at + size])
+        await writer.drain()
+    return True
+
+
+async def _changed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    await _send(writer, answer.status, {**answer.headers, "etag": '"changed"'}, answer.body)
+    return True
+
+
+_Sender = Callable[[asyncio.StreamReader, asyncio.StreamWriter, _Answer], Awaitable[bool]]
+_SPOIL: dict[str, _Sender] = {
+    "reset late": _reset_late, "stall": _stall, "truncate": _truncate, "short": _short, "long": _long,
+    "drip": _drip, "changed": _changed,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def proxied(upstream: str, seed: int = 0) -> Iterator[FaultProxy]:
+    """A proxy in front of `upstream`."""
+    proxy = FaultProxy(upstream, seed)
+    try:
+        yield proxy
+    finally:
+        proxy.release()
+        proxy.close()
+
+
+@pytest.fixture
+def proxy(nginx: Any) -> Iterator[FaultProxy]:
+    """A proxy without faults, so far, in front of nginx without listings."""
+    with proxied(nginx.plain.url) as made:
+        yield made
