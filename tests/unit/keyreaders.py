@@ -1,0 +1,136 @@
+"""Readers of a set's keys, and a store that notes what is prefetched for them; time is simulated."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import trio
+from trio.testing import MockClock
+
+from zarrfs import sources
+from zarrfs.options import Options
+from zarrfs.store.index import IndexStore
+from zarrfs.store.readahead import KeyReadAhead
+
+LATENCY = 0.03  # seconds of simulated time
+SIZE = 1000  # bytes of a value
+
+
+def a_store(path: Path, keys: Iterable[str]) -> RecordingStore:
+    """The index of a reference set with `keys`, each SIZE bytes of one target."""
+    refs: dict[str, object] = {key: ["http://nowhere.test/data", SIZE * at, SIZE] for at, key in enumerate(keys)}
+    (path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    store = sources.open_source(str(path / "refs.json"), Options(), child=False)
+    assert isinstance(store, IndexStore)
+    store.__class__ = RecordingStore
+    assert isinstance(store, RecordingStore)
+    store.begin()
+    return store
+
+
+class RecordingStore(IndexStore):
+    """An IndexStore that only pretends to prefetch: each batch takes LATENCY."""
+
+    def begin(self) -> None:
+        """Forget what was noted."""
+        self.batches: list[list[str]] = []
+        self.asked: dict[str, float] = {}  # when
+        self.cancelled = 0
+
+    @property
+    def remote(self) -> bool:
+        return True
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        self.batches.append(list(keys))
+        for key in keys:
+            self.asked.setdefault(key, trio.current_time())
+        try:
+            await trio.sleep(LATENCY)
+        except trio.Cancelled:
+            self.cancelled += 1
+            raise
+
+
+class Outcome:
+    """What readers saw."""
+
+    def __init__(self, store: RecordingStore, reads: list[str], expected: int, seconds: float, ahead: KeyReadAhead):
+        self.reads = len(reads)
+        self.expected = expected  # reads that were prefetched before they came
+        self.batches = store.batches
+        self.prefetched = set(store.asked)
+        self.cancelled = store.cancelled
+        self.waste = len(self.prefetched - set(reads))
+        self.seconds = seconds  # simulated
+        self.stats = ahead.stats()
+
+    @property
+    def share(self) -> float:
+        """Of the reads, how many were prefetched before they came."""
+        return self.expected / self.reads
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.reads} reads, {self.share:.3f} expected, {self.waste} wasted, {len(self.batches)} batches, "
+            f"{self.cancelled} cancelled, {self.seconds:.2f} s, {self.stats}"
+        )
+
+
+def read_all(
+    store: RecordingStore, *orders: Sequence[str], readers: int = 1, limit: int = 64 << 20, seed: int = 1
+) -> Outcome:
+    """Read each of `orders` by `readers` that take the next key from it, all of them at once."""
+    rng = random.Random(seed)
+    reads: list[str] = []
+    expected = 0
+
+    async def reader(queue: list[str], nursery: trio.Nursery, ahead: KeyReadAhead) -> None:
+        nonlocal expected
+        while queue:
+            key = queue.pop()
+            await trio.sleep(rng.random() * 0.002)  # between taking it and the request
+            asked = store.asked.get(key)
+            expected += asked is not None
+            reads.append(key)
+            if ahead.opened(key, SIZE):
+                nursery.start_soon(ahead.advance)
+            now = trio.current_time()
+            await trio.sleep(max(0.0, (now if asked is None else asked) + LATENCY - now) + 0.0005)
+
+    async def main() -> tuple[float, KeyReadAhead]:
+        ahead = KeyReadAhead(store, limit)
+        began = trio.current_time()
+        async with trio.open_nursery() as background:
+            async with trio.open_nursery() as nursery:
+                for order in orders:
+                    queue = list(reversed(order))
+                    for _ in range(readers):
+                        nursery.start_soon(reader, queue, background, ahead)
+            took = trio.current_time() - began
+        await ahead.aclose()
+        return took, ahead
+
+    store.begin()
+    seconds, ahead = trio.run(main, clock=MockClock(autojump_threshold=0))
+    return Outcome(store, reads, expected, seconds, ahead)
+
+
+def grid(*counts: int | range, prefix: str = "a/", separator: str = ".", suffix: str = "") -> list[str]:
+    """The keys of a grid, or of a part of it, in C order."""
+    found: list[tuple[int, ...]] = [()]
+    for count in counts:
+        found = [(*above, at) for above in found for at in (range(count) if isinstance(count, int) else count)]
+    return [prefix + separator.join(map(str, index)) + suffix for index in found]
+
+
+async def _listed(store: IndexStore) -> list[str]:
+    return [key async for key in store.list_prefix("")]
+
+
+def listed(store: IndexStore) -> list[str]:
+    """All keys, as cp -r reads them."""
+    return trio.run(_listed, store)

@@ -1,0 +1,344 @@
+"""Orders in which keys are read: the chunk grid, with any axis fastest and any stride, and the directory.
+
+Nothing here knows of reads that are under way or of bytes: an order says which keys come next.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from zarrfs.errors import NotDirectory, NotFound
+from zarrfs.store.api import Info, Kind, Store, join_key, split_key
+
+Index = tuple[int, ...]  # of a chunk in its grid
+Found = tuple[str, int | None]  # a key that exists, and its size in bytes where that is known
+Ask = Callable[[Sequence[str]], Awaitable[list[Found | None]]]  # which of some keys exist
+
+REACH = 64  # positions that a read may be off, with as many readers at once
+_HOLES = 4  # so many absent chunks in a row are the end of a line
+_AXES = 8  # of grids with more of them nothing is predicted
+_FOUND_NEAR = 16  # a run is looked for among so many last reads
+_STRIDES = 4  # and a stride among the distances to so many
+_DIRECTORIES = 64  # looked at in one go for one with files
+
+# 3.14, 0/3/14, c/0/3 (its "c/" is part of the prefix), 0.0.blosc: what follows the last "/" that no number precedes
+_CHUNK = re.compile(
+    r"(?:^|(?<=/)|(?<=/c\.)|(?<=^c\.))((?:0|[1-9]\d{0,17})(?:(?:\.(?:0|[1-9]\d{0,17}))+|(?:/(?:0|[1-9]\d{0,17}))+)?)"
+    r"(\.[A-Za-z]\w*)?$",
+    re.ASCII,
+)
+
+
+class Pattern(NamedTuple):
+    """What the names of an array's chunks have in common; that is also what tells arrays apart."""
+
+    prefix: str
+    separator: str
+    suffix: str
+    axes: int
+
+    def key(self, index: Index) -> str:
+        """The key of the chunk at `index`."""
+        return self.prefix + self.separator.join(map(str, index)) + self.suffix
+
+
+def parse(key: str) -> tuple[Pattern, Index] | None:
+    """The grid that `key` is in and where; None for what is not called like a chunk."""
+    match = _CHUNK.search(key)
+    if match is None:
+        return None
+    text = match[1]
+    separator = "/" if "/" in text else "."
+    index = tuple(map(int, text.split(separator)))
+    if len(index) > _AXES:
+        return None
+    return Pattern(key[: match.start()], separator, match[2] or "", len(index)), index
+
+
+class Run(NamedTuple):
+    """Chunks that were read one after the other: along one axis, `step` apart, up to `last`."""
+
+    axis: int
+    step: int
+    first: Index
+    last: Index
+
+
+def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | None:
+    """The run of at least `least` chunks that `index`, read last, is part of; None where there is none.
+
+    `recent` holds the last reads in their order, with increasing numbers. Neighbours come first, then strides.
+    """
+    late = recent[index] - max(_FOUND_NEAR, 4 * least)
+    for axis in range(len(index) - 1, -1, -1):
+        run = _run_along(recent, index, axis, 1, late)
+        if len(run) >= least:
+            return _directed(recent, run, axis, 1)
+    for axis, step in _strides(recent, index):
+        run = _run_along(recent, index, axis, step, late)
+        if len(run) > least or (len(run) == least and _is_latest(recent, run)):
+            return _directed(recent, run, axis, step)
+    return None
+
+
+def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, late: int) -> list[Index]:
+    """The chunks around `index` that were read after number `late`, in the order of the grid."""
+    before, at, after = index[:axis], index[axis], index[axis + 1 :]
+    low = high = at
+    while recent.get((*before, low - step, *after), late) > late:
+        low -= step
+    while recent.get((*before, high + step, *after), late) > late:
+        high += step
+    return [(*before, number, *after) for number in range(low, high + 1, step)]
+
+
+def _strides(recent: Mapping[Index, int], index: Index) -> list[tuple[int, int]]:
+    """(axis, step) from `index` to the chunks that were read before it, the shortest first."""
+    found = set()
+    for count, other in enumerate(reversed(cast(dict[Index, int], recent))):
+        if count > _STRIDES:
+            break
+        apart = [axis for axis in range(len(index)) if index[axis] != other[axis]]
+        if len(apart) == 1:
+            step = abs(index[apart[0]] - other[apart[0]])
+            if step > 1:
+                found.add((step, apart[0]))
+    return [(axis, step) for step, axis in sorted(found)]
+
+
+def _is_latest(recent: Mapping[Index, int], run: list[Index]) -> bool:
+    """Whether a run is the very last reads, in its order or in reverse."""
+    numbers = [recent[index] for index in run]
+    return max(numbers) - min(numbers) == len(run) - 1 and numbers in (sorted(numbers), sorted(numbers, reverse=True))
+
+
+def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> Run | None:
+    """A run in the direction in which most of it was read."""
+    numbers = [recent[index] for index in run]
+    later = sum(1 if b > a else -1 for a, b in itertools.pairwise(numbers))
+    if later >= 0:
+        return Run(axis, step, run[0], run[-1])
+    return Run(axis, -step, run[-1], run[0])
+
+
+class GridOrder:
+    """Goes on from a run of chunks: to the end of its line, then along the next lines as an odometer does.
+
+    The axis of the run turns fastest, of the others the last. A line begins where those before it began, and
+    ends where they ended, or where no more chunks exist.
+    """
+
+    def __init__(self, pattern: Pattern, run: Run) -> None:
+        self.pattern = pattern
+        self.ended = False
+        axes = range(pattern.axes)
+        self._axes = [run.axis, *(axis for axis in reversed(axes) if axis != run.axis)]  # fastest first
+        self._steps = [run.step if axis == run.axis else 1 if run.step > 0 else -1 for axis in axes]
+        self._low = list(map(min, run.first, run.last))  # of what was read
+        self._high = list(map(max, run.first, run.last))
+        self._ends: list[int | None] = [None] * pattern.axes  # the last of a line, where that is known
+        self._learned: set[int] = set()  # axes whose step a read has shown
+        self._read = run.last  # what was read last
+        self._position = list(run.last)  # what comes next
+        self._position[run.axis] += run.step
+        self._level = 0  # of the axes, the slowest that turned last
+        self._on_line = False  # whether the line at the position has a chunk
+        self._absent = 0  # in a row
+        self._version = 0  # another one: the position was set by a read
+
+    def read(self, index: Index) -> None:
+        """Note a read of this sequence."""
+        self._read = index
+        self._note(index)
+
+    def _note(self, index: Index) -> None:
+        """Let lines be as long as what is read of them."""
+        for axis, at in enumerate(index):
+            if at < self._low[axis]:
+                self._low[axis] = at
+            elif at > self._high[axis]:
+                self._high[axis] = at
+            end = self._ends[axis]
+            if end is not None and (at - end) * self._steps[axis] > 0:
+                self._ends[axis] = at
+
+    def follows(self, index: Index) -> bool | None:
+        """Whether a chunk that was not predicted is part of this sequence nevertheless.
+
+        None: as the beginning of another line than predicted, which then is where it goes on.
+        """
+        level = max((n for n, axis in enumerate(self._axes) if index[axis] != self._read[axis]), default=0)
+        fast = self._axes[0]
+        if level == 0:
+            off, step = index[fast] - self._position[fast], self._steps[fast]
+            near = off % step == 0 and -REACH <= off // step <= REACH
+        else:
+            if self._carries(index, level):
+                return None
+            axis = self._axes[level]
+            behind = (self._read[axis] - index[axis]) * (1 if self._steps[axis] > 0 else -1)
+            others = self._axes[level + 1 :]
+            near = 0 < behind <= 4 * abs(self._steps[axis]) and all(index[a] == self._read[a] for a in others)
+            near = near and self._low[fast] - REACH <= index[fast] <= self._high[fast] + REACH
+        if near:
+            self._note(index)
+        return near
+
+    async def take(self, count: int, ask: Ask) -> list[Found]:
+        """The next `count` chunks that exist; fewer at the end."""
+        found: list[Found] = []
+        while len(found) < count and not self.ended:
+            line = self._line(max(count - len(found), _HOLES))
+            if not line:
+                self._end_line()
+                continue
+            version = self._version
+            answers = await ask([self.pattern.key(index) for index in line])
+            if version != self._version:
+                found.clear()
+                continue
+            for index, answer in zip(line, answers, strict=True):
+                self._go_on()
+                if answer is not None:
+                    found.append(answer)
+                    self._on_line, self._absent = True, 0
+                    if len(found) == count:
+                        break
+                elif self._misses(index):
+                    break
+        return found
+
+    # -- parts
+
+    def _line(self, count: int) -> list[Index]:
+        """The next `count` positions of the line, fewer at its end."""
+        fast = self._axes[0]
+        at, step, end = self._position[fast], self._steps[fast], self._ends[fast]
+        if end is not None:
+            count = min(count, (end - at) // step + 1)
+        if step < 0:
+            count = min(count, at // -step + 1)
+        before, after = tuple(self._position[:fast]), tuple(self._position[fast + 1 :])
+        return [(*before, at + number * step, *after) for number in range(count)]
+
+    def _go_on(self) -> None:
+        self._position[self._axes[0]] += self._steps[self._axes[0]]
+
+    def _misses(self, index: Index) -> bool:
+        """Note that a chunk does not exist; whether the line ends there."""
+        self._absent += 1
+        fast, begun = self._axes[0], self._on_line or not self._level
+        if self._absent < _HOLES or (begun and self._ends[fast] is not None):
+            return False
+        if begun:
+            self._ends[fast] = index[fast] - self._absent * self._steps[fast]
+        self._end_line()
+        return True
+
+    def _end_line(self) -> None:
+        """Go to the beginning of the next line; after one without any chunk, the axis that turned is at its end."""
+        level = 1
+        if self._level and not self._on_line:
+            axis = self._axes[self._level]
+            self._ends[axis] = self._position[axis] - self._steps[axis]
+            level = self._level + 1
+        self._absent, self._on_line = 0, False
+        for turned in range(level, len(self._axes)):
+            for faster in self._axes[:turned]:
+                self._position[faster] = self._low[faster] if self._steps[faster] > 0 else self._high[faster]
+            axis = self._axes[turned]
+            at, end = self._position[axis] + self._steps[axis], self._ends[axis]
+            if at >= 0 and (end is None or (end - at) * self._steps[axis] >= 0):
+                self._position[axis], self._level = at, turned
+                return
+        self.ended = True
+
+    def _carries(self, index: Index, level: int) -> bool:
+        """Take a read for the beginning of the next line, if it can be: so the lines before it end where they did."""
+        axis, fast = self._axes[level], self._axes[0]
+        step = index[axis] - self._read[axis]
+        if step != self._steps[axis] and (axis in self._learned or abs(step) > REACH):
+            return False
+        if step * self._steps[axis] < 0 and abs(step) > 1:  # rather the beginning of another pass
+            return False
+        for faster in self._axes[:level]:
+            first, end = (self._low, self._high) if self._steps[faster] > 0 else (self._high, self._low)
+            each = self._steps[faster]
+            off, left = (index[faster] - first[faster]) // each, (end[faster] - index[faster]) // each
+            if off > (REACH // 2 if faster == fast else 0) or left < 0:
+                return False
+        for faster in self._axes[:level]:
+            self._ends[faster] = self._high[faster] if self._steps[faster] > 0 else self._low[faster]
+        self._learned.add(axis)
+        self._steps[axis] = step
+        self.read(index)
+        self._position = list(index)
+        self._go_on()
+        self._level, self._on_line, self._absent, self.ended = level, True, 0, False
+        self._version += 1
+        return True
+
+
+class DirectoryOrder:
+    """Goes through the files of a tree as cp, tar and find do: in the order of the listings, into each directory.
+
+    It begins after the key `after`, goes on in the directories that come after, and ends where the tree does.
+    """
+
+    def __init__(self, store: Store, after: str) -> None:
+        self.ended = False
+        self._store = store
+        prefix, name = split_key(after)
+        self._levels = [(prefix, self._listing(prefix, name))]
+        self._ahead: deque[Found] = deque()  # given back
+
+    async def take(self, count: int) -> list[Found]:
+        """The next `count` files; fewer at the end, or where directory after directory has none."""
+        found: list[Found] = []
+        while self._ahead and len(found) < count:
+            found.append(self._ahead.popleft())
+        looked = 0
+        while len(found) < count and not self.ended and looked < _DIRECTORIES:
+            prefix, listing = self._levels[-1]
+            try:
+                info = await anext(listing, None)
+            except (NotFound, NotDirectory):  # removed since its parent was listed
+                info = None
+            if info is None:
+                await self._leave(prefix, listing)
+                looked += 1
+            elif info.kind is Kind.DIRECTORY:
+                key = join_key(prefix, info.name)
+                self._levels.append((key, self._listing(key)))
+            elif info.kind is Kind.FILE:
+                found.append((join_key(prefix, info.name), info.size))
+        return found
+
+    def give_back(self, found: Sequence[Found]) -> None:
+        """Take what was taken last anew."""
+        self._ahead.extendleft(reversed(found))
+
+    async def aclose(self) -> None:
+        """End the listings."""
+        self.ended = True
+        self._ahead.clear()
+        while self._levels:
+            await self._levels.pop()[1].aclose()
+
+    def _listing(self, prefix: str, after: str = "") -> AsyncGenerator[Info, None]:
+        return cast(AsyncGenerator[Info, None], self._store.list_dir(prefix, after))
+
+    async def _leave(self, prefix: str, listing: AsyncGenerator[Info, None]) -> None:
+        """Go on after a directory that has come to its end."""
+        self._levels.pop()
+        await listing.aclose()
+        if not self._levels:
+            if prefix:
+                above, name = split_key(prefix)
+                self._levels.append((above, self._listing(above, name)))
+            else:
+                self.ended = True
