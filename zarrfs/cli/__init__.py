@@ -24,7 +24,7 @@ COMMANDS = {
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
     "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
-    "cache": ("zarrfs.cli.cache", "List and remove what is kept of documents."),
+    "cache": ("zarrfs.cli.cache", "List, check and remove what is kept on disk."),
     "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
     "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }

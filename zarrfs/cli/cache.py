@@ -1,63 +1,143 @@
-"""zarrfs cache: what is kept of documents, and getting rid of it."""
+"""zarrfs cache: what is kept of documents and of remote targets, and getting rid of it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from zarrfs.cli import common, show
-from zarrfs.options import Parsed, seconds, size
+from zarrfs.options import Options, Parsed, seconds, size
+
+if TYPE_CHECKING:
+    from zarrfs.sources.kept import Kept
+    from zarrfs.transfer.diskadmin import Target
 
 EPILOG = """\b
 Examples:
   zarrfs cache ls
   zarrfs cache prune                        damaged, unfinished, or unused for 30 days
-  zarrfs cache prune --older-than 0s        everything
   zarrfs cache prune --max-size 10GiB --dry-run
-"""
+  zarrfs cache verify --cache-dir /scratch/zarrfs
+  zarrfs cache clear --cache-dir /scratch/zarrfs
+\b
+Indexes of documents are always meant; blocks of remote targets with --cache-dir (or -o cache_dir=)."""
 
 
 @click.group(context_settings=common.SETTINGS, epilog=EPILOG)
 def cache() -> None:
-    """List and remove what is kept of documents: their indexes in the cache directory."""
+    """List, check and remove what is kept: indexes of documents, and blocks of remote targets in --cache-dir."""
 
 
 @cache.command(context_settings=common.SETTINGS)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
-@common.source_options("index_dir")
+@common.source_options("index_dir", "cache_dir")
 def ls(as_json: bool, parsed: Parsed) -> None:
-    """List the indexes that are kept, the one last used first."""
+    """List the indexes that are kept, and the targets that blocks are kept of, the one last used first."""
     from zarrfs.sources.kept import kept
+    from zarrfs.transfer.diskadmin import targets
 
-    for one in kept(parsed.options):
-        if as_json:
-            sys.stdout.write(json.dumps(vars(one)) + "\n")
-        else:
-            about = one.problem or f"{one.kind} {one.source}"
-            when = show.when(int(one.used * 1e9))
-            sys.stdout.write(f"{show.human(one.size):>9}  {when}  {show.shown(about)}\n")
+    directory = parsed.options.cache_dir
+    blocks = [] if directory is None else targets(directory)
+    _write(kept(parsed.options), blocks, as_json, times=True)
 
 
 @cache.command(context_settings=common.SETTINGS)
 @click.option("--older-than", default="30d", metavar="TIME", help="Remove what was not used for TIME (default: 30d).")
-@click.option("--max-size", metavar="SIZE", help="Keep no more than SIZE, of what was used last.")
+@click.option("--max-size", metavar="SIZE", help="Keep no more than SIZE: of indexes first, each what was used last.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@common.source_options("index_dir")
-def prune(older_than: str, max_size: str | None, dry_run: bool, parsed: Parsed) -> None:
-    """Remove indexes that are damaged, of another version, unfinished for a day, or not used for long.
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@common.source_options("index_dir", "cache_dir")
+def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, parsed: Parsed) -> None:
+    """Remove what was not used for long, and indexes that are damaged, of another version, or unfinished for a day.
 
-    An index is made anew when it is needed again; one that a mount uses stays until that ends.
+    An index is made anew when it is needed again; one that a mount uses stays until that ends. Blocks are fetched
+    again.
     """
-    from zarrfs.sources.kept import prune as remove
+    from zarrfs.sources.kept import prune as prune_indexes
+    from zarrfs.transfer.diskadmin import prune as prune_blocks
 
-    limits = _limits(older_than, max_size)
-    gone = remove(parsed.options, *limits, dry_run)
-    for one in gone:
-        sys.stdout.write(f"{show.human(one.size):>9}  {show.shown(one.problem or one.source)}\n")
-    total = show.human(sum(one.size for one in gone))
-    common.say(f"{'would remove' if dry_run else 'removed'} {len(gone)} files, {total}")
+    age, limit = _limits(older_than, max_size)
+    indexes, left = prune_indexes(parsed.options, age, limit, dry_run)
+    blocks: list[Target] = []
+    if parsed.options.cache_dir is not None:
+        room = None if limit is None else max(0, limit - left)
+        blocks = prune_blocks(parsed.options.cache_dir, age, room, dry_run)
+    _write(indexes, blocks, as_json)
+    _told("would remove" if dry_run else "removed", indexes, blocks)
+
+
+@cache.command(context_settings=common.SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object a line.")
+@common.source_options("index_dir", "cache_dir")
+def clear(as_json: bool, parsed: Parsed) -> None:
+    """Remove everything: all indexes, and all blocks in --cache-dir. Mounts that use them go on."""
+    from zarrfs.sources.kept import prune as prune_indexes
+    from zarrfs.transfer.diskadmin import clear as clear_blocks
+
+    directory = parsed.options.cache_dir
+    blocks = [] if directory is None else clear_blocks(directory)
+    indexes, _left = prune_indexes(parsed.options, -math.inf, None, dry_run=False)
+    _write(indexes, blocks, as_json)
+    _told("removed", indexes, blocks)
+
+
+@cache.command(context_settings=common.SETTINGS)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@common.source_options("index_dir", "cache_dir")
+def verify(as_json: bool, parsed: Parsed) -> None:
+    """Read everything that is kept, and remove what is damaged; status 1 if anything was."""
+    found = _verify(parsed.options)
+    if as_json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        sys.stdout.write("".join(f"{name.replace('_', ' '):<17} {count:>12,}\n" for name, count in found.items()))
+    if found["bad_indexes"] or found.get("bad_blocks") or found.get("unreadable_blocks"):
+        raise SystemExit(1)
+
+
+def _verify(options: Options) -> dict[str, int]:
+    from zarrfs.sources.kept import verify as verify_indexes
+    from zarrfs.transfer.diskadmin import verify as verify_blocks
+
+    blocks = None if options.cache_dir is None else verify_blocks(options.cache_dir)
+    indexes, bad = verify_indexes(options)
+    found = {"indexes": indexes, "bad_indexes": len(bad)}
+    if blocks is not None:
+        found |= {"blocks": blocks.checked, "bad_blocks": blocks.bad, "unreadable_blocks": blocks.unreadable}
+        found["block_bytes"] = blocks.bytes
+    return found
+
+
+def _write(indexes: list[Kept], blocks: list[Target], as_json: bool, times: bool = False) -> None:
+    """A line for each index and for each target."""
+    for one in indexes:
+        if as_json:
+            sys.stdout.write(json.dumps(vars(one)) + "\n")
+        else:
+            about = one.problem or (f"{one.kind} {one.source}" if times else one.source)
+            _line(one.size, one.used if times else None, about)
+    for target in blocks:
+        if as_json:
+            sys.stdout.write(json.dumps({"kind": "blocks", **dataclasses.asdict(target)}) + "\n")
+        else:
+            used = max(target.used, target.seen) if times else None
+            _line(target.size, used, f"{target.blocks:,} blocks of {target.source}")
+
+
+def _line(count: int, used: float | None, about: str) -> None:
+    when = "" if used is None else f"{show.when(int(used * 1e9))}  "
+    sys.stdout.write(f"{show.human(count):>9}  {when}{show.shown(about)}\n")
+
+
+def _told(verb: str, indexes: list[Kept], blocks: list[Target]) -> None:
+    total = show.human(sum(one.size for one in indexes) + sum(one.size for one in blocks))
+    also = f" and {sum(one.blocks for one in blocks):,} blocks" if blocks else ""
+    common.say(f"{verb} {len(indexes)} files{also}, {total}")
 
 
 def _limits(older_than: str, max_size: str | None) -> tuple[float, int | None]:

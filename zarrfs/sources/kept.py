@@ -14,6 +14,7 @@ from zarrfs.options import Options
 from zarrfs.sources.indexcache import ABANDONED, INDEX_NAME, SCRATCH_NAME, IndexCache, verified
 from zarrfs.store.indexfile import read_notes
 
+DAMAGED = "damaged, or not ours"  # the problem of an index whose content is not what its name says
 UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
 
 
@@ -52,10 +53,11 @@ def kept(options: Options) -> list[Kept]:
     return sorted(found, key=lambda one: -one.used)
 
 
-def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> list[Kept]:
+def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[Kept], int]:
     """Remove what is of no use, what was not used for `older_than` seconds, and then the least used over `max_size`.
 
-    Returns what is (with `dry_run`: would be) removed. A mount that uses an index keeps it until it ends.
+    Returns what is (with `dry_run`: would be) removed, and the bytes of what is left. A mount that uses an index
+    keeps it until it ends.
     """
     now = time.time()
     gone, left = [], 0
@@ -78,13 +80,24 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
             if not os.path.exists(os.path.join(directory, index)):
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-    return gone
+    return gone, left
+
+
+def verify(options: Options) -> tuple[int, list[Kept]]:
+    """Read every index; returns how many there are, and the damaged ones, which are removed if they are ours."""
+    found = [one for one in kept(options) if one.problem != UNFINISHED]
+    bad = [one for one in found if one.problem == DAMAGED]
+    for one in bad:
+        with contextlib.suppress(OSError):
+            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # to its owner it may be good
+                os.unlink(one.path)
+    return len(found), bad
 
 
 def _index(path: str, used: float) -> Kept:
     status = os.lstat(path)
     used = max(used, status.st_mtime)
-    about: tuple[str, ...] = "", "", "damaged, or not ours"
+    about: tuple[str, ...] = "", "", DAMAGED
     if verified(path):
         try:
             notes = read_notes(path)
