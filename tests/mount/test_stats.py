@@ -120,6 +120,18 @@ def test_the_attribute_is_large_and_not_listed(mount: Path, tmp_path: Path) -> N
     assert ATTRIBUTE not in os.listxattr(tmp_path / "copy")
 
 
+def test_many_servers_do_not_overflow_the_attribute(tmp_path: Path) -> None:
+    refs = {str(number): [f"http://127.1.0.{number + 1}:9/x", 0, 10] for number in range(50)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "retries=0,prefetch=0B") as root:
+        for name in refs:
+            with pytest.raises(OSError, match="Input/output error"):
+                (root / name).read_bytes()
+        assert counters(root)["remote"]["failed"] >= 50  # the kernel asks twice
+        assert len(counters(root)["remote"]["hosts"]) == 32
+        assert len(os.getxattr(root, ATTRIBUTE)) > 2048
+
+
 def test_a_store_behind_a_url_has_the_same_names(nginx: Nginx, tmp_path: Path) -> None:
     place = nginx.listing.root / "stats.zarr"
     shutil.rmtree(place, ignore_errors=True)

@@ -209,7 +209,7 @@ def test_the_servers_that_are_asked_now_come_first() -> None:
     lines = drawn([COUNTED, COUNTED._replace(counters=counters, taken=102.0)])
     told = [line.split(None, 1)[1].strip() for line in lines if line.startswith("host ")]
     assert told == [
-        "3.0 /s  20 in flight  slow.example", "2.0 /s  0 in flight  new.example", "0.0 /s  1 in flight  busy.example",
+        "3.0 /s  20 in flight  slow.example", "0.0 /s  1 in flight  busy.example", "0.0 /s  0 in flight  new.example",
     ]  # fmt: skip
 
 

@@ -115,7 +115,11 @@ def _told(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
 def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
     """The servers that are asked most at the moment."""
     last = history[-2:]
-    found = [(rates(last, "remote", "hosts", host, "requests")[0], host) for host in figures.hosts(last[-1])]
+    known = figures.hosts(last[0])  # the daemon names only the most asked ones: who appears is not new
+    found = [
+        (rates(last, "remote", "hosts", host, "requests")[0] if host in known else 0.0, host)
+        for host in figures.hosts(last[-1])
+    ]
     for rate, host in sorted(found, key=lambda one: -one[0])[: figures.HOSTS]:
         flying = last[-1].number("remote", "hosts", host, "in_flight") or 0
         told = f"{rate:,.1f} /s"

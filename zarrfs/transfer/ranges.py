@@ -7,6 +7,7 @@ go before what is fetched ahead of them.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import random
 import time
@@ -26,6 +27,7 @@ log = logging.getLogger("zarrfs.transfer")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
 _TINY = 64 << 10  # bytes: wants below are not worth a file each
+_NAMED = 32  # servers that are told of, the most asked ones: an extended attribute has 64 KiB
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
 
 
@@ -93,14 +95,15 @@ class Ranges:
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
         hosts = self._hosts.items()
+        named = heapq.nlargest(_NAMED, hosts, key=lambda item: item[1].requests)
         return {
             "requests": self._requests, "repeated": self._repeated, "failed": self._failed, "bytes": self._bytes,
             "merged": self._merged, "in_flight": sum(host.flying for _, host in hosts),
             "in_flight_bytes": sum(host.flying_bytes for _, host in hosts),
             "waiting": sum(len(host.waiting) + len(host.waiting_ahead) for _, host in hosts),
             "latency": self._latency.quantiles(), "latency_histogram": self._latency.histogram(),
-            "latency_sum": self._latency.total,
-            "hosts": {name: {"requests": host.requests, "in_flight": host.flying} for name, host in hosts},
+            "latency_sum": self._latency.total, "latency_count": self._latency.count,
+            "hosts": {name: {"requests": host.requests, "in_flight": host.flying} for name, host in named},
         }  # fmt: skip
 
     # -- the queue
