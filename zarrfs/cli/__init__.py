@@ -25,6 +25,7 @@ COMMANDS = {
     "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
     "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
     "cache": ("zarrfs.cli.cache", "List, check and remove what is kept on disk."),
+    "warm": ("zarrfs.cli.warm", "Fetch what a record says is read into the cache on disk."),
     "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
     "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }

@@ -23,13 +23,14 @@ from zarrfs.store.sequences import (
 
 log = logging.getLogger("zarrfs.store")
 
-_FIRST = 4  # keys ahead at the beginning; doubled as predictions come true
+_FIRST = 4  # keys ahead at the beginning; later as many as were predicted rightly
+_CHEAP = 1 << 20  # bytes: so many are one request, and up to four times as many keys as were predicted rightly
 _MOST = 1024  # keys ahead of one reader
 _PART = 4 << 20  # bytes: of a larger value only the beginning is fetched ahead
 _PLACES = 64  # arrays and directories, and sequences in them, that are remembered
-_RECENT = 64  # reads of a place that are remembered
+_RECENT = 256  # reads of a place that are remembered
 _JUST_READ = 256  # reads ago: not fetched ahead again
-_RUN = 3  # reads in a row that make a sequence
+_RUN, _RUN_MOST = 3, 16  # reads in a row that make a sequence; doubled where they did not
 _BATCHES = 2  # under way for one sequence: the half that is being read, and the next one
 _ASKED = 16  # questions to the store at once
 _LOOKS = (_RUN, 256)  # unexpected reads from one look at a listing to the next, doubled as it tells nothing
@@ -61,7 +62,7 @@ class _Sequence:
     def __init__(self, order: GridOrder | DirectoryOrder, place: _Place) -> None:
         self.order = order
         self.place = place
-        self.window = _FIRST  # keys
+        self.trust = 0  # predictions that came true, less where its reader went on elsewhere
         self.pending: dict[str, int] = {}  # predicted and not read yet: the number in the sequence
         self.made = 0  # predicted
         self.reached = 0  # after the furthest that was read
@@ -75,6 +76,7 @@ class _Sequence:
     def reads(self, number: int) -> None:
         """A predicted key was read."""
         self.used += 1
+        self.trust += 1
         self.strays = 0
         if number >= self.reached:
             self.reached = number + 1
@@ -127,7 +129,6 @@ class KeyReadAhead:
             place = self._new_place(name)
         else:
             self._places.move_to_end(name)
-        waiting = len(self._due)
         again = self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ
         _renew(self._just_read, key, self._reads, 4 * _MOST)
         place.add(key, index, self._reads)
@@ -137,7 +138,7 @@ class KeyReadAhead:
             self._predicted(sequence, place, key, index, size)
         elif not again:
             self._unexpected(place, name, index)
-        return len(self._due) > waiting
+        return bool(self._due)
 
     def stats(self) -> dict[str, int]:
         """How many values were fetched ahead, read afterwards, and given up; and how many sequences there are."""
@@ -164,8 +165,11 @@ class KeyReadAhead:
             order = sequence.order
             belongs = index is not None and isinstance(order, GridOrder) and order.follows(index)
             if belongs is None:  # it goes on elsewhere than predicted
-                self._cancel(sequence)
-                sequence.window = max(_FIRST, sequence.window // 4)
+                if sequence.late:  # many readers: some are still there
+                    sequence.reached = sequence.made
+                else:
+                    self._cancel(sequence)
+                sequence.trust //= 4
                 sequence.strays = 0
                 self._queue(sequence)
                 return
@@ -206,7 +210,9 @@ class KeyReadAhead:
     def _goal(self, sequence: _Sequence) -> int:
         """How many keys should be ahead of a reader: no more than its share of the bytes allows."""
         active = sum(1 for other in self._sequences if other.pending) or 1
-        return max(1, min(sequence.window, int(self._limit / active / max(sequence.cost, 1.0))))
+        cost = max(sequence.cost, 1.0)
+        window = max(sequence.trust, min(4 * sequence.trust, int(_CHEAP / cost)), _FIRST)
+        return max(1, min(window, _MOST, int(self._limit / active / cost)))
 
     # -- places and sequences come and go
 
@@ -240,7 +246,7 @@ class KeyReadAhead:
         del self._sequences[sequence]
         place = sequence.place
         place.sequences.remove(sequence)
-        place.run = min(2 * place.run, _RECENT // 4) if sequence.used < sequence.dropped else place.run
+        place.run = min(2 * place.run, _RUN_MOST) if sequence.used < sequence.dropped else place.run
         if isinstance(sequence.order, DirectoryOrder) and not sequence.busy:
             self._closing.append(sequence.order)
 
@@ -260,10 +266,11 @@ class KeyReadAhead:
                 await self._closing.pop().aclose()
             while self._due:
                 due = self._due.popleft()
-                if isinstance(due, _Sequence):
+                if isinstance(due, _Place):
+                    await self._look(due)
+                elif due in self._sequences:
                     await self._go_on(due)
                     break
-                await self._look(due)
         except ZarrfsError as exc:
             log.debug("read-ahead: %s", exc)
         except Exception:  # nobody waits for this, and a mount must not end for it
@@ -306,8 +313,6 @@ class KeyReadAhead:
 
     async def _predict(self, sequence: _Sequence) -> list[str]:
         """The next keys to prefetch: not those that were just read, or that another sequence predicts."""
-        if sequence.made and sequence.used:
-            sequence.window = min(2 * sequence.window, _MOST)
         late = sequence.reached - REACH - 2 * sequence.late
         self._forget(sequence, [key for key, number in sequence.pending.items() if number < late])
         count = max(1, self._goal(sequence) - (sequence.made - sequence.reached))
@@ -358,13 +363,16 @@ class KeyReadAhead:
         if place is not self._tree:
             above = split_key(keys[-1])[0]
             keys = [key for key in keys if split_key(key)[0] == above]
-        order = await self._explained(keys, 0.9 if place.sequences else 0.6)
+        target = self._places.get(_place_of(keys[-1])[0])
+        if target is None or any(isinstance(other.order, DirectoryOrder) for other in target.sequences):
+            place.wait = place.patience
+            return
+        order = await self._explained(keys, 0.9 if target.sequences else 0.6)
         if order is None:
             place.patience = min(2 * place.patience, _LOOKS[1])
             place.wait = place.patience
             return
         place.wait = place.patience = _LOOKS[0]
-        target = place if place is not self._tree else self._places.get(_place_of(keys[-1])[0], place)
         for sequence in list(target.sequences):
             self._drop(sequence)
         self._start(order, target)

@@ -21,7 +21,7 @@ Ask = Callable[[Sequence[str]], Awaitable[list[Found | None]]]  # which of some 
 REACH = 64  # positions that a read may be off, with as many readers at once
 _HOLES = 4  # so many absent chunks in a row are the end of a line
 _AXES = 8  # of grids with more of them nothing is predicted
-_FOUND_NEAR = 16  # a run is looked for among so many last reads
+_FOUND_NEAR = 16  # last reads among which a short run is believed; a longer one among all that are remembered
 _STRIDES = 4  # and a stride among the distances to so many
 _DIRECTORIES = 64  # looked at in one go for one with files
 
@@ -73,10 +73,10 @@ def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | Non
 
     `recent` holds the last reads in their order, with increasing numbers. Neighbours come first, then strides.
     """
-    late = recent[index] - max(_FOUND_NEAR, 4 * least)
+    late = recent[index] - _FOUND_NEAR
     for axis in range(len(index) - 1, -1, -1):
-        run = _run_along(recent, index, axis, 1, late)
-        if len(run) >= least:
+        run = _run_along(recent, index, axis, 1, 0)
+        if len(run) > least or (len(run) == least and min(map(recent.__getitem__, run)) > late):
             return _directed(recent, run, axis, 1)
     for axis, step in _strides(recent, index):
         run = _run_along(recent, index, axis, step, late)
@@ -171,22 +171,25 @@ class GridOrder:
 
         None: as the beginning of another line than predicted, which then is where it goes on.
         """
-        level = max((n for n, axis in enumerate(self._axes) if index[axis] != self._read[axis]), default=0)
-        fast = self._axes[0]
-        if level == 0:
-            off, step = index[fast] - self._position[fast], self._steps[fast]
-            near = off % step == 0 and -REACH <= off // step <= REACH
-        else:
-            if self._carries(index, level):
-                return None
-            axis = self._axes[level]
-            behind = (self._read[axis] - index[axis]) * (1 if self._steps[axis] > 0 else -1)
-            others = self._axes[level + 1 :]
-            near = 0 < behind <= 4 * abs(self._steps[axis]) and all(index[a] == self._read[a] for a in others)
-            near = near and self._low[fast] - REACH <= index[fast] <= self._high[fast] + REACH
-        if near:
+        off = self._distance(index)
+        if off is not None and -2 * REACH <= off <= REACH:
             self._note(index)
-        return near
+            return True
+        level = max((n for n, axis in enumerate(self._axes) if index[axis] != self._read[axis]), default=0)
+        return None if level and self._carries(index, level) else False
+
+    def _distance(self, index: Index) -> int | None:
+        """How many chunks it is from the position to `index`; None for one that is not on the way, or nobody knows."""
+        chunks, off = 1, 0
+        for axis in self._axes:
+            turns, rest = divmod(index[axis] - self._position[axis], self._steps[axis])
+            if rest or (turns and not chunks):
+                return None
+            off += turns * chunks
+            end = self._ends[axis]
+            first = self._low[axis] if self._steps[axis] > 0 else self._high[axis]
+            chunks *= 0 if end is None else max(0, (end - first) // self._steps[axis] + 1)
+        return off
 
     async def take(self, count: int, ask: Ask) -> list[Found]:
         """The next `count` chunks that exist; fewer at the end."""

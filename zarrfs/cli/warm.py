@@ -1,0 +1,52 @@
+"""zarrfs warm: what a record says is read, fetched ahead into the cache on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import click
+
+from zarrfs.cli import common, show
+from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+EPILOG = """\b
+Examples:
+  zarrfs mount -o record=job.reads https://example.org/refs.json /mnt/data
+  zarrfs warm -o cache_dir=/scratch/blocks https://example.org/refs.json job.reads
+"""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source")
+@click.argument("file")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@common.source_options("source", "fetch", log_level="warning")
+def warm(source: str, file: str, as_json: bool, parsed: Parsed) -> None:
+    """Fetch what FILE says is read of SOURCE into the cache on disk, -o cache_dir=.
+
+    FILE was written by a mount with -o record=. What SOURCE has no more is left out; the exit status is 1 if
+    anything else could not be read.
+    """
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+    from zarrfs.store.recording import read_record, warm
+
+    if parsed.options.cache_dir is None or parsed.options.cache == "none":
+        raise UsageError("there is nowhere to keep what is fetched: -o cache_dir=DIR names a directory")
+    records = read_record(file)
+
+    async def body(store: Store, plan: Plan) -> None:
+        done = await warm(store, records)
+        if as_json:
+            sys.stdout.write(json.dumps(dataclasses.asdict(done)) + "\n")
+        else:
+            sys.stdout.write(
+                f"{done.found:,} read, {show.human(done.bytes)}; {done.absent:,} absent, {done.failed:,} failed\n"
+            )
+        if done.failed:
+            raise SystemExit(1)
+
+    common.run_on_store(source, parsed, body)
