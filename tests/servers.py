@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -308,3 +309,19 @@ def s3() -> Iterator[S3]:
         yield S3(endpoint, "tests", client, options)
     finally:
         server.stop()
+
+
+# -- clients
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def either_client(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """The client that client=auto takes: with "fsspec" obstore is not there, neither here nor in programs."""
+    if request.param == "fsspec":
+        monkeypatch.setitem(sys.modules, "obstore", None)
+        directory = tmp_path_factory.mktemp("without")
+        (directory / "sitecustomize.py").write_text("import sys\nsys.modules['obstore'] = None\n")
+        monkeypatch.setenv("PYTHONPATH", str(directory))
+    return str(request.param)

@@ -32,6 +32,8 @@ from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer import ranges
 from zarrfs.transfer.remote import RemoteFiles
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 VALUE = bytes(range(256)) * 40
 PART = Options().part_size
 OPTIONS = Options(retries=2, request_timeout=20.0)
@@ -104,13 +106,18 @@ def test_a_slow_answer_that_is_not_waited_for(faulty: Faulty) -> None:
         ("gzip", ReadError, None),
     ],
 )
-def test_a_fault_that_stays(faulty: Faulty, fault: object, error: type[ReadError], gets: int | None) -> None:
+def test_a_fault_that_stays(
+    faulty: Faulty, either_client: str, fault: object, error: type[ReadError], gets: int | None
+) -> None:
     url = faulty.put("/v", VALUE, forever=fault)
     with pytest.raises(ReadError) as caught:
         read(url)
     assert caught.type is error
     assert url in str(caught.value)
-    assert gets is None or faulty.gets() == gets
+    # what a server denies to obstore, or answers in a way of its own, fsspec's client asks for once more
+    again = either_client == "obstore" and error is not TargetMissing and not isinstance(fault, int)
+    again = again or (either_client == "obstore" and fault in (401, 403, 400, 418))
+    assert gets is None or gets <= faulty.gets() <= gets + again
 
 
 def test_the_attempts_are_told(faulty: Faulty) -> None:

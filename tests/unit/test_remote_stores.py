@@ -22,6 +22,8 @@ from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer import ranges
 from zarrfs.transfer.http import _Links, _listed
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 VALUE = bytes(range(256)) * 40
 OPTIONS = Options(retries=2, request_timeout=20.0)
 

@@ -20,6 +20,8 @@ from zarrfs.transfer.api import TargetReader
 from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.targets import Targets
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 DATA = bytes(range(256)) * 100
 
 

@@ -18,6 +18,8 @@ from zarrfs.errors import AccessDenied, ReadError, to_errno
 from zarrfs.options import Options, parse
 from zarrfs.transfer.targets import Targets
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 SECRET = 'http.headers={"X-Token": "secret"}'
 
 

@@ -30,7 +30,7 @@ from zarrfs.sources.indexfiles import adopt, plan_index
 from zarrfs.sources.progress import Progress
 from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
-from zarrfs.transfer.urls import same_server
+from zarrfs.transfer.urls import protocols, same_server
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 _PEEK = 100  # bytes that tell what a file is
@@ -77,7 +77,7 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     cache = IndexCache(options)
     found = None
     if options.type != "zarr":
-        directory = cache.directory if os.path.isdir(cache.directory) else None
+        directory = cache.documents()
         found = read_document(url, options, directory, lambda stamp: cache.recall(_key(stamp, options)) is not None)
     if found is None:
         return plan_remote(url, options)
@@ -141,6 +141,8 @@ def _compile(
                 raise SourceError(document.source, "changes while it is read")
             return cache.keep(scratch, digest), notes
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+        if cache.leave_memory():
+            return _compile(document, options, cache, digest, changed)
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
 
@@ -190,7 +192,10 @@ def main() -> None:
     given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
     reply: dict[str, Any]
     try:
-        reply = {"plan": dataclasses.asdict(_judged(prepare(request["source"], Options(**given))))}
+        options = Options(**given)
+        if not {"http", "https"}.isdisjoint(protocols(request["source"])):
+            options = dataclasses.replace(options, client="fsspec")  # whose sockets _judged() asks
+        reply = {"plan": dataclasses.asdict(_judged(prepare(request["source"], options)))}
     except UsageError as exc:
         reply = {"usage": str(exc)}
     except SourceError as exc:

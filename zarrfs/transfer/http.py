@@ -11,7 +11,7 @@ import html.parser
 import logging
 import re
 from typing import Any, NoReturn
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
@@ -224,6 +224,12 @@ def _check_status(response: Any, url: str) -> None:
     """Raises for a status of 400 and more, and for redirects that lead nowhere."""
     if response.status >= 300:
         raise_for_status(response.status, url, response.reason or "", response.headers.get("Retry-After", ""))
+
+
+def child(url: str, name: str) -> str:
+    """The URL of `name` in the directory `url`."""
+    head, mark, query = url.partition("?")  # a query stays: it may be what grants access
+    return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"
 
 
 def raise_for_status(status: int, url: str, reason: str = "", retry_after: str = "") -> NoReturn:

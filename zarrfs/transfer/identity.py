@@ -7,8 +7,10 @@ replaced by its digest, and left out is but what is known to sign a URL.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 _SECRET = re.compile(r"token|key|secret|passw|credential|auth|session|cookie|^sas|anon|cert|^sig", re.IGNORECASE)
@@ -53,13 +55,38 @@ def of_web(url: str, options: Mapping[str, object]) -> str:
 
 def of_store(protocol: str, path: str, endpoint: str) -> str:
     """What is at `path` (bucket/key) of an object store at `endpoint`, "" for that of the provider."""
-    where = f" at {of_web(endpoint, {})}" if endpoint else ""
+    where = f" at {of_web(endpoint, {}) if '://' in endpoint else endpoint}" if endpoint else ""
     return f"{protocol}://{path}{where}"
 
 
 def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
     """What is at `path` of a file system with `options`, such as host and user."""
     return f"{protocol}://{path}{_digest(_public(options))}"
+
+
+def endpoint(family: str, options: Mapping[str, Any]) -> str:
+    """Where an object store is, as fsspec's options or the environment say; "" for that of the provider."""
+    if family == "s3":
+        client = options.get("client_kwargs") or {}
+        found = options.get("endpoint_url") or client.get("endpoint_url")
+        found = found or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        profile = options.get("profile") or os.environ.get("AWS_PROFILE")  # its file may name an endpoint
+        return str(found or (profile and f"profile {profile}") or "")
+    if family == "gcs":
+        return str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
+    text = options.get("connection_string") or os.environ.get("AZURE_STORAGE_CONNECTION_STRING") or ""
+    given = connection_string(str(text))
+    account = options.get("account_name") or given.get("accountname")
+    account = account or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or ""
+    if host := options.get("account_host"):
+        return f"https://{host}"
+    return given.get("blobendpoint") or f"https://{account}.blob.{given.get('endpointsuffix', 'core.windows.net')}"
+
+
+def connection_string(text: str) -> dict[str, str]:
+    """The parts of a connection string of Azure's, their names in lower case."""
+    parts = (part.partition("=") for part in text.split(";") if part)
+    return {name.strip().lower(): value for name, _, value in parts}
 
 
 def _query(query: str) -> str:

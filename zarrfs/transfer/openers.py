@@ -11,7 +11,7 @@ import trio
 
 from zarrfs.errors import ReadError
 from zarrfs.options import Options
-from zarrfs.transfer import urls
+from zarrfs.transfer import obstores, urls
 from zarrfs.transfer.archives import Archive, LocalArchive, RemoteArchive, ZipSystem
 from zarrfs.transfer.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
 from zarrfs.transfer.trust import Trust
@@ -33,6 +33,10 @@ class Openers:
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
+        self._fast = options.client != "fsspec" and obstores.available()
+        self._http = "obstore" if self._fast else "http"
+        if options.client == "obstore" and not self._fast:
+            raise ReadError("client=obstore", "needs the package obstore: pip install zarrfs[fast]")
 
     async def find(self, url: str) -> tuple[System, str]:
         """(system, path in it) of `url`. ReadError for a protocol that is unknown or lacks its package."""
@@ -42,7 +46,16 @@ class Openers:
         protocol = protocols[0] if protocols else "file"
         family = urls.names(protocol)[0]
         if family == "http":
-            return self._systems.get("http") or await self._make_web(), url
+            return self._systems.get(self._http) or await self._make_web(), url
+        path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
+        if path is not None:
+            return self._fast_store(protocol, family, url), path
+        if self._options.client == "obstore" and family in urls.BUCKETS:
+            raise ReadError(urls.without_secrets(url), "obstore cannot serve it: a name of its own kind (client=auto)")
+        return await self._with_fsspec(url, protocol, family)
+
+    async def _with_fsspec(self, url: str, protocol: str, family: str) -> tuple[System, str]:
+        """find(), by fsspec's class of the protocol."""
         class_ = self._classes.get(protocol)
         if class_ is None:
             class_ = self._classes[protocol] = await trio.to_thread.run_sync(_class_of, protocol, family)
@@ -53,6 +66,19 @@ class Openers:
         found = self._systems.get(key) or await self._make(key, protocol, options, personal)
         return found, class_._strip_protocol(url)
 
+    def _fast_store(self, protocol: str, family: str, url: str) -> System:
+        """obstore's system for the bucket of `url`, with fsspec's to fall back on."""
+        options, personal = self._trust.given(url)
+        key = "obstore", family, repr(sorted(options.items()))
+        if key not in self._systems:
+
+            async def fallback() -> System:
+                return (await self._with_fsspec(url, protocol, family))[0]
+
+            hint = "" if personal else _ANONYMOUSLY
+            self._systems[key] = obstores.FastStore(self._options, protocol, dict(options), fallback, hint)
+        return self._systems[key]
+
     async def aclose(self) -> None:
         """Close them all."""
         while self._systems:
@@ -60,6 +86,12 @@ class Openers:
             await system.aclose()
 
     async def _make_web(self) -> System:
+        if not self._fast:
+            return await self._plain_web()
+        return self._systems.setdefault("obstore", obstores.FastWeb(self._options, self._trust, self._plain_web))
+
+    async def _plain_web(self) -> System:
+        """HTTP by fsspec's client."""
         async with self._lock:
             if "http" not in self._systems:
                 await trio.to_thread.run_sync(_class_of, "http", "http")  # imports it

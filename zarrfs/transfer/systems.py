@@ -9,10 +9,9 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import trio
 
@@ -72,7 +71,7 @@ class System(Protocol):
         ...
 
 
-class _OnLoop:
+class OnLoop:
     """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
 
     def __init__(self, timeout: float, hint: str = "") -> None:
@@ -98,7 +97,7 @@ class HttpSystem:
 
     def __init__(self, web: Web, trust: Trust, timeout: float, limit: int) -> None:
         self._web, self._trust, self._limit = web, trust, limit
-        self._loop = _OnLoop(timeout)
+        self._loop = OnLoop(timeout)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
@@ -115,8 +114,7 @@ class HttpSystem:
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
-        head, mark, query = path.partition("?")  # a query stays: it may be what grants access
-        return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"
+        return http.child(path, name)
 
     def shown(self, path: str) -> str:
         """As System.shown."""
@@ -142,7 +140,7 @@ class CoroutineSystem:
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "") -> None:
         self._fs, self._protocol, self._limit = fs, protocol, limit
         self._family = urls.names(protocol)[0]
-        self._loop = _OnLoop(timeout, hint)
+        self._loop = OnLoop(timeout, hint)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
@@ -169,12 +167,12 @@ class CoroutineSystem:
 
     def host(self, path: str) -> str:
         """As System.host."""
-        return store_host(self._family, path, _endpoint(self._fs))
+        return store_host(self._family, path, identity.endpoint(self._family, self._fs.storage_options))
 
     def identity(self, path: str) -> str:
         """As System.identity."""
         if self._family in BUCKETS:
-            return identity.of_store(self._family, path, _endpoint(self._fs))
+            return identity.of_store(self._family, path, identity.endpoint(self._family, self._fs.storage_options))
         return identity.of_other(self._family, path, self._fs.storage_options)
 
     async def aclose(self) -> None:
@@ -281,21 +279,7 @@ def web_host(url: str) -> str:
 def store_host(protocol: str, path: str, endpoint: str) -> str:
     """The bucket of an object store, and its endpoint if it is not that of the provider."""
     bucket = path.lstrip("/").partition("/")[0]
-    return f"{protocol}://{bucket}{' at ' + web_host(endpoint) if endpoint else ''}"
-
-
-def _endpoint(fs: Any) -> str:
-    """Where an object store is, as options or the environment say; "" for that of the provider."""
-    options = fs.storage_options
-    client = options.get("client_kwargs") or {}
-    family = fs.protocol[0] if isinstance(fs.protocol, tuple | list) else fs.protocol
-    if family == "s3":
-        found = options.get("endpoint_url") or client.get("endpoint_url")
-        return str(found or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "")
-    if family in ("gs", "gcs"):
-        return str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
-    host = options.get("account_host") or f"{getattr(fs, 'account_name', None) or ''}.blob.core.windows.net"
-    return f"https://{host}"
+    return f"{protocol}://{bucket}{' at ' + (web_host(endpoint) or endpoint) if endpoint else ''}"
 
 
 async def _read_body(body: Any, most: int) -> bytearray:

@@ -115,9 +115,14 @@ class Trust:
             return Given(_impersonal(family, wide), False)
         return Given({**wide, **(named or {})}, True)
 
+    @property
+    def judges_addresses(self) -> bool:
+        """Whether must_be_public() is true of any URL."""
+        return self.remote and not self._allows("private")
+
     def must_be_public(self, url: yarl.URL) -> bool:
         """Whether a connection for this URL of HTTP may only lead to a public address."""
-        if not self.remote or self._allows("private"):
+        if not self.judges_addresses:
             return False
         from zarrfs.transfer.addresses import literal
 
