@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,3 +116,64 @@ def test_without_a_cache_directory_the_index_is_temporary(
     assert made.temporary
     assert value(made) == VALUE
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+# -- cache=none
+
+
+def unkept(tmp_path: Path, count: int = 1) -> Plan:
+    """A set of `count` entries, planned with cache=none and an index_dir=."""
+    refs = {f"k{number}": VALUE for number in range(count)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return prepare(str(tmp_path / "refs.json"), Options(cache="none", index_dir=str(tmp_path / "index")))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def place_of(made: Plan) -> Path:
+    assert made.index is not None
+    assert made.temporary
+    return Path(made.index).parent.parent
+
+
+def test_with_cache_none_the_index_is_in_memory(tmp_path: Path, temporary: Path) -> None:
+    made = unkept(tmp_path)
+    assert place_of(made) == Path("/dev/shm")
+    assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
+    assert not os.path.exists(made.index or "")
+    assert not (tmp_path / "index").exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_with_cache_none_and_no_memory_to_write_to(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("zarrfs.sources.indexcache._MEMORY", str(tmp_path / "disk"))
+    made = unkept(tmp_path)
+    assert place_of(made) == temporary
+    assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
+    assert list(temporary.iterdir()) == list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+def test_with_cache_none_and_not_enough_memory(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers often have 64 MiB there."""
+    (tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
+    try:
+        monkeypatch.setattr("zarrfs.sources.indexcache._MEMORY", str(tmp_path / "small"))
+        made = unkept(tmp_path, 5000)
+        assert place_of(made) == temporary
+        assert list((tmp_path / "small").iterdir()) == []
+        assert bytes(trio.run(open_plan(made, Options()).get, "k4999")).decode() == VALUE
+    finally:
+        subprocess.run(["umount", tmp_path / "small"], check=True)

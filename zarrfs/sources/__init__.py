@@ -126,8 +126,9 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
     request = json.dumps({"source": source, "options": dataclasses.asdict(options)}).encode()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+            [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=_environment(options),
+        )  # fmt: skip
     except OSError as exc:
         raise SourceError(source, f"cannot start {sys.executable}: {exc.strerror}") from exc
     with child:
@@ -145,6 +146,16 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
     if child.returncode:
         raise SourceError(source, _death(child.returncode))
     return _plan_from(json.loads(reply))
+
+
+def _environment(options: Options) -> dict[str, str] | None:
+    """With cache=none, what SQLite has no room for while it writes an index is not on a disk either."""
+    if options.cache != "none":
+        return None
+    from zarrfs.sources.indexcache import memory_directory
+
+    place = memory_directory()
+    return None if place is None else {**os.environ, "SQLITE_TMPDIR": place}
 
 
 def _plan_from(reply: dict[str, Any]) -> Plan:

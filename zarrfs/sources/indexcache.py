@@ -30,17 +30,25 @@ from zarrfs.store.indexfile import read_notes
 
 INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
+_MEMORY = "/dev/shm"
 ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
 class IndexCache:
-    """The directory of indexes: index_dir=, else in the cache directory, else a new one that is `temporary`."""
+    """The directory of indexes: index_dir=, else in the cache directory, else a new one that is `temporary`.
+
+    With cache=none there is only the last, in memory where there is room, and nothing is found or remembered.
+    """
 
     def __init__(self, options: Options) -> None:
         self.temporary = False
+        self._keeps = options.cache != "none"
+        self._memory = None if self._keeps else memory_directory()
         self._asked = options.index_dir is not None
         self.directory = os.path.abspath(options.index_dir) if options.index_dir else _usual_directory()
         self._problem: str | None = None
+        if not self._keeps:
+            return
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             if not os.access(self.directory, os.W_OK):
@@ -50,6 +58,8 @@ class IndexCache:
 
     def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
         """As find(), for a document with that stamp, where remember() has noted one and nothing has changed since."""
+        if not self._keeps:
+            return None
         known = os.path.join(self.directory, f"{stamp}.known")
         try:
             with _own_file(known) as file:
@@ -91,10 +101,10 @@ class IndexCache:
     @contextlib.contextmanager
     def new(self) -> Iterator[str]:
         """A path to write an index to; what is left there is removed. UsageError where nothing can be written."""
-        if self._problem is not None:
-            if self._asked:
-                raise UsageError(f"option index_dir={self.directory}: {self._problem}")
-            self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-"), True
+        if self._problem is not None and self._asked:
+            raise UsageError(f"option index_dir={self.directory}: {self._problem}")
+        if self._problem is not None or not self._keeps:
+            self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-", dir=self._memory), True
         self._sweep()
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
         try:
@@ -107,6 +117,17 @@ class IndexCache:
             with contextlib.suppress(OSError):
                 os.unlink(scratch)
 
+    def leave_memory(self) -> bool:
+        """Write to a disk from now on, as memory has no room; False where that would change nothing."""
+        was, self._memory = self._memory, None
+        return was is not None
+
+    def documents(self) -> str | None:
+        """A directory for a document that is fetched, while it is read; None: the system's for temporary files."""
+        if not self._keeps:
+            return self._memory
+        return self.directory if os.path.isdir(self.directory) else None
+
     def keep(self, scratch: str, digest: str) -> str:
         """Give a finished index its name; returns its path."""
         with open(scratch, "rb") as file:
@@ -117,6 +138,8 @@ class IndexCache:
 
     def _candidates(self, digest: str) -> list[str]:
         """The paths of all indexes named for `digest`."""
+        if not self._keeps:
+            return []
         try:
             names = os.listdir(self.directory)
         except OSError:
@@ -138,6 +161,16 @@ def _usual_directory() -> str:
         return "/var/cache/zarrfs/index"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(cache, "zarrfs", "index")
+
+
+def memory_directory() -> str | None:
+    """A directory whose files are in memory and not on a disk; None where there is none that we may write to."""
+    found = ""
+    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, place, kind, *_ = line.split(" ")
+            found = kind if place == _MEMORY else found  # the last one is on top
+    return _MEMORY if found in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK) else None
 
 
 def verified(path: str) -> bool:
