@@ -16,9 +16,10 @@ from tests.mount.mounting import log_of, mount_lines, mounted
 from tests.mount.test_clients import check_hierarchy
 from tests.mount.test_samples import REFERENCES, files_below, sha256
 from tests.mount.test_semantics import error_of
-from tests.servers import S3, Faulty, Nginx, faulty, nginx, s3
+from tests.servers import S3, Faulty, Nginx, either_client, faulty, nginx, s3
 
-__all__ = ["faulty", "nginx", "s3"]
+__all__ = ["either_client", "faulty", "nginx", "s3"]
+pytestmark = pytest.mark.usefixtures("either_client")
 
 
 def publish_references(root: Path) -> None:

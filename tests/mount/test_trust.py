@@ -12,9 +12,10 @@ import pytest
 from tests.conftest import run
 from tests.mount.mounting import log_of, mounted
 from tests.mount.test_semantics import error_of
-from tests.servers import Faulty, Nginx, faulty, nginx
+from tests.servers import Faulty, Nginx, either_client, faulty, nginx
 
-__all__ = ["faulty", "nginx"]
+__all__ = ["either_client", "faulty", "nginx"]
+pytestmark = pytest.mark.usefixtures("either_client")
 
 VALUE = b"0123456789" * 100
 
@@ -22,7 +23,7 @@ VALUE = b"0123456789" * 100
 def publish(nginx: Nginx, name: str, references: dict[str, object]) -> str:
     """The URL of a set on the web server, which has its target beside it."""
     directory = nginx.plain.root / name
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     (directory / "target").write_bytes(VALUE)
     (directory / "set.json").write_text(json.dumps({"version": 1, "refs": references}))
     return f"{nginx.plain.url}/{name}/set.json"
