@@ -54,6 +54,7 @@ class DiskCache:
             ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors"), 0
         )
         self._units: OrderedDict[str, Block] = OrderedDict()  # the last ones read, by name
+        self._growing = [threading.Lock() for _ in range(16)]  # of units, by the first digit of their names
         self._pause = 0.0  # seconds, of the back-off that goes on or the last one
         self._until = 0.0  # monotonic; nothing is written before
         self._told: dict[str, float] = {}
@@ -128,7 +129,9 @@ class DiskCache:
                 stop = start + len(view)
                 for unit in range(start // UNIT, -(-stop // UNIT)):
                     low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
-                    self._grow(_unit_name(target, version, unit), target, low, view[low - start : high - start])
+                    name = _unit_name(target, version, unit)
+                    with self._growing[int(name[0], 16)]:
+                        self._grow(name, target, low, view[low - start : high - start])
         except OSError as exc:
             self._failed(exc)
 
@@ -265,6 +268,8 @@ class DiskCache:
             self._counts["dropped"] += 1
             self._pause = min(max(BACK_OFF, 2 * self._pause), BACK_OFF_MAX)
             self._until = time.monotonic() + self._pause
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._space.full()
         self._tell(exc, "nothing is kept there for now")
 
     def _tell(self, exc: OSError, outcome: str) -> None:

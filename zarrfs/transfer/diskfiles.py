@@ -222,8 +222,8 @@ class Layout:
 
     def kept(self) -> Iterator[tuple[str, os.stat_result]]:
         """(name for load(), lstat) of all blocks and version records."""
-        for folder, _status in self.entries(""):
-            if FOLDER.fullmatch(folder):
+        for folder, about in self.entries(""):
+            if FOLDER.fullmatch(folder) and stat.S_ISDIR(about.st_mode):
                 for name, status in self.entries(folder):
                     if KEPT.fullmatch(name):
                         yield folder + name, status

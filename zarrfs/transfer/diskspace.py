@@ -80,12 +80,13 @@ class Space:
         self._lease_name = ""
         self._asking = threading.Lock()
         self._scanning = False
+        self._full = False  # the system has said so: a quota, or no more inodes
         self._pause = 0.0  # until then (monotonic) the lock is not asked for: another process scans
         self.evicted = 0  # files that scans have removed
 
     def take(self, count: int) -> bool:
         """Whether `count` bytes may be written now; done() ends that. OSError where there is no room to be had."""
-        free = self._free() - count >= self._min_free
+        free = not self._full and self._free() - count >= self._min_free
         if free and self._take(count):
             return True
         if time.monotonic() < self._pause or count > self._limit // 2:
@@ -102,6 +103,10 @@ class Space:
         with self._counts:
             self._flying -= count
             self._room -= max(0, taken - count)
+
+    def full(self) -> None:
+        """The system refuses to write more: the next take() makes room first."""
+        self._full = True
 
     def forget(self) -> None:
         """What was reserved is void: somebody has removed the directory."""
@@ -145,13 +150,13 @@ class Space:
                 return False
             holders, found = self._leases(), self._lease is not None and os.fstat(self._lease.fd).st_nlink > 0
             want = max(count, min(PIECE, self._limit // (8 * max(2, holders + (not found)))))
-            short = self._min_free + want - self._free()
+            short = max(self._min_free + count - self._free(), int(self._full))
             total = usage.read()
             with self._counts:
                 lost = 0 if found else self._room + self._flying
             if total is None or total + lost + want > self._limit or short > 0:
                 self._write_lease(0)
-                usage.write(total := self._make_room(want, short))
+                usage.write(total := self._make_room(want, count, short))
             else:
                 total += lost + (0 if found else FOLDER_COST)
             with self._counts:
@@ -161,16 +166,19 @@ class Space:
                 self._flying += count
         return True
 
-    def _make_room(self, want: int, short: int) -> int:
-        """Scan; returns the bytes in use and reserved. OSError(ENOSPC) if there is no room for `want` even so."""
+    def _make_room(self, want: int, count: int, short: int) -> int:
+        """Scan; returns the bytes in use and reserved.
+
+        OSError(ENOSPC) if even so `want` is too much for the bound, or `count` for the disk.
+        """
         self._scanning = True
         try:
             total = self._scan(want, short)
         finally:
-            self._scanning = False
+            self._scanning = self._full = False
         if total + want > self._limit:
             raise OSError(errno.ENOSPC, "cache_size leaves no room")
-        if self._free() - want < self._min_free:
+        if self._free() - count < self._min_free:
             raise OSError(errno.ENOSPC, "less than cache_min_free would be left")
         return total
 
@@ -191,7 +199,7 @@ class Space:
         if want is not None:
             excess = total + reserved + want - int(self._limit * LOW_WATER)
             if short > 0:
-                excess = max(excess, short + min(self._limit // 10, SCAN_FREES))
+                excess = max(excess, short + min(total // 10, SCAN_FREES))
             if excess > 0:
                 total -= self._evict(ages.before(excess), excess)
         return total + reserved
