@@ -77,7 +77,8 @@ def clear(directory: str) -> list[Target]:
     """Remove everything; returns what that was, by target. UsageError if `directory` cannot be read."""
     layout = _layout(directory)
     gone = _by_target(layout, lambda _name, _status: True, remove=True)
-    _recount(layout)
+    if gone:
+        _recount(layout)
     return gone
 
 

@@ -1,0 +1,150 @@
+"""zarrfs cache with blocks: what it lists, removes and finds damaged, beside mounts that go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run
+from tests.unit.diskblocks import MIB, ONE, TWO, blocks, found, taken, write
+from zarrfs.transfer.disk import DiskCache
+from zarrfs.transfer.diskfiles import LAYOUT
+
+A, B = "s3://bucket/a.nc", "https://me:word@host/b.nc"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Ten blocks of A, read long ago, and five of B; nobody knows what the last one is of."""
+    cache = DiskCache(str(tmp_path / "blocks"), 64 * MIB, 0)
+    for number in range(10):
+        write(cache, A, number * 10_000, (number + 1) * 10_000, ONE if number % 2 else TWO)
+    for path in blocks(tmp_path / "blocks"):
+        os.utime(path, (1e9, 1e9))
+    for number in range(4):
+        write(cache, B, number * 10_000, (number + 1) * 10_000)
+    write(cache, "gone", 0, 10_000)
+    cache.remember(A, ONE)
+    cache.remember(B, ONE)
+    cache.close()
+    return tmp_path / "blocks"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """A directory with an index."""
+    document = tmp_path / "refs.json"
+    document.write_text('{"version": 1, "refs": {"a": "x"}}')
+    assert run("index", document, "--index-dir", tmp_path / "index").returncode == 0
+    return tmp_path / "index"
+
+
+def cache(command: str, *more: object, status: int = 0) -> str:
+    done = run("cache", command, *more)
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+def rows(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_ls(directory: Path, index: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in blocks(directory)}
+    listed = rows(cache("ls", "--json", "--index-dir", index, "--cache-dir", directory))
+    assert [row["kind"] for row in listed] == ["references", "blocks", "blocks", "blocks"]
+    by_source = {row["source"]: row for row in listed[1:]}
+    assert {source: row["blocks"] for source, row in by_source.items()} == {
+        A: 10, "https://host/b.nc": 4, "unknown": 1,
+    }  # fmt: skip
+    assert by_source[A]["used"] == 1e9
+    assert abs(by_source[A]["seen"] - time.time()) < 100
+    assert by_source[A]["size"] == 10 * 12_288 + 4096
+    assert by_source["unknown"]["seen"] == 0
+    text = cache("ls", "--index-dir", index, "-o", f"cache_dir={directory}")
+    assert "10 blocks of s3://bucket/a.nc" in text
+    assert "word" not in text
+    assert text.count("\n") == 4
+    assert cache("ls", "--index-dir", index).count("\n") == 1
+    assert {path: path.stat().st_mtime_ns for path in blocks(directory)} == before
+
+
+def test_prune_by_age(directory: Path, index: Path) -> None:
+    command = ["prune", "--index-dir", index, "--cache-dir", directory]
+    assert cache(*command, "--dry-run") == "120.0 KiB  10 blocks of s3://bucket/a.nc\n"
+    assert len(blocks(directory)) == 17
+    assert [row["blocks"] for row in rows(cache(*command, "--json"))] == [10]
+    assert len(blocks(directory)) == 7
+    assert cache(*command) == ""
+    assert int((directory / LAYOUT / "usage").read_text().split()[0]) < taken(directory) + 32_768
+
+
+def test_prune_by_size(directory: Path, index: Path) -> None:
+    size = sum(row["size"] for row in rows(cache("ls", "--json", "--index-dir", index)))
+    command = ["prune", "--older-than", "100000d", "--index-dir", index, "--cache-dir", directory]
+    assert cache(*command, "--max-size", f"{size + 10**6}B") == ""
+    # room for the six blocks and two records that were last used, and for one of the ten old ones
+    room = size + 5 * 12_288 + 2 * 4096 + 12_288 + 100
+    (row,) = rows(cache(*command, "--json", "--max-size", f"{room}B"))
+    assert (row["source"], row["blocks"]) == (A, 9)
+    everything = rows(cache("ls", "--json", "--index-dir", index, "--cache-dir", directory))
+    assert sum(row["size"] for row in everything) <= room
+    cache(*command, "--max-size", f"{size}B")
+    assert blocks(directory) == []
+    assert cache("ls", "--index-dir", index).count("\n") == 1  # indexes come first
+
+
+def test_clear_beside_a_mount(directory: Path, index: Path) -> None:
+    using = DiskCache(str(directory), 64 * MIB, 0)
+    assert found(using, B, 0, 10_000)
+    out = run("cache", "clear", "--index-dir", index, "--cache-dir", directory)
+    assert (out.returncode, out.stdout.count("\n")) == (0, 4)
+    assert "removed 1 files and 15 blocks" in out.stderr
+    assert blocks(directory) == []
+    assert os.listdir(index) == []
+    assert not found(using, B, 0, 10_000)
+    write(using, B, 0, 10_000)
+    assert found(using, B, 0, 10_000)
+    using.close()
+    assert cache("clear", "--json", "--index-dir", index) == ""
+    assert len(blocks(directory)) == 1  # without --cache-dir, blocks are not meant
+
+
+def test_verify(directory: Path, index: Path) -> None:
+    command = ["verify", "--index-dir", index, "--cache-dir", directory]
+    assert rows(cache(*command, "--json")) == [
+        {"indexes": 1, "bad_indexes": 0, "blocks": 17, "bad_blocks": 0, "unreadable_blocks": 0, "block_bytes": 150_000}
+    ]
+    assert blocks(directory)[0].stat().st_mtime == 1e9 or blocks(directory)[1].stat().st_mtime == 1e9
+    large = [path for path in blocks(directory) if path.stat().st_size > 10_000]
+    for path in large[:2]:
+        data = bytearray(path.read_bytes())
+        data[5000] ^= 1
+        path.write_bytes(data)
+    record = next(path for path in blocks(directory) if path.suffix == ".v")
+    record.write_text("{}")
+    (one,) = index.glob("*.index")
+    one.write_bytes(one.read_bytes()[:-1])
+    text = cache(*command, status=1)
+    assert "bad blocks                   3\n" in text
+    assert "bad indexes                  1\n" in text
+    assert len(blocks(directory)) == 14
+    assert list(index.glob("*.index")) == []
+    assert rows(cache(*command, "--json"))[0]["blocks"] == 14
+
+
+@pytest.mark.parametrize("command", ["ls", "prune", "clear", "verify"])
+def test_a_directory_that_is_not_there(command: str, index: Path, tmp_path: Path) -> None:
+    done = run("cache", command, "--index-dir", index, "--cache-dir", tmp_path / "typo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"zarrfs: option cache_dir={tmp_path / 'typo'}: no such file or directory\n"
+    assert len(list(index.glob("*.index"))) == 1
+    assert not (tmp_path / "typo").exists()
+    (tmp_path / "typo").mkdir()
+    assert run("cache", command, "--index-dir", index, "--cache-dir", tmp_path / "typo").returncode == 0
+    assert os.listdir(tmp_path / "typo") == []
