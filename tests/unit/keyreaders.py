@@ -16,23 +16,26 @@ from zarrfs.store.index import IndexStore
 from zarrfs.store.readahead import KeyReadAhead
 
 LATENCY = 0.03  # seconds of simulated time
-SIZE = 1000  # bytes of a value
+CHUNK, TINY = 100_000, 1000  # bytes of a value
 
 
-def a_store(path: Path, keys: Iterable[str]) -> RecordingStore:
-    """The index of a reference set with `keys`, each SIZE bytes of one target."""
-    refs: dict[str, object] = {key: ["http://nowhere.test/data", SIZE * at, SIZE] for at, key in enumerate(keys)}
+def a_store(path: Path, keys: Iterable[str], size: int = CHUNK) -> RecordingStore:
+    """The index of a reference set with `keys`, each `size` bytes of one target."""
+    refs: dict[str, object] = {key: ["http://nowhere.test/data", size * at, size] for at, key in enumerate(keys)}
     (path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     store = sources.open_source(str(path / "refs.json"), Options(), child=False)
     assert isinstance(store, IndexStore)
     store.__class__ = RecordingStore
     assert isinstance(store, RecordingStore)
+    store.size = size
     store.begin()
     return store
 
 
 class RecordingStore(IndexStore):
     """An IndexStore that only pretends to prefetch: each batch takes LATENCY."""
+
+    size: int  # bytes of a value
 
     def begin(self) -> None:
         """Forget what was noted."""
@@ -96,7 +99,7 @@ def read_all(
             asked = store.asked.get(key)
             expected += asked is not None
             reads.append(key)
-            if ahead.opened(key, SIZE):
+            if ahead.opened(key, store.size):
                 nursery.start_soon(ahead.advance)
             now = trio.current_time()
             await trio.sleep(max(0.0, (now if asked is None else asked) + LATENCY - now) + 0.0005)

@@ -250,6 +250,17 @@ class KeyReadAhead:
         if isinstance(sequence.order, DirectoryOrder) and not sequence.busy:
             self._closing.append(sequence.order)
 
+    def _merge(self, sequence: _Sequence, other: _Sequence) -> None:
+        """End a sequence that has come upon what `other` predicts: many readers in one order look like several."""
+        for key in sequence.pending:
+            self._expected[key] = other
+            other.pending[key] = other.reached - 1
+        sequence.pending.clear()
+        other.trust += sequence.trust
+        other.batches |= sequence.batches
+        sequence.batches = set()
+        self._drop(sequence)
+
     def _forget(self, sequence: _Sequence, keys: Sequence[str]) -> None:
         for key in keys:
             del sequence.pending[key]
@@ -309,11 +320,12 @@ class KeyReadAhead:
                 try:
                     await self._store.prefetch(keys)
                 finally:
-                    sequence.batches.discard(batch)
+                    for one in self._sequences:  # it may be another's by now
+                        one.batches.discard(batch)
 
     async def _predict(self, sequence: _Sequence) -> list[str]:
         """The next keys to prefetch: not those that were just read, or that another sequence predicts."""
-        late = sequence.reached - REACH - 2 * sequence.late
+        late = sequence.reached - 2 * REACH
         self._forget(sequence, [key for key, number in sequence.pending.items() if number < late])
         count = max(1, self._goal(sequence) - (sequence.made - sequence.reached))
         order = sequence.order
@@ -327,12 +339,17 @@ class KeyReadAhead:
                 sequence.weigh(size)
             if self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ:
                 sequence.reached, sequence.strays = number + 1, 0  # the reader was faster
-            elif key not in self._expected:
+                continue
+            other = self._expected.get(key)
+            if other is None:
                 fresh.append(key)
-                sequence.pending[key] = number
-                self._expected[key] = sequence
-        if found and not fresh and not sequence.pending and sequence.reached < sequence.made:
-            self._drop(sequence)  # all is predicted by another one
+            elif other is not sequence and other.used >= sequence.used:
+                self._merge(sequence, other)
+                break
+            elif other is not sequence:
+                self._merge(other, sequence)
+            sequence.pending[key] = number
+            self._expected[key] = sequence
         return fresh
 
     async def _ask(self, keys: Sequence[str]) -> list[Found | None]:

@@ -67,7 +67,7 @@ class Recorder:
             if key not in self._first and start < stop:
                 self._note(key, 0)
             return
-        for number in range(start // BLOCK, -(-stop // BLOCK)):
+        for number in range(start // BLOCK, -(-stop // BLOCK) if start < stop else 0):
             if (key, number) not in self._later if number else key not in self._first:
                 self._note(key, number)
 

@@ -46,7 +46,7 @@ class FsspecStore:
     def __init__(self, url: str, options: Options) -> None:
         self.immutable = urls.protocols(url)[:1] == ["zip"]
         self.files = RemoteFiles(options)
-        self._url = url
+        self._url, self._missing = url, options.missing_status
         self._found: tuple[System, str] | None = None
         self._entries: OrderedDict[str, tuple[float, Entry]] = OrderedDict()
 
@@ -174,10 +174,12 @@ class FsspecStore:
         system, path = await self._place(key)
         try:
             entry = await self.files.stat_at(system, path)
-        except TargetMissing:
-            raise NotFound(key) from None
         except NotADirectoryError:
             raise NotDirectory(key) from None
+        except ReadError as exc:
+            if isinstance(exc, TargetMissing) if exc.status is None else exc.status in self._missing:
+                raise NotFound(key) from None
+            raise
         if entry.html and not key.lower().endswith((".html", ".htm")):
             # some servers show a directory's listing without redirecting to its name with "/"
             with_slash = await self.files.listing_at(system, path)

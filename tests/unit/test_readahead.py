@@ -1,0 +1,226 @@
+"""Read-ahead across keys: how much of what is read was fetched before, and how much of what is fetched is read.
+
+Time is simulated, the order of readers random by a seed: the shares below are what the program reaches, less a little.
+"""
+
+from __future__ import annotations
+
+import random
+import timeit
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.unit.keyreaders import CHUNK, TINY, Outcome, RecordingStore, a_store, grid, listed, read_all
+from zarrfs.errors import ReadError
+from zarrfs.store.readahead import KeyReadAhead
+
+SQUARE = grid(100, 100)
+
+
+@pytest.fixture(scope="module")
+def square(tmp_path_factory: pytest.TempPathFactory) -> RecordingStore:
+    """10,000 chunks of an array, with its metadata."""
+    return a_store(tmp_path_factory.mktemp("square"), [".zgroup", "a/.zarray", *SQUARE])
+
+
+def check(outcome: Outcome, share: float, waste: float = 0.0) -> None:
+    """At least `share` of the reads were prefetched before, and at most `waste` times as many for nothing."""
+    assert outcome.share >= share, outcome
+    assert outcome.waste <= waste * outcome.reads, outcome
+
+
+# -- the chunk grid
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.999), (8, 0.99), (32, 0.97), (64, 0.93)])
+def test_a_scan(readers: int, share: float, square: RecordingStore) -> None:
+    check(read_all(square, SQUARE, readers=readers), share)
+
+
+@pytest.mark.parametrize("readers", [1, 8, 32])
+@pytest.mark.parametrize("seed", range(5))
+def test_random_reads_fetch_nothing(readers: int, seed: int, square: RecordingStore) -> None:
+    keys = random.Random(seed).sample(SQUARE, 1000)
+    outcome = read_all(square, keys, readers=readers, seed=seed)
+    assert len(outcome.prefetched) < 100, outcome
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.7)])
+def test_columns_of_a_selection(readers: int, share: float, square: RecordingStore) -> None:
+    """Each line begins and ends where those before it did."""
+    check(read_all(square, grid(100, range(5, 15)), readers=readers), share, 0.05)
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.97), (32, 0.6)])
+def test_a_box(readers: int, share: float, square: RecordingStore) -> None:
+    """Nobody can know that the last line is the last: no more is wasted than was used."""
+    check(read_all(square, grid(range(20, 60), range(30, 50)), readers=readers), share, 1)
+
+
+def test_a_box_of_three_dimensions(tmp_path: Path) -> None:
+    store = a_store(tmp_path, grid(40, 6, 7, separator="/", prefix="b/c/"))
+    check(read_all(store, grid(40, range(2, 4), range(2, 6), separator="/", prefix="b/c/")), 0.97, 0.05)
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.97), (32, 0.7)])
+def test_every_third_column(readers: int, share: float, square: RecordingStore) -> None:
+    check(read_all(square, grid(100, range(0, 100, 3)), readers=readers), share, 0.05)
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.95), (32, 0.8)])
+def test_backwards(readers: int, share: float, square: RecordingStore) -> None:
+    check(read_all(square, SQUARE[:2000:-1], readers=readers), share, 0.3)
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.998), (8, 0.98), (32, 0.9)])
+def test_along_the_first_axis(readers: int, share: float, square: RecordingStore) -> None:
+    keys = [f"a/{row}.{column}" for column in range(100) for row in range(100)]
+    check(read_all(square, keys, readers=readers), share)
+
+
+def test_one_point_at_every_time(tmp_path: Path) -> None:
+    store = a_store(tmp_path, grid(200, 3, 4))
+    check(read_all(store, [f"a/{time}.1.2" for time in range(200)]), 0.97, 0.6)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"separator": "/"}, {"separator": "/", "prefix": "a/c/"}, {"prefix": "a/c."}, {"suffix": ".blosc"},
+        {"prefix": ""}, {"prefix": "0/"},
+    ],
+)  # fmt: skip
+def test_what_chunks_are_called(form: dict[str, str], tmp_path: Path) -> None:
+    """Between 9 and 10 the order of the grid is not that of names."""
+    keys = grid(5, 4, 30, **form)
+    check(read_all(a_store(tmp_path, keys), keys), 0.99)
+
+
+def test_holes(tmp_path: Path) -> None:
+    """Chunks that are not there, being nothing but fill values, do not end a line."""
+    rng = random.Random(3)
+    keys = [key for key in grid(50, 50) if rng.random() > 0.3]
+    check(read_all(a_store(tmp_path, keys), keys), 0.9, 0.05)
+
+
+def test_readers_of_parts_of_an_array(square: RecordingStore) -> None:
+    check(read_all(square, *[SQUARE[at : at + 1250] for at in range(0, 10_000, 1250)]), 0.8)
+
+
+def test_arrays_read_at_once(tmp_path: Path) -> None:
+    arrays = [grid(40, 25, prefix=f"{name}/") for name in "xyz"]
+    check(read_all(a_store(tmp_path, sum(arrays, [])), *arrays, readers=2), 0.97)
+
+
+def test_more_arrays_than_are_remembered(tmp_path: Path) -> None:
+    arrays = [grid(30, prefix=f"v{number}/") for number in range(100)]
+    store = a_store(tmp_path, sum(arrays, []))
+    outcome = read_all(store, *arrays)
+    assert outcome.stats["sequences"] <= 64
+    check(read_all(store, sum(arrays, [])), 0.85)
+
+
+# -- the directory
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.95), (32, 0.85)])
+def test_cp_of_chunks(readers: int, share: float, tmp_path: Path) -> None:
+    """In the order of names, 0 1 10 100 101, and into directory after directory."""
+    store = a_store(tmp_path, [f"tiny/{group}/{number}" for group in range(10) for number in range(200)], TINY)
+    check(read_all(store, listed(store), readers=readers), share)
+
+
+def test_a_thousand_tiny_values_are_a_handful_of_batches(tmp_path: Path) -> None:
+    store = a_store(tmp_path, [f"tiny/{number}" for number in range(1000)], TINY)
+    outcome = read_all(store, listed(store))
+    check(outcome, 0.99)
+    assert len(outcome.batches) <= 15, outcome
+
+
+@pytest.mark.parametrize(("readers", "share"), [(1, 0.99), (8, 0.98), (32, 0.93)])
+def test_cp_of_files(readers: int, share: float, tmp_path: Path) -> None:
+    rng = random.Random(1)
+    store = a_store(tmp_path, [f"d{at % 3}/{rng.randrange(10**9):x}.dat" for at in range(3000)])
+    check(read_all(store, listed(store), readers=readers), share)
+    outcome = read_all(store, rng.sample(listed(store), 1000), readers=readers)
+    assert len(outcome.prefetched) < 30, outcome
+
+
+def test_cp_of_directories_with_few_files(tmp_path: Path) -> None:
+    names = (".zarray", ".zattrs", "0")
+    store = a_store(tmp_path, [f"v{number}/{name}" for number in range(300) for name in names])
+    check(read_all(store, listed(store)), 0.99)
+
+
+def test_cp_of_a_whole_store(square: RecordingStore) -> None:
+    check(read_all(square, listed(square)), 0.999)
+
+
+# -- bounds
+
+
+@pytest.mark.parametrize("limit", [2, 10, 100])
+def test_bytes_ahead_are_bounded(limit: int, square: RecordingStore) -> None:
+    outcome = read_all(square, SQUARE[:2000], limit=limit * CHUNK)
+    check(outcome, 0.99, limit / 2000)
+    assert max(map(len, outcome.batches)) <= max(4, limit)
+
+
+def test_no_limit_no_read_ahead(square: RecordingStore) -> None:
+    assert read_all(square, SQUARE[:100], limit=0).batches == []
+
+
+def test_a_seek_away_cancels_what_is_on_its_way(square: RecordingStore) -> None:
+    async def main() -> None:
+        ahead = KeyReadAhead(square, 64 << 20)
+        async with trio.open_nursery() as nursery:
+            for key in SQUARE[:200]:
+                if ahead.opened(key, CHUNK):
+                    nursery.start_soon(ahead.advance)
+                await trio.sleep(0)
+            assert ahead.stats()["sequences"] == 1
+            rng = random.Random(1)
+            for key in rng.sample(SQUARE[5000:], 50):
+                ahead.opened(key, CHUNK)
+            assert ahead.stats()["sequences"] == 0
+        await ahead.aclose()
+
+    square.begin()
+    trio.run(main)
+    assert square.cancelled > 0
+    assert len(square.asked) < 600
+
+
+def test_a_store_that_fails_stops_it_quietly(square: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*arguments: object, **more: object) -> None:
+        raise failure
+
+    for failure in (ReadError("target", "broken"), RuntimeError("a bug")):
+        for method in ("info", "prefetch"):
+            with monkeypatch.context() as patch:
+                patch.setattr(square, method, broken)
+                read_all(square, SQUARE[:100], ["a/.zarray", ".zgroup"])
+
+
+def test_local_targets_are_left_alone(square: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordingStore, "remote", False)
+    assert read_all(square, SQUARE[:100]).batches == []
+
+
+def test_reads_in_no_order_cost_little(square: RecordingStore) -> None:
+    """No more than a small multiple of what parsing a name takes; measured: 8 µs against 3."""
+    keys = random.Random(1).sample(SQUARE, 5000)
+
+    async def main() -> tuple[float, float]:
+        from zarrfs.store.sequences import parse
+
+        ahead = KeyReadAhead(square, 1 << 20)
+        parsing = min(timeit.repeat(lambda: [parse(key) for key in keys], number=1, repeat=3))
+        opening = timeit.timeit(lambda: [ahead.opened(key, 1000) for key in keys], number=1)
+        await ahead.aclose()
+        return parsing, opening
+
+    square.begin()
+    print(trio.run(main))

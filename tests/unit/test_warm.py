@@ -1,0 +1,71 @@
+"""zarrfs warm, as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.servers import Nginx
+
+HEADER = '{"zarrfs": "record", "version": 1, "source": "refs.json"}\n'
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "data").write_bytes(bytes(1000))
+    refs = {f"a/{number}": ["data", number * 10, 10] for number in range(100)}
+    path = tmp_path / "refs.json"
+    path.write_text(json.dumps({"version": 1, "refs": {**refs, "gone": ["nowhere", 0, 5]}}))
+    (tmp_path / "reads").write_text(HEADER + "".join(json.dumps([key, 0, 4 << 20]) + "\n" for key in refs))
+    return path
+
+
+def test_what_it_prints(source: Path, tmp_path: Path) -> None:
+    done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "100 read, 1000 B; 0 absent, 0 failed\n", "")
+    done = run("warm", "--json", "--cache-dir", tmp_path / "blocks", source, tmp_path / "reads")
+    assert json.loads(done.stdout) == {"found": 100, "absent": 0, "failed": 0, "bytes": 1000}
+
+
+def test_status_tells_of_failures(source: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "reads", "a") as file:
+        file.write('["b/1", 0, 1]\n["gone", 0, 5]\n')
+    done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
+    assert (done.returncode, done.stdout) == (1, "100 read, 1000 B; 1 absent, 1 failed\n"), done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "cache_dir=/tmp/blocks,cache=none")])
+def test_nowhere_to_keep_it(options: tuple[str, ...], source: Path, tmp_path: Path) -> None:
+    done = run("warm", *options, source, tmp_path / "reads")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nowhere to keep" in done.stderr
+
+
+def test_no_record(source: Path, tmp_path: Path) -> None:
+    done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, source)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"zarrfs: {source}: line 1: not a record: expected {{\"zarrfs\": \"record\", ...}}\n"
+
+
+def test_a_bad_line(source: Path, tmp_path: Path) -> None:
+    with open(tmp_path / "reads", "a") as file:
+        file.write('["b/1"]\n')
+    done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f'zarrfs: {tmp_path}/reads: line 102: expected ["key", start, stop]\n'
+
+
+def test_what_was_warmed_is_read_without_its_server(nginx: Nginx, source: Path, tmp_path: Path) -> None:
+    """The blocks are on the disk: another run gets them though the target is gone from its server."""
+    target = nginx.plain.root / "warm-target"
+    target.write_bytes(b"".join(b"%09d\n" % number for number in range(100)))
+    refs = {f"a/{number}": [f"{nginx.plain.url}/warm-target", number * 10, 10] for number in range(100)}
+    source.write_text(json.dumps({"version": 1, "refs": refs}))
+    done = run("warm", "-o", f"cache_dir={tmp_path}/blocks", source, tmp_path / "reads")
+    assert (done.returncode, done.stdout) == (0, "100 read, 1000 B; 0 absent, 0 failed\n"), done.stderr
+    target.unlink()
+    done = run("cat", "-o", f"cache_dir={tmp_path}/blocks,retries=0", source, "a/0", "a/50", "a/99")
+    assert done.stdout == "000000000\n000000050\n000000099\n", done.stderr
