@@ -110,6 +110,23 @@ def directory(value: str) -> str:
     return os.path.realpath(text(value))
 
 
+def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
+    """JSON: for each protocol (s3), or server or bucket (s3://bucket), an object with options of fsspec's."""
+    wanted = 'JSON such as {"s3": {"anon": true}}'
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"{wanted} ({exc})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{wanted}, an object")  # noqa: TRY004
+    for name, options in found.items():
+        if not re.fullmatch(r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?", name):
+            raise ValueError(f"{wanted}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
+        if not isinstance(options, dict):
+            raise ValueError(f"{wanted}: what {name} has is no object")  # noqa: TRY004
+    return tuple(found.items())
+
+
 ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside names of protocols
 
 
@@ -217,6 +234,11 @@ class Options:
     client: str = _option(
         "fetch", "auto", words("auto", "fsspec", "obstore"), "WHICH",
         "Who speaks HTTP, S3, GCS and Azure: obstore where it is installed and can, else fsspec's own.",
+    )
+    storage_options: tuple[tuple[str, Mapping[str, object]], ...] = _option(
+        "fetch", (), storage_options, "JSON",
+        'Options of fsspec\'s file systems, as {"s3": {"anon": true}}; -o s3.anon=true says the same. Repeatable.',
+        many=True,
     )
     # what is kept on disk
     cache: str = _option(
@@ -388,7 +410,10 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
             raise UsageError(f"unknown option {name!r}{_hint(name)}")
     if values.get("allow_other") and values.get("allow_root"):
         raise UsageError("options allow_other and allow_root: only one of them can be had")
-    return Parsed(Options(**values, storage=storage), kernel, remount, writable)
+    merged: dict[str, dict[str, object]] = {}
+    for place_, options in (*values.get("storage_options", ()), *storage.items()):  # single options win
+        merged.setdefault(place_, {}).update(options)
+    return Parsed(Options(**values, storage=merged), kernel, remount, writable)
 
 
 def _list_of(word: str) -> str:
@@ -403,7 +428,8 @@ def _set(values: dict[str, Any], field: dataclasses.Field[Any], value: str, give
     try:
         parsed = parser(value)
     except ValueError as exc:
-        raise UsageError(f"option {field.name}={value}: expected {exc}") from None
+        shown = field.name if parser is storage_options else f"{field.name}={value}"  # JSON may have a password in it
+        raise UsageError(f"option {shown}: expected {exc}") from None
     if field.metadata["many"]:
         parsed = (*values.get(field.name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
     values[field.name] = parsed

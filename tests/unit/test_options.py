@@ -187,3 +187,26 @@ def test_defaults_have_round_units() -> None:
     assert default_text("read_ahead") == "1MiB"
     assert default_text("request_timeout") == "60s"
     assert default_text("on_exit") == "refuse"
+
+
+# -- storage_options
+
+
+def test_storage_options_are_those_of_a_protocol_or_of_a_bucket() -> None:
+    found = parse(
+        [
+            'storage_options={"s3": {"anon": true, "key": "a"}, "s3://b.c": {"anon": false}}',
+            "s3.key=b",
+            'storage_options={"http": {"headers": {"A": "b"}}}',
+        ]
+    ).options
+    assert found.storage == {
+        "s3": {"anon": True, "key": "b"}, "s3://b.c": {"anon": False}, "http": {"headers": {"A": "b"}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["{", "[]", "5", '{"s3": 5}', '{"S 3": {}}', '{"s3": {"secret": "hidden"}', "null"])
+def test_storage_options_that_are_none(value: str) -> None:
+    with pytest.raises(UsageError, match="option storage_options: expected JSON such as") as caught:
+        parse([f"storage_options={value}"])
+    assert "hidden" not in str(caught.value)
