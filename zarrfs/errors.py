@@ -89,8 +89,9 @@ class ReadError(ZarrfsError):
     errno = errno.EIO
     kind = "unreadable"
 
-    def __init__(self, where: str, reason: str) -> None:
+    def __init__(self, where: str, reason: str, status: int | None = None) -> None:
         self.where, self.reason = where, reason
+        self.status = status  # of HTTP, where one said so
         super().__init__(f"{where}: {reason}")
 
 

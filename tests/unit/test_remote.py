@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import os
+import random
 import sys
 import zipfile
 from collections.abc import Awaitable, Callable
@@ -304,7 +305,9 @@ def test_a_read_anywhere_in_a_large_value_is_a_small_request(faulty: Faulty) -> 
 
     using(check)
     assert faulty.gets() == 4
-    assert all(int(asked.split("-")[1]) - int(asked[6:].split("-")[0]) < PART // 4 for _, _, asked in faulty.requests if asked)
+    for _, _, asked in faulty.requests:
+        first, _, last = (asked or "").removeprefix("bytes=").partition("-")
+        assert int(last) - int(first) < PART // 4
 
 
 def test_what_was_fetched_ahead_is_given_up_at_a_seek(faulty: Faulty) -> None:
@@ -324,6 +327,111 @@ def test_what_was_fetched_ahead_is_given_up_at_a_seek(faulty: Faulty) -> None:
         assert files.stats()["prefetch"]["dropped"] >= 3
 
     using(check)
+
+
+def test_small_values_in_the_order_of_their_offsets_are_fetched_ahead(faulty: Faulty) -> None:
+    value = os.urandom(4 << 20)
+    url = faulty.put("/v", value)
+    size = 10_000
+
+    async def check(files: RemoteFiles) -> None:
+        for low in range(0, len(value) - size, size + 100):
+            assert await files.read(url, low, size, low, low + size) == value[low : low + size]
+        assert files.stats()["prefetch"]["used"] > 3
+
+    using(check)
+    assert faulty.gets() < 20
+    faulty.requests.clear()
+
+    async def anywhere(files: RemoteFiles) -> None:
+        for number in random.Random(1).sample(range(400), 50):
+            low = number * size
+            assert await files.read(url, low, size, low, low + size) == value[low : low + size]
+
+    using(anywhere)
+    assert faulty.gets() == 50
+
+
+def test_neighbours_that_are_fetched_ahead_are_one_request(faulty: Faulty) -> None:
+    value = os.urandom(1 << 20)
+    url = faulty.put("/v", value)
+    wanted = [(url, low, low + 1000) for low in random.Random(1).sample(range(0, 600_000, 1000), 600)]
+
+    async def check(files: RemoteFiles) -> None:
+        await files.prefetch(wanted)
+        assert faulty.gets() == 1
+        for _, low, high in wanted:
+            assert await files.read(url, low, 1000, low, high) == value[low:high]
+        await files.prefetch(wanted)
+        assert faulty.gets() == 1
+        assert files.stats()["merged"] == 599
+        assert files.stats()["prefetch"]["used"] == 600
+
+    using(check)
+
+
+@pytest.mark.parametrize(
+    ("options", "requests"),
+    [
+        (Options(coalesce_size=10_000), 10),
+        (Options(coalesce_gap=0), 100),
+        (Options(), 1),
+        (Options(host_requests=2, coalesce_gap=0), 100),
+    ],
+)
+def test_the_bounds_of_what_makes_one_request(faulty: Faulty, options: Options, requests: int) -> None:
+    value = os.urandom(200_000)
+    url = faulty.put("/v", value)
+
+    async def check(files: RemoteFiles) -> None:
+        await files.prefetch([(url, low, low + 900) for low in range(0, 100_000, 1000)])
+
+    using(check, options)
+    assert faulty.gets() == requests
+
+
+def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faulty) -> None:
+    value = os.urandom(4 << 20)
+    url = faulty.put("/v", value, "slow")
+    size = 100_000
+
+    async def check(files: RemoteFiles) -> None:
+        async def one(number: int) -> None:
+            low = number * size
+            assert await files.read(url, low, size, low, low + size) == value[low : low + size]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, 0)
+            await trio.to_thread.run_sync(faulty.arrived.wait)
+            nursery.start_soon(files.prefetch, [(url, low, low + size) for low in range(3_000_000, 3_500_000, size)])
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            for number in (3, 1, 4, 2):
+                nursery.start_soon(one, number)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert files.stats()["waiting"] == 9
+            faulty.release()
+
+    using(check, Options(host_requests=1))
+    ranges = [asked for _, _, asked in faulty.requests]
+    assert ranges == ["bytes=0-99999", "bytes=100000-499999", "bytes=3000000-3499999"]
+
+
+def test_a_target_that_changes_is_read_anew_where_that_is_wanted(faulty: Faulty) -> None:
+    url = faulty.put("/v", b"a" * 10_000)
+
+    async def check(files: RemoteFiles) -> None:
+        assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"a" * 100
+        faulty.put("/v", b"b" * 20_000)
+        assert bytes(await files.read(url, 1000, 100, 1000, 2000)) == b"b" * 100
+        assert bytes(await files.read(url, 0, 100, 0, 1000)) == b"b" * 100  # not the kept bytes of before
+
+    using(check, Options(stale="reread"))
+
+
+def test_a_read_has_a_deadline_of_its_own(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, forever=503)
+    with pytest.raises(ReadError, match=r"not read within 0.3 s \(-o read_timeout=\)"):
+        read(url, options=Options(read_timeout=0.3, retries=10_000))
 
 
 def test_a_reader_that_leaves_does_not_fail_another(faulty: Faulty) -> None:

@@ -22,6 +22,7 @@ from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cache import Ahead, BlockCache
 from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.ranges import Ranges
+from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ class Wanted(NamedTuple):
     start: int
     stop: int
     expected: Entry | None = None
+    run: bool = False  # a stretch of many values, whatever they are
+
+    @property
+    def at(self) -> tuple[int, str]:
+        """The target."""
+        return id(self.system), self.path
 
     @property
     def key(self) -> Hashable:
@@ -71,6 +78,8 @@ class Blocks:
         self._pins: OrderedDict[tuple[int, str], _Pin] = OrderedDict()
         self._disk = _open_disk(options)
         self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
+        ahead = min(options.prefetch, self.cache.max_bytes // 4)
+        self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
         self._writes = self._unkept = 0
         self._written = trio.Event()
 
@@ -131,6 +140,12 @@ class Blocks:
         return give
 
     async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
+        if not ahead and wanted.expected is None:
+            covering = self._runs.covering(wanted.at, wanted.start, wanted.stop)
+            self._runs.read(wanted.at, wanted.start, wanted.stop, lambda low, high: self._run(wanted, low, high))
+            found = await self._from_runs(wanted, covering) if covering else None
+            if found is not None:
+                return found
         if self._disk is not None:
             found, old = await trio.to_thread.run_sync(self._from_disk, wanted, limiter=self._readers)
             if old and await self._ask(wanted):
@@ -139,6 +154,23 @@ class Blocks:
                 return found
         return await self._from_server(wanted, ahead)
 
+    def _run(self, wanted: Wanted, low: int, high: int) -> Ahead | None:
+        return self.ahead(wanted._replace(start=low, stop=high, run=True))
+
+    async def _from_runs(self, wanted: Wanted, covering: list[tuple[int, int]]) -> Buffer | None:
+        """The block out of runs that are kept or about to come; None where one of them cannot be had."""
+        found = bytearray()
+        try:
+            for low, high in covering:
+                data = await self.cache.join(wanted._replace(start=low, stop=high, run=True).key)
+                if data is None:
+                    return None
+                found += memoryview(data)[max(wanted.start - low, 0) : wanted.stop - low]
+        except ReadError as exc:
+            log.debug("%s", exc)
+            return None
+        return found
+
     async def _from_server(self, wanted: Wanted, ahead: bool) -> Buffer:
         system, path = wanted.system, wanted.path
         found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
@@ -146,7 +178,7 @@ class Blocks:
         if self._disk is not None and not found.part:
             if found.tag is None and wanted.expected is None:
                 await self._ask(wanted)  # such a server tells versions only when it is asked
-            self._write(self._disk, wanted, found)
+            self._write(self._disk, wanted, found, wanted.run)
         return found.data
 
     def _check(self, wanted: Wanted, found: Fetched) -> None:
@@ -156,7 +188,7 @@ class Blocks:
             if _differs((expected.tag, expected.size), found):
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
             return
-        at = id(wanted.system), wanted.path
+        at = wanted.at
         pin = self._pins.get(at)
         if pin is not None and _differs((pin.tag, pin.size), found):
             if pin.certain and self._options.stale == "error":
@@ -188,7 +220,7 @@ class Blocks:
     def _from_disk(self, wanted: Wanted) -> tuple[Buffer | None, bool]:
         """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago)."""
         assert self._disk is not None
-        at, target = (id(wanted.system), wanted.path), _target(wanted)
+        at, target = wanted.at, _target(wanted)
         pin, version = None, _version_of(wanted.expected) if wanted.expected is not None else None
         if wanted.expected is None:
             pin = self._pins.get(at)
@@ -216,7 +248,7 @@ class Blocks:
         version = _version_of(entry)
         if version is None or self._disk is None:
             return False
-        self._pin((id(system), path), _Pin(version.tag, version.size))
+        self._pin(wanted.at, _Pin(version.tag, version.size))
         await trio.to_thread.run_sync(self._disk.remember, _target(wanted), version, limiter=self._writers)
         return True
 
@@ -230,8 +262,8 @@ class Blocks:
         if wanted.expected is not None:
             version = _version_of(wanted.expected)
         else:
-            pin = self._pins.get((id(wanted.system), wanted.path))
-            version = _version(found.tag, found.total) or (pin and _version(pin.tag, pin.size))
+            pin = self._pins.get(wanted.at)
+            version = _version(found.tag, found.total) or (None if pin is None else _version(pin.tag, pin.size))
         size = len(found.data)
         if version is None or not size:
             return

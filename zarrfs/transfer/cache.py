@@ -99,25 +99,24 @@ class BlockCache(Generic[V]):
             flight = self._start(key, size, fetch)
         else:
             self._joins += 1
-            self._use(key)
-        flight.waiters += 1
-        try:
-            await flight.done.wait()
-        finally:
-            self._leave(key, flight)
-        if flight.error is not None:
-            raise flight.error.with_traceback(None)
-        assert flight.block is not None
-        return flight.block
+        return await self._land(key, flight)
+
+    async def join(self, key: Hashable) -> V | None:
+        """The block `key` if it is kept or about to come, else None; never fetches. Raises what its fetch raises."""
+        block = self.peek(key)
+        flight = self._flights.get(key)
+        if block is not None or flight is None:
+            return block
+        return await self._land(key, flight)
 
     def ahead(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> Ahead | None:
         """Fetch the block `key` before anybody asks; None where it is there, about to come, or there is no room.
 
         What was fetched ahead and not asked for so far takes up to half of the bytes.
         """
-        if self.has(key) or self._unused_bytes + size > self.max_bytes // 2:
+        if self.has(key) or self._unused_bytes + size > self.max_bytes // 2 or not self.reserve(size):
             return None
-        flight = self._start(key, size, fetch)
+        flight = self._start(key, size, fetch, reserved=True)
         flight.waiters += 1
         self._unused[key] = size
         self._unused_bytes += size
@@ -162,31 +161,46 @@ class BlockCache(Generic[V]):
 
     # -- flights
 
-    def _start(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> _Flight[V]:
+    def _start(
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
+    ) -> _Flight[V]:
         flight = self._flights[key] = _Flight[V]()
-        trio.lowlevel.spawn_system_task(self._fly, key, size, fetch, flight)
+        trio.lowlevel.spawn_system_task(self._fly, key, size, fetch, flight, reserved)
         return flight
 
     async def _fly(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V]
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V], reserved: bool
     ) -> None:
         with flight.scope:
             try:
-                while self._expected and self._expected + size > self.max_bytes:
+                while not reserved and self._expected and self._expected + size > self.max_bytes:
                     await self._room.park()
-                self._expected += size
-                self._evict()
+                if not reserved:
+                    self._expected += size
+                    self._evict()
                 try:
                     block = flight.block = await fetch()
                 finally:
-                    self._expected -= size
-                    self._room.unpark_all()
+                    self.release(size)
                 self._keep(key, block)
             except Exception as exc:
                 flight.error = exc
                 self._waste(key)
             flight.done.set()
         self._take_off(key, flight)
+
+    async def _land(self, key: Hashable, flight: _Flight[V]) -> V:
+        """What a flight brings."""
+        self._use(key)
+        flight.waiters += 1
+        try:
+            await flight.done.wait()
+        finally:
+            self._leave(key, flight)
+        if flight.error is not None:
+            raise flight.error.with_traceback(None)
+        assert flight.block is not None
+        return flight.block
 
     def _leave(self, key: Hashable, flight: _Flight[V]) -> None:
         """One who waited for a flight does so no more."""

@@ -236,10 +236,10 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
     """The error that an HTTP status stands for."""
     where, what = without_secrets(url), f"HTTP status {status} {reason}".rstrip()
     if status in (404, 410):
-        raise TargetMissing(where, what)
+        raise TargetMissing(where, what, status)
     if status in (401, 403, 407):
-        raise AccessDenied(where, what)
+        raise AccessDenied(where, what, status)
     if status >= 500 or status in _BUSY:
         after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdigit() else 0.0
         raise Transient(what, after)
-    raise ReadError(where, what)
+    raise ReadError(where, what, status)

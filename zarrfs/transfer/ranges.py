@@ -162,7 +162,7 @@ class Ranges:
             trio.lowlevel.spawn_system_task(self._fly, host, request, size)
 
     def _neighbours(self, host: _Host, first: _Want) -> list[_Want]:
-        """`first` and the wants that go with it, by their place in the target."""
+        """`first` and the wants that go with it, by their place in the target; if nobody waits, from there on."""
         if first.request is not None or len(host.waiting) + len(host.waiting_ahead) == 1:
             return [first]
         beside = [
@@ -170,6 +170,8 @@ class Ranges:
             if want.path == first.path and want.system is first.system and want.request is None
         ]  # fmt: skip
         beside.sort(key=lambda want: (want.start, want.stop))
+        if first.ahead:
+            first = beside[0]
         most = self._options.coalesce_size
         if host.flying + len(beside) <= self._options.host_requests:
             most = min(most, _SMALL)  # nobody has to wait: many requests are faster than one
@@ -191,13 +193,12 @@ class Ranges:
     # -- requests
 
     async def _fly(self, host: _Host, request: _Request, size: int) -> None:
-        wants = list(request.wants)
-        first = wants[0]
+        wants = list(request.wants)  # none: all have left before this was begun
         with request.scope:
             try:
-                if first.request is not None:
-                    first.found = await self._attempts(host, first, first.request)
-                else:
+                if wants and wants[0].request is not None:
+                    wants[0].found = await self._attempts(host, wants[0], wants[0].request)
+                elif wants:
                     await self._fetch(host, wants)
             except Exception as exc:
                 for want in wants:
