@@ -1,0 +1,34 @@
+"""Ranges: requests whose readers come and go."""
+
+from __future__ import annotations
+
+import trio
+import trio.testing
+
+from tests.servers import Faulty, faulty
+from zarrfs.options import Options
+from zarrfs.transfer.ranges import Ranges
+from zarrfs.transfer.remote import RemoteFiles
+
+__all__ = ["faulty"]
+
+
+def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None:
+    """Between a want and its request is a turn of the loop, in which all who want it may be cancelled."""
+    url = faulty.put("/left.bin", bytes(range(100)))
+
+    async def main() -> None:
+        files = RemoteFiles(Options())
+        system, path = await files.find(url)
+        ranges = Ranges(Options())
+        for ahead in False, True:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await ranges.fetch(system, path, 0, 10, ahead)
+            assert scope.cancelled_caught
+            await trio.testing.wait_all_tasks_blocked()
+        assert ranges.stats()["in_flight"] == ranges.stats()["in_flight_bytes"] == ranges.stats()["requests"] == 0
+        assert bytes((await ranges.fetch(system, path, 10, 20)).data) == bytes(range(10, 20))
+        await files.aclose()
+
+    trio.run(main)
