@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import json
@@ -10,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -32,7 +33,19 @@ from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD, Pusher
 from zarrfs.options import Options
-from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, Store, check_key, join_key, split_key
+from zarrfs.store.api import (
+    Buffer,
+    DescriptorStore,
+    Info,
+    Kind,
+    PrefetchStore,
+    Store,
+    check_key,
+    join_key,
+    split_key,
+)
+from zarrfs.store.readahead import KeyReadAhead
+from zarrfs.store.recording import Recorder
 from zarrfs.transfer.local import read_file
 
 P = ParamSpec("P")
@@ -66,12 +79,14 @@ def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutin
     return wrapped
 
 
-class OpenFile(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class OpenFile:
     """An open file."""
 
     key: str
     inode: int
     descriptor: int | None  # of a value that is a file: held, so that it stays one version
+    begun: bool = False  # some of it was read
 
 
 class Operations(pyfuse3.Operations):
@@ -108,6 +123,9 @@ class Operations(pyfuse3.Operations):
         )
         self.background: trio.Nursery | None = None  # for work that no request waits for
         self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
+        self.recorder: Recorder | None = None  # set where what is read is to be noted
+        self._ahead = KeyReadAhead(store, options.prefetch)
+        self._prefetching = store if isinstance(store, PrefetchStore) else None
         self._descriptors = store if isinstance(store, DescriptorStore) else None
         self._versions: dict[int, tuple[int, ...]] = {}  # of the pages that the kernel may have, by inode
         self._files: dict[int, OpenFile] = {}
@@ -140,7 +158,8 @@ class Operations(pyfuse3.Operations):
     def stats(self) -> dict[str, Any]:
         """What `zarrfs stats` shows: counters of requests, and those of the store."""
         of_store: Callable[[], dict[str, Any]] = getattr(self.store, "stats", dict)  # where a store counts
-        return {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters, **of_store()}
+        own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
+        return {**own, "read_ahead": self._ahead.stats(), **of_store()}
 
     # -- names and attributes
 
@@ -253,6 +272,9 @@ class Operations(pyfuse3.Operations):
         """[off, off + size) of a file, cut at its end."""
         file = self._files[fh]
         data: Buffer
+        if not file.begun:
+            file.begun = True
+            await self._begin(file.key)
         try:
             if file.descriptor is not None:
                 data = await read_file(file.descriptor, off, size)
@@ -264,6 +286,8 @@ class Operations(pyfuse3.Operations):
             info = await self.store.info(file.key)
             if size < (info.size or 0) <= PUSHED:
                 await self.pusher.rest(file.key, file.inode, size, info.size or 0)
+        if self.recorder is not None:
+            self.recorder.read(file.key, off, off + len(data))
         self.counters["read"] += 1
         self.counters["bytes"] += len(data)
         return cast(bytes, data)  # pyfuse3 takes any buffer
@@ -341,6 +365,13 @@ class Operations(pyfuse3.Operations):
         return descriptor, (
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
         )  # fmt: skip
+
+    async def _begin(self, key: str) -> None:
+        """The first read of a file: what is read next may be fetched ahead."""
+        if self.background is not None and self._prefetching is not None and self._prefetching.remote:
+            info = await self.store.info(key, sized=False)
+            if self._ahead.opened(key, info.size or 0):
+                self.background.start_soon(self._ahead.advance)
 
     def _held(self, inode: int) -> Info:
         """The attributes of a file that has lost its name, from a descriptor of it; NotFound without one."""

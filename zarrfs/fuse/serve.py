@@ -22,6 +22,7 @@ from zarrfs.sources import Plan, open_plan
 from zarrfs.sources.parquet import ParquetStore
 from zarrfs.store.api import Store
 from zarrfs.store.index import IndexStore
+from zarrfs.store.recording import Record, Recorder, records_to_warm, warm_mount
 
 log = logging.getLogger("zarrfs")
 
@@ -38,8 +39,10 @@ def serve(
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
     store = open_plan(plan, options)
+    records = records_to_warm(options)
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind}
     operations = Operations(store, options, about, lambda: _announce(options, ready))
+    operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
     with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
         try:
             pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel))
@@ -51,7 +54,7 @@ def serve(
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
     try:
-        trio.run(_main, operations, store, mountpoint, options)
+        trio.run(_main, operations, store, mountpoint, options, records)
     finally:
         pyfuse3.close(unmount=False)
 
@@ -92,17 +95,25 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
     ready()
 
 
-async def _main(operations: Operations, store: Store, mountpoint: str, options: Options) -> None:
+async def _main(
+    operations: Operations, store: Store, mountpoint: str, options: Options, records: Iterator[Record] | None
+) -> None:
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_signals, operations, mountpoint, options)
             nursery.start_soon(_widen, operations, mountpoint, options)
             operations.background = nursery
+            if operations.recorder is not None:
+                nursery.start_soon(operations.recorder.run)
+            if records is not None and options.warm is not None:
+                nursery.start_soon(warm_mount, store, options.warm, records)
             await pyfuse3.main()
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
             await store.aclose()
+        if operations.recorder is not None:
+            operations.recorder.close()
         _remove_pid_file(options)
 
 
