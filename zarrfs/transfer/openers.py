@@ -20,7 +20,11 @@ from zarrfs.transfer.web import Web
 if TYPE_CHECKING:
     from zarrfs.transfer.remote import RemoteFiles
 
-_EXTRAS = {"s3": "s3fs: pip install zarrfs[s3]", "gcs": "gcsfs: pip install zarrfs[gcs]"}
+_EXTRAS = {
+    "s3": "s3fs: pip install zarrfs[s3]", "gcs": "gcsfs: pip install zarrfs[gcs]",
+    "abfs": "adlfs: pip install zarrfs[azure]", "sftp": "sshfs: pip install zarrfs[sftp]",
+    "ssh": "sshfs: pip install zarrfs[sftp]",
+}  # fmt: skip
 _ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/trust.md)"
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
@@ -37,6 +41,11 @@ class Openers:
         self._http = "obstore" if self._fast else "http"
         if options.client == "obstore" and not self._fast:
             raise ReadError("client=obstore", "needs the package obstore: pip install zarrfs[fast]")
+
+    async def get_ready(self) -> None:
+        """Import what find() and the first request would import."""
+        if self._fast:
+            await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
 
     async def find(self, url: str) -> tuple[System, str]:
         """(system, path in it) of `url`. ReadError for a protocol that is unknown or lacks its package."""
@@ -151,8 +160,10 @@ def _class_of(protocol: str, family: str) -> Any:
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
+    # sshfs hands what it does not know to asyncssh, and has no cache
+    uncached = {} if family in ("sftp", "ssh") else {"use_listings_cache": False}
     try:
-        fs = _class_of(protocol, family)(**options, skip_instance_cache=True, use_listings_cache=False)
+        fs = _class_of(protocol, family)(**options, skip_instance_cache=True, **uncached)
     except Exception as exc:
         raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
     if family == "s3":

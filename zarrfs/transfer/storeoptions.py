@@ -93,12 +93,13 @@ def _s3(options: dict[str, Any], name: str) -> Told:
     if options.pop("s3_additional_kwargs", None) not in (None, {}):
         raise Unserved("option s3.s3_additional_kwargs is for fsspec's client")
     style = _addressing(options.pop("config_kwargs", None) or {})
-    _check_environment("AWS_", _AWS_HARMLESS)
-    if os.environ.get("REQUESTS_CA_BUNDLE"):
-        raise Unserved("REQUESTS_CA_BUNDLE is set")
     profile = _profile(options.pop("profile", None))
     endpoint = str(options.pop("endpoint_url", None) or os.environ.get("AWS_ENDPOINT_URL_S3")
                    or os.environ.get("AWS_ENDPOINT_URL") or "")  # fmt: skip
+    plain = endpoint.startswith("http:")  # whom to trust is no question then
+    _check_environment("AWS_", _AWS_HARMLESS | ({"AWS_CA_BUNDLE"} if plain else set()))
+    if os.environ.get("REQUESTS_CA_BUNDLE") and not plain:
+        raise Unserved("REQUESTS_CA_BUNDLE is set")
     secure = options.pop("use_ssl", True)
     if secure is not True and not endpoint:
         raise Unserved("option s3.use_ssl is for fsspec's client")
@@ -114,7 +115,7 @@ def _s3(options: dict[str, Any], name: str) -> Told:
     config["virtual_hosted_style_request"] = not endpoint and style != "path" and bool(_BUCKET.fullmatch(name))
     if endpoint:
         config["endpoint"] = _endpoint(endpoint)
-    return Told({**config, "bucket": name}, {"allow_http": endpoint.startswith("http:")})
+    return Told({**config, "bucket": name}, {"allow_http": plain})
 
 
 def _merge_client(options: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -146,6 +146,8 @@ class CoroutineSystem:
         """As System.fetch."""
         if hasattr(self._fs, "_call_s3"):
             return await self._loop.call(self.shown(path), self._fetch_s3, path, start, stop)
+        if self._protocol in ("sftp", "ssh") and stop is not None:
+            return await self._loop.call(self.shown(path), self._fetch_sftp, path, start, stop)
         return Fetched(await self._loop.call(self.shown(path), self._cat, path, start, stop))
 
     async def stat(self, path: str) -> Entry:
@@ -167,7 +169,10 @@ class CoroutineSystem:
 
     def host(self, path: str) -> str:
         """As System.host."""
-        return store_host(self._family, path, identity.endpoint(self._family, self._fs.storage_options))
+        options = self._fs.storage_options
+        if self._family not in BUCKETS:
+            return other_host(self._protocol, options)
+        return store_host(self._family, path, identity.endpoint(self._family, options))
 
     def identity(self, path: str) -> str:
         """As System.identity."""
@@ -184,6 +189,11 @@ class CoroutineSystem:
             _check_size((await self._fs._info(path)).get("size"), start, self._limit, self.shown(path))
         data: bytes = await self._fs._cat_file(path, **({} if whole else {"start": start, "end": stop}))
         return data
+
+    async def _fetch_sftp(self, path: str, start: int, stop: int) -> Fetched:
+        """A range of a file, of which sshfs's own _cat_file would fetch all."""
+        async with self._fs._pool.get() as channel, channel.open(path, "rb") as file:
+            return Fetched(await file.read(stop - start, start))
 
     async def _fetch_s3(self, path: str, start: int, stop: int | None) -> Fetched:
         """GetObject itself, for the ETag and the size that come with the bytes."""
@@ -241,7 +251,7 @@ class ThreadSystem:
 
     def host(self, path: str) -> str:
         """As System.host."""
-        return f"{self._protocol}://{self._fs.storage_options.get('host') or ''}"
+        return other_host(self._protocol, self._fs.storage_options)
 
     def identity(self, path: str) -> str:
         """As System.identity."""
@@ -274,6 +284,12 @@ def web_host(url: str) -> str:
         return urlsplit(url).netloc.rpartition("@")[2].lower()
     except ValueError:
         return ""
+
+
+def other_host(protocol: str, options: Mapping[str, Any]) -> str:
+    """The server of a file system with these options."""
+    port = f":{options['port']}" if options.get("port") else ""
+    return f"{protocol}://{options.get('host') or ''}{port}"
 
 
 def store_host(protocol: str, path: str, endpoint: str) -> str:
@@ -342,7 +358,10 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
         return Transient(f"no answer within {timeout:g} s")
     if isinstance(exc, FileNotFoundError):
         return TargetMissing(where, "not found")
-    if isinstance(exc, PermissionError):
+    kind = type(exc).__name__
+    if kind == "SFTPNoSuchFile":  # of asyncssh
+        return TargetMissing(where, "not found")
+    if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
         return AccessDenied(where, _reason(exc))
     status = getattr(exc, "status", None) or getattr(exc, "code", None)
     if isinstance(status, int) and 400 <= status < 600:
@@ -350,7 +369,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
             http.raise_for_status(status, where, _reason(exc))
         except (ReadError, Transient) as found:
             return found
-    if "Credentials" in type(exc).__name__:
+    if "Credentials" in kind:
         return AccessDenied(where, _reason(exc))
     if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
         return ReadError(where, _reason(exc))
@@ -359,7 +378,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
 
 
-_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "azure")
+_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "azure", "asyncssh", "paramiko")
 
 
 def _reason(exc: BaseException) -> str:

@@ -1,0 +1,274 @@
+"""What is read through fsspec's clients and through obstore: the same bytes, tags and names, by the right one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.servers import GCS, S3, Faulty, Sftp
+from zarrfs.errors import ReadError, TargetMissing
+from zarrfs.options import parse
+from zarrfs.transfer.answers import Entry, Fetched
+from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.transfer.systems import System
+
+VALUE = bytes(range(256)) * 40
+
+
+def with_system(options: list[str], url: str, function: Callable[[System, str], Any]) -> Any:
+    """What `function` gives of the system and the path of `url`."""
+
+    async def main() -> Any:
+        files = RemoteFiles(parse(["retries=0", *options]).options)
+        try:
+            return await function(*await files.find(url))
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
+
+
+def fetch(options: list[str], url: str, start: int, stop: int) -> Fetched:
+    found = with_system(options, url, lambda system, path: system.fetch(path, start, stop))
+    assert isinstance(found, Fetched)
+    return found._replace(data=bytes(found.data))
+
+
+def told(family: str, options: dict[str, object]) -> list[str]:
+    return [f"storage_options={json.dumps({family: options})}"]
+
+
+def names(options: list[str], url: str) -> tuple[str, str, str]:
+    async def of(system: System, path: str) -> tuple[str, str, str]:
+        return system.host(path), system.identity(path), system.shown(path)
+
+    found: tuple[str, str, str] = with_system(options, url, of)
+    return found
+
+
+# -- S3
+
+
+@pytest.fixture
+def on_s3(s3: S3) -> tuple[list[str], str]:
+    """(options, the URL of VALUE)"""
+    s3.client.put_object(Bucket=s3.bucket, Key="clients/a key%20+ä", Body=VALUE)
+    return told("s3", s3.options), f"s3://{s3.bucket}/clients/a key%20+ä"
+
+
+def test_s3_is_the_same_with_either_client(on_s3: tuple[list[str], str]) -> None:
+    options, url = on_s3
+    one, other = (fetch([*options, f"client={client}"], url, 100, 300) for client in ("fsspec", "obstore"))
+    assert one == other
+    assert other.data == VALUE[100:300]
+    assert other.total == len(VALUE)
+    assert other.tag
+    one_name, other_name = (names([*options, f"client={client}"], url) for client in ("fsspec", "obstore"))
+    assert one_name == other_name
+
+
+def test_sizes_and_listings_of_s3_are_the_same(on_s3: tuple[list[str], str]) -> None:
+    options, url = on_s3
+
+    async def look(system: System, path: str) -> tuple[Entry, Entry, list[Entry] | None]:
+        above = path.rpartition("/")[0]
+        return await system.stat(path), await system.stat(above), await system.listing(above)
+
+    one, other = (with_system([*options, f"client={client}"], url, look) for client in ("fsspec", "obstore"))
+    assert one == other
+    assert other[0].size == len(VALUE)
+    assert other[1].directory
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_failures_of_s3(client: str, on_s3: tuple[list[str], str]) -> None:
+    options, url = on_s3
+    with pytest.raises(TargetMissing):
+        fetch([*options, f"client={client}"], url + "x", 0, 10)
+    if client == "obstore":
+        beyond = fetch([*options, "client=obstore"], url, len(VALUE) + 5, len(VALUE) + 9)
+        assert (beyond.data, beyond.total) == (b"", len(VALUE))
+
+
+def test_s3_is_obstores_where_it_is_told_all(on_s3: tuple[list[str], str]) -> None:
+    assert loaded([*on_s3[0]], on_s3[1]) == {"obstore"}
+
+
+def test_s3_is_fsspecs_where_an_option_is_for_it(on_s3: tuple[list[str], str]) -> None:
+    odd = [*on_s3[0], "s3.s3_additional_kwargs={\"x\": 1}"]
+    with pytest.raises(ReadError, match=r"obstore cannot serve it: option s3\.s3_additional_kwargs"):
+        fetch([*odd, "client=obstore"], on_s3[1], 0, 10)
+    assert "obstore" not in str(fetch([*on_s3[0], "s3.version_aware=true"], on_s3[1], 0, 10))
+
+
+def test_keys_of_the_environment(s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    assert fetch(["client=obstore"], on_s3[1], 0, 10).data == VALUE[:10]
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")  # of obstore's alone
+    with pytest.raises(ReadError, match="AWS_SKIP_SIGNATURE is set"):
+        fetch(["client=obstore"], on_s3[1], 0, 10)
+
+
+def test_the_file_of_credentials(
+    s3: S3, on_s3: tuple[list[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    file.write_text("[other]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    options = told("s3", {"endpoint_url": s3.endpoint, "profile": "other"})
+    assert fetch([*options, "client=obstore"], on_s3[1], 0, 10).data == VALUE[:10]
+    file.write_text(file.read_text() + "endpoint_url = http://127.0.0.1:1\n")
+    with pytest.raises(ReadError, match="profile other has endpoint_url"):
+        fetch([*options, "client=obstore"], on_s3[1], 0, 10)
+    with pytest.raises(ReadError, match="no keys are written down"):
+        fetch([*told("s3", {"endpoint_url": s3.endpoint}), "client=obstore"], on_s3[1], 0, 10)
+
+
+# -- Google Cloud Storage
+
+
+def test_gcs_is_the_same_with_either_client(gcs: GCS) -> None:
+    gcs.put("clients%2Fk", VALUE)
+    options, url = told("gcs", gcs.options), f"gs://{gcs.bucket}/clients/k"
+    one, other = (fetch([*options, f"client={client}"], url, 100, 300) for client in ("fsspec", "obstore"))
+    assert one.data == other.data == VALUE[100:300]
+    assert other.total == len(VALUE)
+    assert names([*options, "client=fsspec"], url) == names([*options, "client=obstore"], url)
+    # tags of sizes and of listings are those of bytes, or none
+    found: Entry = with_system([*options, "client=obstore"], url, lambda system, path: system.stat(path))
+    assert (found.size, found.tag) == (len(VALUE), other.tag)
+    listing = with_system(options, url, lambda system, path: system.listing(path.rpartition("/")[0]))
+    assert [(entry.name, entry.size, entry.tag) for entry in listing] == [("k", len(VALUE), None)]
+    assert loaded(options, url) == {"obstore"}
+
+
+# -- SFTP
+
+
+def test_sftp(sftp: Sftp) -> None:
+    (sftp.root / "k").write_bytes(VALUE)
+    options = ["allow=sftp", *told("sftp", sftp.options)]
+    assert fetch(options, f"{sftp.url}/k", 100, 300).data == VALUE[100:300]
+    with pytest.raises(TargetMissing):
+        fetch(options, f"{sftp.url}/none", 0, 10)
+    host, name, _ = names(options, f"{sftp.url}/k")
+    assert host == sftp.url
+    assert "secret" not in name
+
+
+# -- which is loaded
+
+_SCRIPT = """
+import json, sys, trio
+from zarrfs.options import parse
+from zarrfs.transfer.remote import RemoteFiles
+
+async def main():
+    files = RemoteFiles(parse(json.loads(sys.argv[1])).options)
+    data = bytes(await files.read(sys.argv[2], 3, 8, 0, 100))
+    await files.aclose()
+    assert data == bytes(range(256))[3:11], data
+
+trio.run(main)
+print(json.dumps([name for name in ("obstore", "aiohttp", "s3fs", "gcsfs", "botocore") if name in sys.modules]))
+"""
+
+
+def loaded(options: list[str], url: str) -> set[str]:
+    """The clients that a process has which reads a range of `url`."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps(options), url], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_of_http_only_obstore_is_loaded_where_it_serves(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE)
+    assert loaded([], url) == {"obstore"}
+    assert loaded(["client=fsspec"], url) == {"aiohttp"}
+    assert "aiohttp" in loaded([], faulty.put("/v?q", VALUE))
+    assert loaded(['http.headers={"A": "b"}'], faulty.put("/v", VALUE)) == {"aiohttp"}
+
+
+# -- HTTP
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "path", "reason"),
+    [
+        (['http.headers={"A": "b"}'], {}, "/v", "options of http"),
+        (["https://other.org.headers={}"], {}, "/v", "options of http"),
+        ([], {"HTTP_PROXY": "http://127.0.0.1:1"}, "/v", "HTTP_PROXY is set"),
+        ([], {"https_proxy": "http://127.0.0.1:1"}, "/v", "https_proxy is set"),
+        *(([], {}, path, "a URL with a query") for path in ("/v?q", "/a//v", "/a/../v", "/%76", "/v#f", "/a b", "/v/")),
+    ],
+)
+def test_obstore_says_why_it_cannot(
+    options: list[str], variables: dict[str, str], path: str, reason: str, faulty: Faulty,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    url = faulty.put(path, VALUE)
+    with pytest.raises(ReadError, match=f"obstore cannot serve it: {reason}"):
+        fetch([*options, "client=obstore"], url, 0, 10)
+    assert not faulty.requests
+
+
+def test_configuration_files_of_fsspec_are_for_its_client(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec.config
+
+    monkeypatch.setitem(fsspec.config.conf, "https", {"headers": {"A": "b"}})
+    with pytest.raises(ReadError, match="obstore cannot serve it: options of http"):
+        fetch(["client=obstore"], faulty.put("/v", VALUE), 0, 10)
+
+
+def test_without_obstore_its_client_is_an_error(monkeypatch: pytest.MonkeyPatch, faulty: Faulty) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    url = faulty.put("/v", VALUE)
+    with pytest.raises(ReadError, match=r"needs the package obstore: pip install zarrfs\[fast\]"):
+        fetch(["client=obstore"], url, 0, 10)
+    assert fetch([], url, 0, 10).data == VALUE[:10]
+
+
+@pytest.mark.parametrize("fault", ["whole", "short", "elsewhere", "unranged", "gzip", "endless", 403, 416])
+def test_what_obstore_refuses_is_asked_for_by_the_other(fault: object, faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, fault)  # once
+    if fault in ("whole", "endless"):
+        faulty.put("/v", VALUE, forever="whole")
+    assert fetch([], url, 5, 15).data == VALUE[5:15]
+    faulty.put("/v", VALUE, forever=fault)
+    with pytest.raises(ReadError):
+        fetch(["client=obstore"], url, 5, 15)
+
+
+def test_who_ignores_ranges_is_remembered(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, forever="whole")
+
+    async def thrice(system: System, path: str) -> list[bytes]:
+        return [bytes((await system.fetch(path, start, start + 5)).data) for start in (0, 7, 9)]
+
+    assert with_system([], url, thrice) == [VALUE[start : start + 5] for start in (0, 7, 9)]
+    assert faulty.gets() == 4
+
+
+def test_a_body_that_does_not_end_takes_no_memory(faulty: Faulty) -> None:
+    url = faulty.put("/v", VALUE, forever="long")
+    assert fetch(["client=obstore"], url, 5, 15).data == VALUE[5:15]
+
+
+def test_tags_are_the_same_whichever_client_reads(faulty: Faulty) -> None:
+    read = functools.partial(fetch, url=faulty.put("/v", VALUE), start=5, stop=15)
+    one, other = (read([f"client={client}"]) for client in ("fsspec", "obstore"))
+    assert one[:3] == other[:3]
