@@ -20,7 +20,7 @@ from zarrfs.fuse.operations import Operations
 from zarrfs.options import Options
 from zarrfs.sources import Plan, open_plan
 from zarrfs.sources.parquet import ParquetStore
-from zarrfs.store.api import Store
+from zarrfs.store.api import PrefetchStore, Store
 from zarrfs.store.index import IndexStore
 from zarrfs.store.recording import Record, Recorder, records_to_warm, warm_mount
 
@@ -103,6 +103,8 @@ async def _main(
             await nursery.start(_signals, operations, mountpoint, options)
             nursery.start_soon(_widen, operations, mountpoint, options)
             operations.background = nursery
+            if isinstance(store, PrefetchStore):
+                nursery.start_soon(store.get_ready)
             if operations.recorder is not None:
                 nursery.start_soon(operations.recorder.run)
             if records is not None and options.warm is not None:

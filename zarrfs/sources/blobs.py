@@ -119,6 +119,9 @@ class BlobReader:
 
     remote = False
 
+    async def get_ready(self, url: str) -> None:
+        """As TargetReader.get_ready: there is nothing to do."""
+
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """As TargetReader.prefetch: blobs are local files, which the page cache has."""
 

@@ -195,6 +195,9 @@ class ParquetStore:
         """As PrefetchStore.remote."""
         return self._targets.remote
 
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready: where targets are only record files tell."""
+
     async def prefetch(self, keys: Sequence[str]) -> None:
         """As PrefetchStore.prefetch."""
         wanted, opened = [], await self.opened()

@@ -125,6 +125,10 @@ class UnlistedStore:
 
     remote = True
 
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready."""
+        await self._store.get_ready()
+
     async def prefetch(self, keys: Sequence[str]) -> None:
         """As PrefetchStore.prefetch."""
         await self._store.prefetch(keys)

@@ -124,6 +124,10 @@ class PrefetchStore(Store, Protocol):
         """Whether values came over a network so far: else nothing is to be gained."""
         ...
 
+    async def get_ready(self) -> None:
+        """Import and start what the first read over a network takes, if there are such values; asks no server."""
+        ...
+
     async def prefetch(self, keys: Sequence[str]) -> None:
         """Bring values into the cache, of large ones the beginning; neighbours in one request.
 

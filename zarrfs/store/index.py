@@ -134,6 +134,11 @@ class IndexStore:
         """As PrefetchStore.remote."""
         return self._targets.remote
 
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready; the first target stands for all."""
+        for (url,) in self._db.execute("SELECT url FROM target LIMIT 1").fetchall():
+            await self._targets.get_ready(url)
+
     async def prefetch(self, keys: Sequence[str]) -> None:
         """As PrefetchStore.prefetch."""
         rows = []

@@ -104,6 +104,11 @@ class FsspecStore:
 
     remote = True
 
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready."""
+        with contextlib.suppress(ReadError):
+            await self.files.get_ready(self._url)
+
     async def prefetch(self, keys: Sequence[str]) -> None:
         """As PrefetchStore.prefetch."""
         wanted = []

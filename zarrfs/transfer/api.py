@@ -26,6 +26,10 @@ class TargetReader(Protocol):
         """Whether bytes came over a network so far."""
         ...
 
+    async def get_ready(self, url: str) -> None:
+        """Import and start what it takes to read `url`, if that is not local; asks no server."""
+        ...
+
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """Bring the beginnings of values (url, low, high) into the cache; errors are left to who reads them.
 

@@ -13,6 +13,13 @@ import trio
 T = TypeVar("T")
 
 
+def start() -> None:
+    """Import and start fsspec's loop, which the first call() would do otherwise."""
+    from fsspec.asyn import get_loop
+
+    get_loop()
+
+
 async def call(function: Callable[..., Awaitable[T]], *args: Any, timeout: float | None = None) -> T:
     """Await `function(*args)` on fsspec's loop, which runs in a thread of its own; gives what it gives.
 

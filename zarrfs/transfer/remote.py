@@ -11,9 +11,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import trio
+
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.options import Options
-from zarrfs.transfer import openers
+from zarrfs.transfer import bridge, openers, urls
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.blocks import Blocks, Wanted
@@ -75,6 +77,13 @@ class RemoteFiles:
             if len(self._found) > _FOUND:
                 self._found.popitem(last=False)
         return found
+
+    async def get_ready(self, url: str) -> None:
+        """As TargetReader.get_ready."""
+        if len(urls.protocols(url)) == 1:
+            await trio.to_thread.run_sync(bridge.start)
+            await self._openers.get_ready()
+            await self.find(url)
 
     def below(self) -> RemoteFiles:
         """A RemoteFiles for the bytes of archives, with a quarter of the memory.

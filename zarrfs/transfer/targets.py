@@ -8,6 +8,7 @@ could name any file of whoever mounts it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -65,6 +66,13 @@ class Targets:
     def remote(self) -> bool:
         """As TargetReader.remote."""
         return self._remote is not None
+
+    async def get_ready(self, url: str) -> None:
+        """As TargetReader.get_ready."""
+        with contextlib.suppress(ReadError):
+            path, remote = self._absolute(url)
+            if path is None:
+                await self._remotely().get_ready(remote)
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """As TargetReader.prefetch; local targets are the page cache's business."""
