@@ -142,17 +142,16 @@ def test_a_directory_with_content_in_place_of_a_block(tmp_path: Path) -> None:
 # -- versions and ranges
 
 
-def test_versions_and_targets_are_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [False, True], ids=["block", "run"])
+def test_versions_and_targets_are_apart(run: bool, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
-    write(cache, T, 0, 1000)
+    write(cache, T, 0, 1000, run=run)
     assert found(cache, T, 0, 1000)
-    for target, version, start, stop in (
-        (T, TWO, 0, 1000), (T, ONE._replace(size=7), 0, 1000), (T + "x", ONE, 0, 1000), (T, ONE, 0, 999),
-        (T, ONE, 1, 1000),
-    ):  # fmt: skip
+    others = [(T, TWO, 0, 1000), (T, ONE._replace(size=7), 0, 1000), (T + "x", ONE, 0, 1000), (T, ONE, 999, 1001)]
+    for target, version, start, stop in others + ([] if run else [(T, ONE, 0, 999), (T, ONE, 1, 1000)]):
         assert cache.read(target, version, start, stop) is None
     assert cache.stats()["hits"] == 1
-    assert cache.stats()["misses"] == 5
+    assert cache.stats()["misses"] == (4 if run else 6)
 
 
 def test_ranges_within_a_run(tmp_path: Path) -> None:
@@ -390,3 +389,20 @@ def test_a_disk_that_cannot_be_read(
         f"cache_dir={tmp_path}: input/output error; cannot be read"
     ]
     assert found(cache, T, 0, 1000)
+
+
+def test_pieces_of_a_unit_from_many_threads_are_put_together(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), SIZE, 0)
+    for unit in range(10):
+        base, ready = unit * MIB, threading.Barrier(8)
+
+        def work(number: int, base: int = base, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            write(cache, T, base + number * 1000, base + 50_000 + number * 1000, run=True)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found(cache, T, base, base + 57_000)

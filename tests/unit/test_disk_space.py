@@ -128,6 +128,14 @@ def test_small_sizes(size: int, tmp_path: Path) -> None:
     assert size < 500_000 or blocks(tmp_path)
 
 
+def test_directories_count(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), 64 * MIB, 0)
+    for number in range(600):
+        write(cache, T, number, number + 1)
+    cache.close()
+    assert taken(tmp_path) <= usage(tmp_path) <= 1.5 * taken(tmp_path)
+
+
 def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), 8 * MIB, 0)
     write(cache, T, 0, 5 * MIB)
