@@ -33,7 +33,9 @@ def blocks(records: list[Record]) -> list[tuple[str, int]]:
 
 READS = st.lists(
     st.tuples(
-        st.sampled_from(["a", "d/0.1", "d/ü", "d/\udc80", 'q"\n']), st.integers(0, 5 * BLOCK), st.integers(0, 2 * BLOCK)
+        st.sampled_from(["a", "d/0.1", "d/ü", "d/\udc80", 'q"\n']),
+        st.integers(0, 5 * BLOCK),
+        st.integers(0, 2 * BLOCK),
     ),
     max_size=30,
 )
@@ -76,7 +78,7 @@ def test_what_is_noted_is_written_soon(tmp_path: Path) -> None:
             nursery.start_soon(recorder.run)
             recorder.read("a", 0, 1)
             with trio.fail_after(30):
-                while len(path.read_text().splitlines()) < 2:
+                while len(path.read_text().splitlines()) < 2:  # noqa: ASYNC110 - a file tells nobody
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 
@@ -136,7 +138,7 @@ def test_a_first_run_has_no_record_yet(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="option record=.*: no such file or directory"):
+    with pytest.raises(UsageError, match=r"option record=.*: no such file or directory"):
         Recorder(str(tmp_path / "none" / "record"))
 
 

@@ -13,6 +13,7 @@ from zarrfs.store.api import Kind, PrefetchStore, ReferenceStore, Store, split_k
 from zarrfs.store.sequences import (
     REACH,
     DirectoryOrder,
+    Fit,
     Found,
     GridOrder,
     Index,
@@ -163,8 +164,10 @@ class KeyReadAhead:
     def _unexpected(self, place: _Place, name: Pattern | str, index: Index | None) -> None:
         for sequence in list(place.sequences):
             order = sequence.order
-            belongs = index is not None and isinstance(order, GridOrder) and order.follows(index)
-            if belongs is None:  # it goes on elsewhere than predicted
+            fit = Fit.NONE
+            if index is not None and isinstance(order, GridOrder):
+                fit = order.place(index, sequence.late + sequence.strays > 0, len(place.sequences) == 1)
+            if fit is Fit.ELSEWHERE:
                 if sequence.late:  # many readers: some are still there
                     sequence.reached = sequence.made
                 else:
@@ -173,9 +176,11 @@ class KeyReadAhead:
                 sequence.strays = 0
                 self._queue(sequence)
                 return
-            if belongs and sequence.strays < REACH:
-                sequence.strays += 1
+            if fit is Fit.AHEAD and sequence.strays < REACH:
+                sequence.trust = max(sequence.trust, min(sequence.trust + 1, REACH))
                 self._queue(sequence)
+            if fit is not Fit.NONE and sequence.strays < (REACH if sequence.trust else 2 * _FIRST):
+                sequence.strays += 1
                 return
         for sequence in list(place.sequences):
             sequence.strays += 1
@@ -184,6 +189,9 @@ class KeyReadAhead:
         if index is not None and isinstance(name, Pattern):
             run = find_run(place.chunks, index, place.run)
             if run is not None:
+                for sequence in list(place.sequences):
+                    if sequence.strays > sequence.used:  # this is where its reader is
+                        self._drop(sequence)
                 self._start(GridOrder(name, run), place)
                 return
         self._consider(place)
@@ -343,11 +351,14 @@ class KeyReadAhead:
             other = self._expected.get(key)
             if other is None:
                 fresh.append(key)
-            elif other is not sequence and other.used >= sequence.used:
-                self._merge(sequence, other)
-                break
             elif other is not sequence:
-                self._merge(other, sequence)
+                ahead = other.pending[key] >= other.reached  # else it has left that behind
+                if ahead and other.used >= sequence.used:
+                    self._merge(sequence, other)
+                    break
+                del other.pending[key]
+                if ahead:
+                    self._merge(other, sequence)
             sequence.pending[key] = number
             self._expected[key] = sequence
         return fresh

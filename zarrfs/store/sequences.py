@@ -5,6 +5,7 @@ Nothing here knows of reads that are under way or of bytes: an order says which 
 
 from __future__ import annotations
 
+import enum
 import itertools
 import re
 from collections import deque
@@ -80,7 +81,7 @@ def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | Non
             return _directed(recent, run, axis, 1)
     for axis, step in _strides(recent, index):
         run = _run_along(recent, index, axis, step, late)
-        if len(run) > least or (len(run) == least and _is_latest(recent, run)):
+        if (len(run) > least or (len(run) == least and _is_latest(recent, run))) and _is_all(recent, run, axis, step):
             return _directed(recent, run, axis, step)
     return None
 
@@ -116,6 +117,18 @@ def _is_latest(recent: Mapping[Index, int], run: list[Index]) -> bool:
     return max(numbers) - min(numbers) == len(run) - 1 and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
+def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> bool:
+    """Whether no chunk between those of a run was read: else it is many readers that look like a stride."""
+    first, last = run[0], run[-1]
+    return not any(
+        first[axis] < other[axis] < last[axis]
+        and (other[axis] - first[axis]) % step
+        and other[:axis] == first[:axis]
+        and other[axis + 1 :] == first[axis + 1 :]
+        for other in recent
+    )
+
+
 def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> Run | None:
     """A run in the direction in which most of it was read."""
     numbers = [recent[index] for index in run]
@@ -123,6 +136,15 @@ def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: in
     if later >= 0:
         return Run(axis, step, run[0], run[-1])
     return Run(axis, -step, run[-1], run[0])
+
+
+class Fit(enum.Enum):
+    """How a read that was not predicted fits in a sequence."""
+
+    NONE = 0
+    BEHIND = 1  # of many readers, one was late
+    AHEAD = 2  # of what was predicted so far
+    ELSEWHERE = 3  # at the beginning of another line than predicted
 
 
 class GridOrder:
@@ -166,17 +188,18 @@ class GridOrder:
             if end is not None and (at - end) * self._steps[axis] > 0:
                 self._ends[axis] = at
 
-    def follows(self, index: Index) -> bool | None:
-        """Whether a chunk that was not predicted is part of this sequence nevertheless.
+    def place(self, index: Index, jittered: bool, alone: bool) -> Fit:
+        """How a chunk that was read and not predicted fits in; after ELSEWHERE, that is where it goes on.
 
-        None: as the beginning of another line than predicted, which then is where it goes on.
+        `jittered`: many readers take turns, so one of them shows no step from line to line. `alone`: there are no
+        other sequences in this grid, one of which may have read it.
         """
         off = self._distance(index)
         if off is not None and -2 * REACH <= off <= REACH:
             self._note(index)
-            return True
+            return Fit.BEHIND if off < 0 else Fit.AHEAD
         level = max((n for n, axis in enumerate(self._axes) if index[axis] != self._read[axis]), default=0)
-        return None if level and self._carries(index, level) else False
+        return Fit.ELSEWHERE if level and alone and self._carries(index, level, jittered) else Fit.NONE
 
     def _distance(self, index: Index) -> int | None:
         """How many chunks it is from the position to `index`; None for one that is not on the way, or nobody knows."""
@@ -260,11 +283,11 @@ class GridOrder:
                 return
         self.ended = True
 
-    def _carries(self, index: Index, level: int) -> bool:
+    def _carries(self, index: Index, level: int, jittered: bool) -> bool:
         """Take a read for the beginning of the next line, if it can be: so the lines before it end where they did."""
         axis, fast = self._axes[level], self._axes[0]
         step = index[axis] - self._read[axis]
-        if step != self._steps[axis] and (axis in self._learned or abs(step) > REACH):
+        if step != self._steps[axis] and (jittered or axis in self._learned or abs(step) > REACH):
             return False
         if step * self._steps[axis] < 0 and abs(step) > 1:  # rather the beginning of another pass
             return False
