@@ -305,7 +305,8 @@ class _Usage:
         """Set the number."""
         text = b"%020d" % max(0, total)
         os.pwrite(self._fd, b"%s %s\n" % (text, checksum(text)), 0)
-        os.ftruncate(self._fd, 38)
+        if os.fstat(self._fd).st_size != 38:  # a change of size would make fdatasync() wait for the journal
+            os.ftruncate(self._fd, 38)
         self.changed = True
 
 
