@@ -126,14 +126,15 @@ class Faulty:
 
     A fault is a status, or one of: truncate, reset, slow (no answer until release()), whole (Range ignored),
     elsewhere (a Content-Range of other bytes), unranged (206 without Content-Range), short (fewer bytes than
-    asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag), html,
-    endless (the value over and over, without a length).
+    asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag),
+    untagged (without one), html, endless (the value over and over, without a length).
     The last fault of a path given with `forever` never wears off. HEAD is answered without faults unless it
     is asked for under "HEAD path".
     """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.tags: dict[str, str] = {}
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
         self._faults: dict[str, list[object]] = {}
         self._forever: dict[str, object] = {}
@@ -145,9 +146,9 @@ class Faulty:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def put(self, path: str, value: bytes, *faults: object, forever: object = None) -> str:
-        """Serve `value` at `path` with these faults; returns its URL. Forgets earlier requests."""
-        self.values[path] = value
+    def put(self, path: str, value: bytes, *faults: object, forever: object = None, tag: str = "1") -> str:
+        """Serve `value` of version `tag` at `path` with these faults; returns its URL. Forgets earlier requests."""
+        self.values[path], self.tags[path] = value, f'"{tag}"'
         self._faults[path], self._forever[path] = list(faults), forever
         self.requests.clear()
         self._released.clear()
@@ -205,7 +206,7 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
         if isinstance(fault, int) or value is None:
             return self._send(fault if isinstance(fault, int) else 404, b"", {})
         headers = {} if fault == "unsized" else {"Content-Length": str(len(value))}
-        tag = {"changed": '"2"', "weak": 'W/"1"'}.get(str(fault), '"1"')
+        tag = {"changed": '"2"', "weak": 'W/"1"'}.get(str(fault), self.owner.tags[self.path])
         return self._send(200, b"", {"ETag": tag, **headers}, sized=False)
 
     def do_GET(self) -> None:
@@ -220,7 +221,9 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.close_connection = True
             return self.connection.close()
-        headers = {"ETag": '"2"' if fault == "changed" else '"1"'}
+        headers = {"ETag": '"2"' if fault == "changed" else self.owner.tags[self.path]}
+        if fault == "untagged":
+            del headers["ETag"]
         if fault == "endless":
             return self._endless(value)
         if fault == "html":

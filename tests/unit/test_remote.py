@@ -341,7 +341,7 @@ def test_small_values_in_the_order_of_their_offsets_are_fetched_ahead(faulty: Fa
 
     using(check)
     assert faulty.gets() < 20
-    faulty.requests.clear()
+    url = faulty.put("/another", value)
 
     async def anywhere(files: RemoteFiles) -> None:
         for number in random.Random(1).sample(range(400), 50):

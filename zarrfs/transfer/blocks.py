@@ -24,6 +24,7 @@ from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.ranges import Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
+from zarrfs.transfer.tasks import in_background
 
 if TYPE_CHECKING:
     from zarrfs.transfer.disk import DiskCache, Version
@@ -66,6 +67,7 @@ class _Pin:
     tag: str | None
     size: int | None
     certain: bool = True  # no: from the disk, and no byte of it was given away so far
+    noted: bool = False  # on the disk
 
 
 class Blocks:
@@ -176,7 +178,9 @@ class Blocks:
         found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
         self._check(wanted, found)
         if self._disk is not None and not found.part:
-            if found.tag is None and wanted.expected is None:
+            pin = self._pins.get(wanted.at)
+            if found.tag is None and pin is not None and not pin.noted:
+                pin.noted = True
                 await self._ask(wanted)  # such a server tells versions only when it is asked
             self._write(self._disk, wanted, found, wanted.run)
         return found.data
@@ -228,7 +232,7 @@ class Blocks:
                 known = self._disk.version(target, time.time() - self._options.cache_validity)
                 if known is None:
                     return None, self._disk.version(target, 0.0) is not None
-                pin = self._pins.setdefault(at, _Pin(known.tag, known.size, certain=False))
+                pin = self._pins.setdefault(at, _Pin(known.tag, known.size, certain=False, noted=True))
             version = _version(pin.tag, pin.size)
         if version is None:
             return None, False
@@ -248,17 +252,21 @@ class Blocks:
         version = _version_of(entry)
         if version is None or self._disk is None:
             return False
-        self._pin(wanted.at, _Pin(version.tag, version.size))
+        self._pin(wanted.at, _Pin(version.tag, version.size, noted=True))
         await trio.to_thread.run_sync(self._disk.remember, _target(wanted), version, limiter=self._writers)
         return True
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """What was fetched for many small wants goes to the disk as one."""
+        wanted = Wanted(system, path, start, start + len(found.data))
         if self._disk is not None:
-            self._write(self._disk, Wanted(system, path, start, start + len(found.data)), found, run=True)
+            if wanted.at not in self._pins:
+                self._pin(wanted.at, _Pin(found.tag, found.total))
+            self._write(self._disk, wanted, found, run=True)
 
     def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
         """Keep a block on disk, later; not where memory is short or its version unknown."""
+        pin = None
         if wanted.expected is not None:
             version = _version_of(wanted.expected)
         else:
@@ -273,14 +281,22 @@ class Blocks:
         if not self._writes:
             self._written = trio.Event()
         self._writes += 1
-        work = disk, _target(wanted), version, wanted.start, found.data, run
-        trio.lowlevel.spawn_system_task(self._written_later, *work)
+        note = pin is not None and not pin.noted
+        if pin is not None:
+            pin.noted = True
+        work = disk, _target(wanted), version, wanted.start, found.data, run, note
+        in_background(self._written_later, *work)
 
     async def _written_later(
-        self, disk: DiskCache, target: str, version: Version, start: int, data: Buffer, run: bool
+        self, disk: DiskCache, target: str, version: Version, start: int, data: Buffer, run: bool, note: bool
     ) -> None:
+        def work() -> None:
+            disk.write(target, version, start, data, run)
+            if note:
+                disk.remember(target, version)
+
         try:
-            await trio.to_thread.run_sync(disk.write, target, version, start, data, run, limiter=self._writers)
+            await trio.to_thread.run_sync(work, limiter=self._writers)
         finally:
             self.cache.release(len(data))
             self._writes -= 1

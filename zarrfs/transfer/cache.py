@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import trio
 
+from zarrfs.transfer.tasks import in_background
+
 V = TypeVar("V", bound=Sized)
 
 _GHOSTS = 65_536  # keys remembered of blocks that left the queue
@@ -165,7 +167,7 @@ class BlockCache(Generic[V]):
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
     ) -> _Flight[V]:
         flight = self._flights[key] = _Flight[V]()
-        trio.lowlevel.spawn_system_task(self._fly, key, size, fetch, flight, reserved)
+        in_background(self._fly, key, size, fetch, flight, reserved)
         return flight
 
     async def _fly(

@@ -22,6 +22,7 @@ from zarrfs.options import Options
 from zarrfs.transfer.answers import Fetched, Transient
 from zarrfs.transfer.meters import Latency
 from zarrfs.transfer.systems import System
+from zarrfs.transfer.tasks import in_background
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -118,7 +119,7 @@ class Ranges:
             self._send(host)
         elif not host.asked:
             host.asked = True
-            trio.lowlevel.spawn_system_task(self._send_soon, host)
+            in_background(self._send_soon, host)
         try:
             await want.done.wait()
         except BaseException:
@@ -159,7 +160,7 @@ class Ranges:
             size = max(want.stop for want in wants) - min(want.start for want in wants)
             host.flying += 1
             host.flying_bytes += size
-            trio.lowlevel.spawn_system_task(self._fly, host, request, size)
+            in_background(self._fly, host, request, size)
 
     def _neighbours(self, host: _Host, first: _Want) -> list[_Want]:
         """`first` and the wants that go with it, by their place in the target; if nobody waits, from there on."""

@@ -1,13 +1,28 @@
-"""at_once(): one call for each of several things, at the same time."""
+"""Tasks: several calls at the same time, and calls that nobody waits for."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
+log = logging.getLogger("zarrfs.transfer")
+
 T = TypeVar("T")
+
+
+def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
+    """Run `function` in a task of its own. What it raises is logged: otherwise it would end the whole mount."""
+
+    async def guarded() -> None:
+        try:
+            await function(*args)
+        except Exception:
+            log.exception("a task in the background failed")
+
+    trio.lowlevel.spawn_system_task(guarded)
 
 
 async def at_once(function: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:

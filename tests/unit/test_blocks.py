@@ -1,0 +1,124 @@
+"""Blocks: the cache on disk between memory and servers, and which version of a target it is believed to hold."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.servers import Faulty
+from zarrfs.errors import TargetChanged
+from zarrfs.options import Options
+from zarrfs.transfer import ranges
+from zarrfs.transfer.remote import RemoteFiles
+
+VALUE = os.urandom(300_000)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
+
+
+def using(check: Callable[[RemoteFiles], Awaitable[Any]], options: Options) -> Any:
+    async def main() -> Any:
+        files = RemoteFiles(options)
+        try:
+            return await check(files)
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
+
+
+def read(url: str, options: Options, *lows: int, size: int = 10_000) -> list[bytes]:
+    """Values of `size` bytes at `lows`, one after the other, by one RemoteFiles."""
+
+    async def check(files: RemoteFiles) -> list[bytes]:
+        return [bytes(await files.read(url, low, size, low, low + size)) for low in lows]
+
+    found: list[bytes] = using(check, options)
+    return found
+
+
+def test_what_was_fetched_once_is_not_asked_for_again(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    for _ in range(2):
+        assert read(url, options, 50_000, 100_000) == [VALUE[50_000:60_000], VALUE[100_000:110_000]]
+        assert faulty.gets() == 2
+    assert len(faulty.requests) == 2, "no HEAD either: its version was seen a moment ago"
+
+
+def test_a_version_that_was_seen_long_ago_is_asked_for(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path), cache_validity=0.0)
+    read(url, options, 0, 50_000)
+    faulty.put("/v", VALUE)
+    assert read(url, options, 50_000, 0) == [VALUE[50_000:60_000], VALUE[:10_000]]
+    assert [method for method, _, _ in faulty.requests] == ["HEAD"]
+
+    other = os.urandom(len(VALUE))
+    faulty.put("/v", other, tag="2")
+    assert read(url, options, 50_000, 0) == [other[50_000:60_000], other[:10_000]]
+    assert [method for method, _, _ in faulty.requests] == ["HEAD", "GET", "GET"]
+
+
+def test_versions_are_never_mixed(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    read(url, options, 0)
+    faulty.put("/v", bytes(len(VALUE)), tag="2")
+    with pytest.raises(TargetChanged):  # the kept bytes were given away, and the rest is of another version
+        read(url, options, 0, 50_000)
+    assert read(url, options, 50_000, 0) == [bytes(10_000)] * 2, "nothing was given away: the new version it is"
+    assert read(url, options, 0) == [bytes(10_000)]
+
+
+def test_many_small_values_lie_together_on_disk(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    wanted = [(url, low, low + 100) for low in range(0, 200_000, 200)]
+
+    async def check(files: RemoteFiles) -> None:
+        await files.prefetch(wanted)
+        for _, low, high in wanted:
+            assert bytes(await files.read(url, low, 100, low, high)) == VALUE[low:high]
+
+    using(check, options)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) < 10
+    faulty.requests.clear()
+    using(check, options)
+    assert not faulty.requests
+
+
+def test_a_server_that_tells_no_version(faulty: Faulty, tmp_path: Path) -> None:
+    """Without ETag and Last-Modified nobody could tell when bytes on disk are old."""
+    url = faulty.put("/v", VALUE, forever="untagged")
+    faulty.head("/v", forever=405)
+    options = Options(cache_dir=str(tmp_path))
+    for _ in range(2):
+        assert read(url, options, 0, 50_000) == [VALUE[:10_000], VALUE[50_000:60_000]]
+    asked = [range_ for method, _, range_ in faulty.requests if method == "GET" and range_ != "bytes=0-0"]
+    assert asked == ["bytes=0-9999", "bytes=50000-59999"] * 2
+    assert len(faulty.requests) - len(asked) <= 4, "its version is asked for once"
+
+
+def test_nothing_is_kept_where_nothing_is_wanted(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    read(url, Options(cache_dir=str(tmp_path), cache="none"), 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    (tmp_path / "file").write_text("not a directory")
+    options = Options(cache_dir=str(tmp_path / "file"))
+    for _ in range(2):
+        assert read(url, options, 0, 50_000) == [VALUE[:10_000], VALUE[50_000:60_000]]
+    assert faulty.gets() == 4
