@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import clients
 import measures
 import remote
 import sets
@@ -21,8 +22,9 @@ SUITES: dict[str, dict[str, Any]] = {
     "basics": measures.MEASURES,
     "references": sets.MEASURES,
     "remote": remote.MEASURES,
+    "clients": clients.MEASURES,
 }
-NOTES = {"remote": remote.NOTES}
+NOTES = {"remote": remote.NOTES, "clients": clients.NOTES}
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 

@@ -211,7 +211,7 @@ def test_of_http_only_obstore_is_loaded_where_it_serves(faulty: Faulty) -> None:
         (["https://other.org.headers={}"], {}, "/v", "options of http"),
         ([], {"HTTP_PROXY": "http://127.0.0.1:1"}, "/v", "HTTP_PROXY is set"),
         ([], {"https_proxy": "http://127.0.0.1:1"}, "/v", "https_proxy is set"),
-        *(([], {}, path, "a URL with a query") for path in ("/v?q", "/a//v", "/a/../v", "/%76", "/v#f", "/a b", "/v/")),
+        *(([], {}, path, "a URL with a query") for path in ("/v?q", "/a//v", "/a/../v", "/%76", "/v#f", "/a b")),
     ],
 )
 def test_obstore_says_why_it_cannot(
@@ -237,7 +237,7 @@ def test_configuration_files_of_fsspec_are_for_its_client(faulty: Faulty, monkey
 def test_without_obstore_its_client_is_an_error(monkeypatch: pytest.MonkeyPatch, faulty: Faulty) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     url = faulty.put("/v", VALUE)
-    with pytest.raises(ReadError, match=r"needs the package obstore: pip install zarrfs\[fast\]"):
+    with pytest.raises(ReadError, match=r"needs the package obstore, .*: pip install zarrfs\[fast\]"):
         fetch(["client=obstore"], url, 0, 10)
     assert fetch([], url, 0, 10).data == VALUE[:10]
 

@@ -7,13 +7,14 @@ it does not have, and servers whose answers it refuses; these are remembered.
 
 from __future__ import annotations
 
-import asyncio
 import email.utils
+import importlib.metadata
 import importlib.util
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import trio
 
@@ -28,9 +29,12 @@ from zarrfs.transfer.urls import names, without_secrets
 
 log = logging.getLogger("zarrfs.transfer")
 
+T = TypeVar("T")
+
+_VERSION = 0, 12
 _STORES = 64  # servers or buckets that have a client of obstore each; more are fsspec's
 _REFUSALS = 8  # answers of a server that obstore has been served by: so many, and it is fsspec's
-_SETTLE = 0.05  # seconds that obstore's threads take to end a cancelled request
+_SETTLE = 0.1  # seconds after a request until obstore's threads have certainly done with what is Python's
 # What object_store writes into a request as it stands, and yarl, too; no "//", and no "." or ".." between slashes.
 _URL = re.compile(
     r"(https?://(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?)/"
@@ -51,8 +55,11 @@ class Refused(ReadError):
 
 
 def available() -> bool:
-    """Whether obstore is installed."""
-    return importlib.util.find_spec("obstore") is not None
+    """Whether obstore is installed, in a version that repeats nothing by itself when told so."""
+    if importlib.util.find_spec("obstore") is None:
+        return False
+    major, minor, *_ = importlib.metadata.version("obstore").split(".")
+    return (int(major), int(minor)) >= _VERSION
 
 
 class Unconnected(Transient):
@@ -79,7 +86,7 @@ class _Fast:
         self._fallback = fallback
         self._places: dict[str, _Place] = {}
         self._loop = OnLoop(options.request_timeout, hint)
-        self._abandoned = False
+        self._used = 0.0  # when a request ended, on the monotonic clock
         # longer than our own deadline, which tells more; this one ends what was abandoned
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
         self._client = {"timeout": limit, "connect_timeout": limit}
@@ -98,7 +105,7 @@ class _Fast:
 
     async def _try(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched:
         try:
-            found = await self._loop.call(self.shown(path), self._get, place.store, path, key, start, stop)
+            found = await self._call(path, self._get, place.store, path, key, start, stop)
         except Refused as exc:
             refusal: Exception = exc
         except ReadError as exc:
@@ -123,6 +130,12 @@ class _Fast:
             place.store, place.reason = None, str(refusal)
         return found
 
+    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        try:
+            return await self._loop.call(self.shown(path), function, *args)
+        finally:
+            self._used = time.monotonic()
+
     async def _get(self, store: Any, path: str, key: str, start: int, stop: int) -> Fetched:
         """[start, stop) by one request; on asyncio's loop."""
         import obstore
@@ -132,9 +145,6 @@ class _Fast:
             fits = result.range[0] == start and result.range[1] <= stop
             plain = fits and not result.attributes.get("Content-Encoding")
             data = await self._body(result, result.range[1] - start) if plain else b""
-        except asyncio.CancelledError:
-            self._abandoned = True
-            raise
         except Exception as exc:
             if _status(exc) == 416:
                 return await self._beyond(store, path, key, start)
@@ -202,9 +212,10 @@ class _Fast:
     async def aclose(self) -> None:
         """As System.aclose; the fallback is its owner's."""
         self._places.clear()
-        if self._abandoned:  # a thread of obstore's that meets the end of Python ends the process
+        rest = self._used + _SETTLE - time.monotonic()
+        if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process
             with trio.CancelScope(shield=True):
-                await trio.sleep(_SETTLE)
+                await trio.sleep(rest)
 
 
 class FastWeb(_Fast):
@@ -301,7 +312,7 @@ class FastStore(_Fast):
         """As System.stat: of a directory, or what obstore does not find, by fsspec's client."""
         try:
             place, key = self._found(path)
-            return await self._loop.call(self.shown(path), self._head, place.store, path, key)
+            return await self._call(path, self._head, place.store, path, key)
         except (Unserved, ReadError):
             found = await (await self._fallback()).stat(path)
         return self._plain(found)
@@ -311,9 +322,6 @@ class FastStore(_Fast):
 
         try:
             meta = await obstore.head_async(store, key)
-        except asyncio.CancelledError:
-            self._abandoned = True
-            raise
         except Exception as exc:
             raise_for(exc, self.shown(path))
         modified = meta["last_modified"]

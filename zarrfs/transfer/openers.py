@@ -40,7 +40,7 @@ class Openers:
         self._fast = options.client != "fsspec" and obstores.available()
         self._http = "obstore" if self._fast else "http"
         if options.client == "obstore" and not self._fast:
-            raise ReadError("client=obstore", "needs the package obstore: pip install zarrfs[fast]")
+            raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
 
     async def get_ready(self) -> None:
         """Import what find() and the first request would import."""
