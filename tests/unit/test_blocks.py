@@ -45,19 +45,29 @@ def read(url: str, options: Options, *lows: int, size: int = 10_000) -> list[byt
     return found
 
 
+def fill(faulty: Faulty, url: str, options: Options, *lows: int) -> None:
+    """Read values until they are on disk: a disk that is busy keeps nothing."""
+    while True:
+        faulty.requests.clear()
+        read(url, options, *lows)
+        if not faulty.gets():
+            return
+
+
 def test_what_was_fetched_once_is_not_asked_for_again(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path))
-    for _ in range(2):
-        assert read(url, options, 50_000, 100_000) == [VALUE[50_000:60_000], VALUE[100_000:110_000]]
-        assert faulty.gets() == 2
-    assert len(faulty.requests) == 2, "no HEAD either: its version was seen a moment ago"
+    assert read(url, options, 50_000, 100_000) == [VALUE[50_000:60_000], VALUE[100_000:110_000]]
+    assert faulty.gets() == 2
+    fill(faulty, url, options, 50_000, 100_000)
+    assert read(url, options, 50_000, 100_000) == [VALUE[50_000:60_000], VALUE[100_000:110_000]]
+    assert not faulty.requests, "no HEAD either: its version was seen a moment ago"
 
 
 def test_a_version_that_was_seen_long_ago_is_asked_for(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path), cache_validity=0.0)
-    read(url, options, 0, 50_000)
+    fill(faulty, url, options, 0, 50_000)
     faulty.put("/v", VALUE)
     assert read(url, options, 50_000, 0) == [VALUE[50_000:60_000], VALUE[:10_000]]
     assert [method for method, _, _ in faulty.requests] == ["HEAD"]
@@ -71,12 +81,12 @@ def test_a_version_that_was_seen_long_ago_is_asked_for(faulty: Faulty, tmp_path:
 def test_versions_are_never_mixed(faulty: Faulty, tmp_path: Path) -> None:
     url = faulty.put("/v", VALUE)
     options = Options(cache_dir=str(tmp_path))
-    read(url, options, 0)
+    fill(faulty, url, options, 0)
     faulty.put("/v", bytes(len(VALUE)), tag="2")
     with pytest.raises(TargetChanged):  # the kept bytes were given away, and the rest is of another version
         read(url, options, 0, 50_000)
     assert read(url, options, 50_000, 0) == [bytes(10_000)] * 2, "nothing was given away: the new version it is"
-    assert read(url, options, 0) == [bytes(10_000)]
+    assert read(url, options, 0) == [bytes(10_000)], "and that is what the next one takes"
 
 
 def test_many_small_values_lie_together_on_disk(faulty: Faulty, tmp_path: Path) -> None:

@@ -404,11 +404,12 @@ def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faul
             nursery.start_soon(one, 0)
             await trio.to_thread.run_sync(faulty.arrived.wait)
             nursery.start_soon(files.prefetch, [(url, low, low + size) for low in range(3_000_000, 3_500_000, size)])
-            await trio.testing.wait_all_tasks_blocked(0.05)
+            while files.stats()["waiting"] < 5:
+                await trio.sleep(0.01)
             for number in (3, 1, 4, 2):
                 nursery.start_soon(one, number)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            assert files.stats()["waiting"] == 9
+            while files.stats()["waiting"] < 9:
+                await trio.sleep(0.01)
             faulty.release()
 
     using(check, Options(host_requests=1))

@@ -34,7 +34,7 @@ METRICS = (
     Metric("zarrfs_memory_hits_total", (*_CACHE, "hits"), "Blocks that were in memory."),
     Metric("zarrfs_memory_misses_total", (*_CACHE, "misses"), "Blocks that were not in memory."),
     Metric("zarrfs_memory_joins_total", (*_CACHE, "joins"), "Blocks that were on their way already."),
-    Metric("zarrfs_memory_hit_bytes_total", (*_CACHE, "hit_bytes"), "Bytes of blocks that were in memory."),
+    Metric("zarrfs_memory_hit_bytes_total", (*_CACHE, "hit_bytes"), "Bytes read out of blocks that were in memory."),
     Metric("zarrfs_memory_blocks", (*_CACHE, "blocks"), "Blocks in memory."),
     Metric("zarrfs_memory_kept_bytes", (*_CACHE, "kept"), "Bytes of blocks in memory."),
     Metric("zarrfs_memory_expected_bytes", (*_CACHE, "expected"), "Bytes in memory that are set aside for blocks."),

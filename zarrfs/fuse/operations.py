@@ -161,6 +161,10 @@ class Operations(pyfuse3.Operations):
         own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
         return {**own, "read_ahead": self._ahead.stats(), **of_store()}
 
+    async def aclose(self) -> None:
+        """End what goes on in the background."""
+        await self._ahead.aclose()
+
     # -- names and attributes
 
     @handler

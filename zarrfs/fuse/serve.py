@@ -113,6 +113,7 @@ async def _main(
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
+            await operations.aclose()
             await store.aclose()
         if operations.recorder is not None:
             operations.recorder.close()

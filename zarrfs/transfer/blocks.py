@@ -82,14 +82,18 @@ class Blocks:
         self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
-        self._writes = self._unkept = 0
+        self._writes = self._unkept = self._hit_bytes = 0
         self._written = trio.Event()
 
-    async def get(self, wanted: Wanted) -> Buffer:
-        """The block, cut at the end of the target. ReadError and its kinds; TargetChanged for another version."""
+    async def get(self, wanted: Wanted, taken: int) -> Buffer:
+        """The block, cut at the end of the target, of which the caller takes `taken` bytes.
+
+        ReadError and its kinds; TargetChanged for another version.
+        """
         key = wanted.key
         found = self.cache.peek(key)
         if found is not None:
+            self._hit_bytes += taken
             return found
         try:
             with trio.fail_after(self._options.read_timeout):
@@ -122,8 +126,9 @@ class Blocks:
 
     def stats(self) -> dict[str, Any]:
         """Counters."""
+        cache = {**self.cache.stats(), "hit_bytes": self._hit_bytes}
         disk = {} if self._disk is None else {"disk": {**self._disk.stats(), "unkept": self._unkept}}
-        return {**self.ranges.stats(), "cache": self.cache.stats(), **disk, "prefetch": self.cache.ahead_stats()}
+        return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
 
     async def aclose(self) -> None:
         """Wait a little for blocks that are on their way to the disk."""

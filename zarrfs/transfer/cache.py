@@ -65,7 +65,7 @@ class BlockCache(Generic[V]):
         self._unused: dict[Hashable, int] = {}  # bytes of what was fetched ahead, and not asked for so far
         self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
         self._room = trio.lowlevel.ParkingLot()
-        self._hits = self._misses = self._joins = self._hit_bytes = 0
+        self._hits = self._misses = self._joins = 0
         self._ahead = self._used = self._dropped = 0
 
     def peek(self, key: Hashable) -> V | None:
@@ -78,7 +78,6 @@ class BlockCache(Generic[V]):
         else:
             return None
         self._hits += 1
-        self._hit_bytes += len(block)
         if self._unused:
             self._use(key)
         return block
@@ -152,7 +151,7 @@ class BlockCache(Generic[V]):
     def stats(self) -> dict[str, int]:
         """Counters, for the log."""
         return {
-            "hits": self._hits, "misses": self._misses, "joins": self._joins, "hit_bytes": self._hit_bytes,
+            "hits": self._hits, "misses": self._misses, "joins": self._joins,
             "blocks": len(self._once) + len(self._often), "kept": self._kept, "expected": self._expected,
             "limit": self.max_bytes,
         }  # fmt: skip

@@ -108,7 +108,7 @@ class RemoteFiles:
         if length <= 0:
             return b""
         if high - low <= self._part:
-            block = await self.blocks.get(Wanted(system, path, low, high, expected))
+            block = await self.blocks.get(Wanted(system, path, low, high, expected), length)
             return _cut(block, offset - low, length, system, path, low)
         stream = self._streams.read((id(system), path, low), offset, offset + length)
         if offset == low and high - low <= _WINDOW * self._part:
@@ -116,13 +116,13 @@ class RemoteFiles:
         self._fetch_ahead(stream, system, path, low, high, expected)
         wanted = list(self._cover(Wanted(system, path, offset, offset + length, expected), low, high, stream))
         if len(wanted) == 1:
-            block = await self.blocks.get(wanted[0])
+            block = await self.blocks.get(wanted[0], length)
             return _cut(block, offset - wanted[0].start, length, system, path, wanted[0].start)
         buffer = bytearray(length)
 
         async def put(one: Wanted) -> None:
             start, stop = max(offset, one.start), min(offset + length, one.stop)
-            block = await self.blocks.get(one)
+            block = await self.blocks.get(one, stop - start)
             buffer[start - offset : stop - offset] = _cut(
                 block, start - one.start, stop - start, system, path, one.start
             )
