@@ -111,8 +111,9 @@ def rclone(tree: Tree, delay: int) -> Iterator[Place]:
                 time.sleep(0.01)
             yield Place(str(mountpoint), process.pid)
         finally:
-            subprocess.run(["umount" if os.geteuid() == 0 else "fusermount3", *(() if os.geteuid() == 0 else ("-u",)),
-                            mountpoint], check=False)  # fmt: skip
+            if os.path.ismount(mountpoint):
+                unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
+                subprocess.run([*unmount, mountpoint], check=False)
             try:
                 process.communicate(timeout=15)
             except subprocess.TimeoutExpired:
