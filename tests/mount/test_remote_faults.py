@@ -27,7 +27,7 @@ __all__ = ["nginx", "proxy"]
 
 PATIENCE = "request_timeout=1s,read_timeout=20s,retries=6"
 READERS = Path(__file__).with_name("concurrent_readers.py")
-SETTLED = 40  # descriptors: idle connections, of which there are at most host_requests=32
+SETTLED = 40  # idle connections, at most host_requests=32, and idle threads; hundreds of answers are spoilt
 
 
 def settled(root: Path) -> bool:
@@ -69,7 +69,7 @@ def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: Fault
         check_outcomes(outcomes, 5000)
         wait_for(lambda: settled(root))
         assert holdings(root)[0] <= descriptors + SETTLED
-        assert holdings(root)[1] <= threads + 4
+        assert holdings(root)[1] <= threads + SETTLED
         again = read_all(root, whole(small[:500]), 16)
         assert (again.right, again.failed) == (500, {})  # no failure is remembered
 
