@@ -7,6 +7,7 @@ from then on, or with stale=reread the target is read anew. On disk, blocks lie 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections import OrderedDict
@@ -147,10 +148,11 @@ class Blocks:
         return give
 
     async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
-        if not ahead and wanted.expected is None:
-            covering = self._runs.covering(wanted.at, wanted.start, wanted.stop)
-            self._runs.read(wanted.at, wanted.start, wanted.stop, lambda low, high: self._run(wanted, low, high))
-            found = await self._from_runs(wanted, covering) if covering else None
+        in_order = not ahead and wanted.expected is None
+        covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
+        if covering:
+            self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
+            found = await self._from_runs(wanted, covering)
             if found is not None:
                 return found
         if self._disk is not None:
@@ -159,10 +161,15 @@ class Blocks:
                 found, _ = await trio.to_thread.run_sync(self._from_disk, wanted, limiter=self._readers)
             if found is not None:
                 return found
+        if in_order and not covering:
+            self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
         return await self._from_server(wanted, ahead)
 
     def _run(self, wanted: Wanted, low: int, high: int) -> Ahead | None:
-        return self.ahead(wanted._replace(start=low, stop=high, run=True))
+        pin = self._pins.get(wanted.at)
+        if pin is not None and pin.size is not None:
+            high = min(high, pin.size)
+        return self.ahead(wanted._replace(start=low, stop=high, run=True)) if low < high else None
 
     async def _from_runs(self, wanted: Wanted, covering: list[tuple[int, int]]) -> Buffer | None:
         """The block out of runs that are kept or about to come; None where one of them cannot be had."""

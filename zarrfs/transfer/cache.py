@@ -239,7 +239,7 @@ class BlockCache(Generic[V]):
         return block
 
     def _keep(self, key: Hashable, block: V) -> None:
-        if self._flights.get(key) is not None and (key in self._once or key in self._often):
+        if key in self._once or key in self._often:
             return  # of a fetch that was cancelled and came through all the same
         self._kept += len(block)
         if key in self._ghosts:
