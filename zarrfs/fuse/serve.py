@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -53,6 +54,9 @@ def serve(
         store.forbid_device(os.makedev(*map(int, mount.device.split(":"))))
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
+    gc.collect()
+    gc.freeze()  # what is there now stays for as long as the mount
+    gc.set_threshold(10_000, 20, 20)
     try:
         trio.run(_main, operations, store, mountpoint, options, records)
     finally:

@@ -165,11 +165,12 @@ class Blocks:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
         return await self._from_server(wanted, ahead)
 
-    def _run(self, wanted: Wanted, low: int, high: int) -> Ahead | None:
+    def _run(self, wanted: Wanted, low: int, high: int) -> tuple[int, Ahead] | None:
         pin = self._pins.get(wanted.at)
         if pin is not None and pin.size is not None:
             high = min(high, pin.size)
-        return self.ahead(wanted._replace(start=low, stop=high, run=True)) if low < high else None
+        ahead = self.ahead(wanted._replace(start=low, stop=high, run=True)) if low < high else None
+        return None if ahead is None else (high, ahead)
 
     async def _from_runs(self, wanted: Wanted, covering: list[tuple[int, int]]) -> Buffer | None:
         """The block out of runs that are kept or about to come; None where one of them cannot be had."""

@@ -1,8 +1,9 @@
 """BlockCache: blocks in memory, bounded in bytes, each fetched by one task however many want it.
 
-What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were fetched once wait in a queue, and only
+What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only
 those that are wanted again in its older half, or soon after they left it, are kept by recency. A scan of everything
-passes through the queue and takes nothing from what is read again and again.
+passes through the queue and takes nothing from what is read again and again. The queue is short because the kernel
+keeps what was read, too, and because memory that is used again at once is several times faster than fresh memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from zarrfs.transfer.tasks import in_background
 
 V = TypeVar("V", bound=Sized)
 
+_QUEUE = 32 << 20  # bytes of blocks that were read once
 _GHOSTS = 65_536  # keys remembered of blocks that left the queue
 
 
@@ -58,7 +60,8 @@ class BlockCache(Generic[V]):
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # fetched once, oldest first, numbered
+        self._fresh: OrderedDict[Hashable, V] = OrderedDict()  # fetched ahead and not read so far, oldest first
+        self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
         self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
         self._flights: dict[Hashable, _Flight[V]] = {}
@@ -75,16 +78,18 @@ class BlockCache(Generic[V]):
             self._often.move_to_end(key)
         elif key in self._once:
             block = self._again(key)
+        elif key in self._fresh:
+            self._use(key)
+            block = self._fresh.pop(key)
+            self._queue(key, block)
         else:
             return None
         self._hits += 1
-        if self._unused:
-            self._use(key)
         return block
 
     def has(self, key: Hashable) -> bool:
         """Whether the block `key` is kept, or about to come."""
-        return key in self._once or key in self._often or key in self._flights
+        return key in self._once or key in self._often or key in self._fresh or key in self._flights
 
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
         """The block `key`: kept, or about to come, or fetched now by `fetch`, which gives about `size` bytes.
@@ -126,7 +131,7 @@ class BlockCache(Generic[V]):
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
-        for key in [key for key in (*self._once, *self._often) if wanted(key)]:
+        for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:
             self._remove(key)
 
     def resize(self, max_bytes: int) -> None:
@@ -150,10 +155,10 @@ class BlockCache(Generic[V]):
 
     def stats(self) -> dict[str, int]:
         """Counters, for the log."""
+        blocks = len(self._once) + len(self._often) + len(self._fresh)
         return {
-            "hits": self._hits, "misses": self._misses, "joins": self._joins,
-            "blocks": len(self._once) + len(self._often), "kept": self._kept, "expected": self._expected,
-            "limit": self.max_bytes,
+            "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": blocks, "kept": self._kept,
+            "expected": self._expected, "limit": self.max_bytes,
         }  # fmt: skip
 
     def ahead_stats(self) -> dict[str, int]:
@@ -232,42 +237,59 @@ class BlockCache(Generic[V]):
     def _again(self, key: Hashable) -> V:
         """A block in the queue is wanted: parts of it one after the other, or again after others."""
         block, number = self._once[key]
-        if self._number - number > len(self._once) // 2 and key not in self._unused:
+        if self._number - number > len(self._once) // 2:
             del self._once[key]
             self._once_bytes -= len(block)
             self._often[key] = block
         return block
 
     def _keep(self, key: Hashable, block: V) -> None:
-        if key in self._once or key in self._often:
+        if key in self._once or key in self._often or key in self._fresh:
             return  # of a fetch that was cancelled and came through all the same
         self._kept += len(block)
-        if key in self._ghosts:
+        if key in self._unused:
+            self._fresh[key] = block
+        elif key in self._ghosts:
             del self._ghosts[key]
             self._often[key] = block
         else:
-            self._number += 1
-            self._once[key] = block, self._number
-            self._once_bytes += len(block)
+            self._queue(key, block)
         self._evict()
 
+    def _queue(self, key: Hashable, block: V) -> None:
+        """A block has been read once."""
+        self._number += 1
+        self._once[key] = block, self._number
+        self._once_bytes += len(block)
+        while self._once_bytes > self._once_max and len(self._once) > 1:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        key = next(iter(self._once))
+        self._ghosts[key] = None
+        if len(self._ghosts) > _GHOSTS:
+            self._ghosts.popitem(last=False)
+        self._remove(key)
+
     def _remove(self, key: Hashable) -> None:
-        block = self._often.pop(key, None)
-        if block is None:
-            if key not in self._once:
-                return
+        if key in self._once:
             block, _ = self._once.pop(key)
             self._once_bytes -= len(block)
+        else:
+            found = self._often.pop(key, None) or self._fresh.pop(key, None)
+            if found is None:
+                return
+            block = found
         self._kept -= len(block)
         self._waste(key)
 
     def _evict(self) -> None:
         while self._kept + self._expected > self.max_bytes and self._kept:
-            if self._once and (self._once_bytes > self.max_bytes // 4 or not self._often):
-                key = next(iter(self._once))
-                self._ghosts[key] = None
-                if len(self._ghosts) > _GHOSTS:
-                    self._ghosts.popitem(last=False)
+            if self._once and (self._once_bytes > self.max_bytes // 4 or not (self._often or self._fresh)):
+                self._forget_oldest()
             else:
-                key = next(iter(self._often or self._once))
-            self._remove(key)
+                self._remove(next(iter(self._often or self._fresh)))
+
+    @property
+    def _once_max(self) -> int:
+        return min(self.max_bytes, max(_QUEUE, self.max_bytes // 16))

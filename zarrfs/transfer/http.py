@@ -23,7 +23,7 @@ log = logging.getLogger("zarrfs.transfer")
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
 _LISTING_MAX = 256 << 20  # bytes of a page with links
-_RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
+RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
@@ -39,14 +39,14 @@ async def fetch(web: Web, limit: int, url: str, start: int, stop: int | None) ->
     if start or stop is not None:
         headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
     async with web.request("GET", url, headers) as (response, _):
-        tag = _tag(response)
+        version = tag(response)
         if response.status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", response.headers.get("Content-Range", ""))
-            return Fetched(b"", tag, int(match[1]) if match else start)
+            return Fetched(b"", version, int(match[1]) if match else start)
         _check_status(response, url)
         if response.status != 206:
-            return await _cut(response, limit, url, start, stop, tag)
-        match = _RANGE.match(response.headers.get("Content-Range", ""))
+            return await _cut(response, limit, url, start, stop, version)
+        match = RANGE.match(response.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
             raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
         total = None if match[3] == "*" else int(match[3])
@@ -54,10 +54,10 @@ async def fetch(web: Web, limit: int, url: str, start: int, stop: int | None) ->
         if stop is None and end - start > limit:
             raise too_large(without_secrets(url), limit)
         data, _ = await _body(response, 0, (end if stop is None else min(stop, end)) - start)
-        return Fetched(data, tag, total)
+        return Fetched(data, version, total)
 
 
-async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None, tag: str | None) -> Fetched:
+async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None, version: str | None) -> Fetched:
     """[start, stop) of an answer that has the whole value."""
     total = _length(response)
     if stop is None and total is not None and total - start > limit:
@@ -71,7 +71,7 @@ async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None
     data, seen = await _body(response, start, want)
     if stop is None and len(data) > limit:
         raise too_large(without_secrets(url), limit)
-    return Fetched(data, tag, total if len(data) == want else seen, ranged=False)
+    return Fetched(data, version, total if len(data) == want else seen, ranged=False)
 
 
 async def _body(response: Any, skip: int, want: int) -> tuple[bytearray, int]:
@@ -119,7 +119,7 @@ async def stat(web: Web, limit: int, url: str) -> Entry:
             return _entry(response, 0)
         _check_status(response, url)
         if response.status == 206:
-            match = _RANGE.match(response.headers.get("Content-Range", ""))
+            match = RANGE.match(response.headers.get("Content-Range", ""))
             return _entry(response, int(match[3]) if match and match[3] != "*" else None)
         size = _length(response)
         return _entry(response, size if size is not None else await _counted(response, limit, url))
@@ -205,10 +205,10 @@ def _entry(response: Any, size: int | None) -> Entry:
             log.debug("%s: not a date", when)
     html_page = "html" in response.headers.get("Content-Type", "")
     strong = response.headers.get("ETag", "").startswith('"')
-    return Entry("", False, size, mtime_ns, _tag(response), html_page, strong)
+    return Entry("", False, size, mtime_ns, tag(response), html_page, strong)
 
 
-def _tag(response: Any) -> str | None:
+def tag(response: Any) -> str | None:
     """What changes with the value: its ETag, else its time."""
     found: str | None = response.headers.get("ETag") or response.headers.get("Last-Modified")
     return found and found.removeprefix("W/")  # weak or strong may depend on the request

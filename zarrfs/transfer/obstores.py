@@ -22,7 +22,7 @@ from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.transfer import http, identity
 from zarrfs.transfer.answers import Entry, Fetched, Transient
-from zarrfs.transfer.storeoptions import Unserved, bucket, configured, proxied
+from zarrfs.transfer.storeoptions import Unserved, bucket, configured, why_not_plain
 from zarrfs.transfer.systems import OnLoop, System, store_host, web_host
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.urls import names, without_secrets
@@ -275,10 +275,7 @@ def _why_not(options: Options, trust: Trust) -> str:
     """Why no HTTP server is obstore's under these options; "" where there is no reason."""
     if trust.judges_addresses:
         return "where a set from the network leads is judged by fsspec's client (docs/trust.md)"
-    if any(names(name.partition("://")[0])[0] == "http" for name in options.storage) or configured(names("http")):
-        return "options of http"
-    variable = proxied()
-    return f"{variable} is set" if variable else ""
+    return why_not_plain(options)
 
 
 class FastStore(_Fast):

@@ -11,8 +11,9 @@ import trio
 
 from zarrfs.errors import ReadError
 from zarrfs.options import Options
-from zarrfs.transfer import obstores, urls
+from zarrfs.transfer import bridge, obstores, urls
 from zarrfs.transfer.archives import Archive, LocalArchive, RemoteArchive, ZipSystem
+from zarrfs.transfer.direct import DirectWeb
 from zarrfs.transfer.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.web import Web
@@ -38,14 +39,16 @@ class Openers:
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
         self._fast = options.client != "fsspec" and obstores.available()
-        self._http = "obstore" if self._fast else "http"
         if options.client == "obstore" and not self._fast:
             raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
 
-    async def get_ready(self) -> None:
-        """Import what find() and the first request would import."""
-        if self._fast:
-            await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
+    async def get_ready(self, url: str) -> None:
+        """Import what the first request for `url` would import."""
+        system, _ = await self.find(url)
+        if not (isinstance(system, DirectWeb) and system.serves(url)):
+            await trio.to_thread.run_sync(bridge.start)
+            if self._fast:
+                await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
 
     async def find(self, url: str) -> tuple[System, str]:
         """(system, path in it) of `url`. ReadError for a protocol that is unknown or lacks its package."""
@@ -55,7 +58,7 @@ class Openers:
         protocol = protocols[0] if protocols else "file"
         family = urls.names(protocol)[0]
         if family == "http":
-            return self._systems.get(self._http) or await self._make_web(), url
+            return self._systems.get("web") or self._systems.setdefault("web", await self._make_web()), url
         path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
         if path is not None:
             return self._fast_store(protocol, family, url), path
@@ -95,9 +98,17 @@ class Openers:
             await system.aclose()
 
     async def _make_web(self) -> System:
+        if self._options.client == "auto":
+            return DirectWeb(self._options, self._trust, self._library_web)
+        return await self._library_web()
+
+    async def _library_web(self) -> System:
+        """HTTP by the client of a library."""
         if not self._fast:
             return await self._plain_web()
-        return self._systems.setdefault("obstore", obstores.FastWeb(self._options, self._trust, self._plain_web))
+        if "obstore" not in self._systems:
+            self._systems["obstore"] = obstores.FastWeb(self._options, self._trust, self._plain_web)
+        return self._systems["obstore"]
 
     async def _plain_web(self) -> System:
         """HTTP by fsspec's client."""

@@ -84,14 +84,28 @@ class Ranges:
 
         `ahead`: nobody waits for them yet, so that more of the kind may come at once, and readers go first.
         """
-        found: Fetched = await self._wait(_Want(system, path, start, stop, ahead))
+        host = self._host(system, path)
+        want = _Want(system, path, start, stop, ahead)
+        found: Fetched
+        if ahead or host.waiting or not self._may_send(host, want):
+            found = await self._wait(host, want)
+            return found
+        host.flying += 1  # nothing to wait for, and nobody to take along: no task of its own
+        host.flying_bytes += stop - start
+        try:
+            await self._fetch(host, [want])
+        finally:
+            host.flying -= 1
+            host.flying_bytes -= stop - start
+            self._send(host)
+        found = want.found
         return found
 
     async def call(self, system: System, path: str, request: Callable[[], Awaitable[Any]]) -> Any:
         """What a request of another kind gives, sent and repeated as those for ranges."""
         want = _Want(system, path, 0, 0, False)
         want.request = request
-        return await self._wait(want)
+        return await self._wait(self._host(system, path), want)
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
@@ -109,11 +123,19 @@ class Ranges:
 
     # -- the queue
 
-    async def _wait(self, want: _Want) -> Any:
-        name = want.system.host(want.path)
+    def _host(self, system: System, path: str) -> _Host:
+        name = system.host(path)
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = _Host()
+        return host
+
+    def _may_send(self, host: _Host, want: _Want) -> bool:
+        if host.flying >= self._options.host_requests:
+            return False
+        return not host.flying or host.flying_bytes + want.stop - want.start <= self._options.host_bytes
+
+    async def _wait(self, host: _Host, want: _Want) -> Any:
         (host.waiting_ahead if want.ahead else host.waiting)[want] = None
         if not want.ahead:
             self._send(host)
@@ -146,9 +168,9 @@ class Ranges:
 
     def _send(self, host: _Host) -> None:
         """Send what may be sent."""
-        while host.flying < self._options.host_requests and (host.waiting or host.waiting_ahead):
+        while host.waiting or host.waiting_ahead:
             first = next(iter(host.waiting or host.waiting_ahead))
-            if host.flying and host.flying_bytes + first.stop - first.start > self._options.host_bytes:
+            if not self._may_send(host, first):
                 return
             wants = self._neighbours(host, first)
             for want in wants:

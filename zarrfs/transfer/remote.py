@@ -11,15 +11,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import trio
-
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.options import Options
-from zarrfs.transfer import bridge, openers, urls
+from zarrfs.transfer import openers, urls
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.blocks import Blocks, Wanted
 from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.memory import keep_freed_memory
 from zarrfs.transfer.streams import Stream, Streams
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
@@ -41,6 +40,7 @@ class RemoteFiles:
         self.trust = Trust(options) if trust is None else trust
         self.local = LocalFiles() if local is None else local
         self._owns_local = local is None
+        keep_freed_memory()
         self.blocks = Blocks(options)
         self._options = options
         self._openers = openers.Openers(options, self, self.trust)
@@ -81,9 +81,7 @@ class RemoteFiles:
     async def get_ready(self, url: str) -> None:
         """As TargetReader.get_ready."""
         if len(urls.protocols(url)) == 1:
-            await trio.to_thread.run_sync(bridge.start)
-            await self._openers.get_ready()
-            await self.find(url)
+            await self._openers.get_ready(url)
 
     def below(self) -> RemoteFiles:
         """A RemoteFiles for the bytes of archives, with a quarter of the memory.

@@ -22,6 +22,7 @@ _AT_ONCE = 4  # runs beyond the last value
 class _Order:
     at: int  # where the last value ended
     values: int = 0  # one after the other
+    size: int = _FIRST  # bytes of the next run
     runs: list[tuple[int, int, Ahead]] = dataclasses.field(default_factory=list)  # (start, stop, run), by offset
 
 
@@ -45,9 +46,10 @@ class Runs:
         return []
 
     def read(
-        self, target: tuple[int, str], start: int, stop: int, fetch: Callable[[int, int], Ahead | None]
+        self, target: tuple[int, str], start: int, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]
     ) -> None:
-        """A value that nobody had foreseen is read; `fetch` starts a run, or says None where there is no room."""
+        """A value that nobody had foreseen is read; `fetch` starts a run, and says where it ends;
+        None where there is no room."""
         order = self._orders.get(target)
         if order is None or not 0 <= start - order.at <= self._gap:
             if order is not None:
@@ -63,16 +65,15 @@ class Runs:
         if order.values >= _IN_ORDER:
             self._extend(order, stop, fetch)
 
-    def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], Ahead | None]) -> None:
+    def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]) -> None:
         low = max(stop, order.runs[-1][1] if order.runs else 0)
-        size = 2 * (order.runs[-1][1] - order.runs[-1][0]) if order.runs else _FIRST
         while len(order.runs) < _AT_ONCE and low - stop < self._ahead:
-            high = low + min(size, self._most)
-            run = fetch(low, high)
-            if run is None:
+            found = fetch(low, low + order.size)
+            if found is None:
                 return
+            high, run = found
             order.runs.append((low, high, run))
-            low, size = high, 2 * size
+            low, order.size = high, min(2 * order.size, self._most)
 
     @staticmethod
     def _let_go(order: _Order, start: int) -> None:

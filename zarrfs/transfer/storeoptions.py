@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from zarrfs.options import Options
 from zarrfs.transfer.identity import connection_string
-from zarrfs.transfer.urls import BUCKETS
+from zarrfs.transfer.urls import BUCKETS, names
 
 # Environment variables that lead requests elsewhere, in ways that differ between clients.
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -67,9 +68,21 @@ def proxied() -> str:
 
 def configured(protocols: tuple[str, ...]) -> bool:
     """Whether fsspec's configuration files or its environment variables have options of these protocols."""
+    directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as fsspec.config
+    if not os.path.isdir(directory) and not any(name.startswith("FSSPEC") for name in os.environ):
+        return False  # to import fsspec takes longer than a request
+
     import fsspec.config
 
     return any(fsspec.config.conf.get(name) for name in protocols)
+
+
+def why_not_plain(options: Options) -> str:
+    """Why servers of HTTP are not asked plainly, by whoever it may be; "" where there is no reason."""
+    if any(names(name.partition("://")[0])[0] == "http" for name in options.storage) or configured(names("http")):
+        return "options of http"
+    variable = proxied()
+    return f"{variable} is set" if variable else ""
 
 
 def bucket(family: str, options: Mapping[str, Any], name: str) -> Told:

@@ -120,6 +120,14 @@ class Trust:
         """Whether must_be_public() is true of any URL."""
         return self.remote and not self._allows("private")
 
+    def must_be_public_at(self, url: str) -> bool:
+        """must_be_public() of a URL that can be read in one way only."""
+        if not self.judges_addresses:
+            return False
+        import yarl
+
+        return self.must_be_public(yarl.URL(url))
+
     def must_be_public(self, url: yarl.URL) -> bool:
         """Whether a connection for this URL of HTTP may only lead to a public address."""
         if not self.judges_addresses:

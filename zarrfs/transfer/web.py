@@ -93,7 +93,7 @@ class Web:
             where = f"{where}: is redirected to {without_secrets(str(url))}"
         address = literal(url.raw_host) if guarded else None
         if address is not None and not is_public(address):
-            raise AccessDenied(where, _not_public(address))
+            raise AccessDenied(where, not_public(address))
         session = await fs.set_session()
         try:
             return await session.request(method, url, allow_redirects=False, **given), most
@@ -132,11 +132,12 @@ class Web:
         public = is_public(address)
         _met.add(public)
         if guarded and not public:
-            raise OSError(errno.EACCES, _not_public(address))
+            raise OSError(errno.EACCES, not_public(address))
         return socket.socket(family, kind, protocol)
 
 
-def _not_public(address: str) -> str:
+def not_public(address: str) -> str:
+    """Why an address is not connected to."""
     return f"a set from the network reaches only public addresses, and {address} is none (-o allow=private)"
 
 
