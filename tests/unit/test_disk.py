@@ -27,6 +27,23 @@ from zarrfs.transfer.diskfiles import LAYOUT
 SIZE = 256 * MIB
 T = "https://host/data.nc"
 
+# -- pieces of a unit
+
+
+def test_pieces_of_a_unit_that_do_not_touch_are_all_kept(tmp_path: Path) -> None:
+    """Ranges that many readers fetch come in any order: none may push out another."""
+    pieces = [(100_000 * number, 100_000 * number + 50_000) for number in (3, 0, 5, 1)]
+    cache = DiskCache(str(tmp_path), SIZE, 0)
+    for start, stop in pieces:
+        write(cache, T, start, stop, run=True)
+    again = DiskCache(str(tmp_path), SIZE, 0)
+    for start, stop in pieces:
+        assert found(again, T, start + 10, stop - 10)
+    assert again.read(T, ONE, 40_000, 110_000) is None
+    write(cache, T, 50_000, 100_000, run=True)
+    assert found(DiskCache(str(tmp_path), SIZE, 0), T, 40_000, 90_000)
+
+
 # -- damaged files
 
 

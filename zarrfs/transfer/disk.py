@@ -21,6 +21,7 @@ from zarrfs.transfer.urls import without_secrets
 log = logging.getLogger("zarrfs.transfer")
 
 UNIT = 1 << 20  # bytes: where runs of tiny values are cut
+PIECES = 8  # of a unit that do not touch each other
 UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
 BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
 TELL_AGAIN = 3600.0  # seconds after which the same warning is worth another line
@@ -53,7 +54,7 @@ class DiskCache:
         self._counts = dict.fromkeys(
             ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors"), 0
         )
-        self._units: OrderedDict[str, Block] = OrderedDict()  # the last ones read, by name
+        self._units: OrderedDict[str, list[Block]] = OrderedDict()  # pieces of the last ones read, by first name
         self._growing = [threading.Lock() for _ in range(16)]  # of units, by the first digit of their names
         self._pause = 0.0  # seconds, of the back-off that goes on or the last one
         self._until = 0.0  # monotonic; nothing is written before
@@ -129,9 +130,9 @@ class DiskCache:
                 stop = start + len(view)
                 for unit in range(start // UNIT, -(-stop // UNIT)):
                     low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
-                    name = _unit_name(target, version, unit)
-                    with self._growing[int(name[0], 16)]:
-                        self._grow(name, target, low, view[low - start : high - start])
+                    names = [_unit_name(target, version, unit, number) for number in range(PIECES)]
+                    with self._growing[int(names[0][0], 16)]:
+                        self._grow(names, target, low, view[low - start : high - start])
         except OSError as exc:
             self._failed(exc)
 
@@ -166,19 +167,27 @@ class DiskCache:
         if not self._units:
             return None
         with self._lock:
-            block = self._units.get(_unit_name(target, version, start // UNIT))
-        return _part(block, start, stop)
+            pieces = self._units.get(_unit_name(target, version, start // UNIT, 0), ())
+        return next((part for piece in pieces if (part := _part(piece, start, stop)) is not None), None)
 
     def _from_units(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
         parts = []
         for unit in range(start // UNIT, (stop - 1) // UNIT + 1):
-            name = _unit_name(target, version, unit)
-            block = self._load(name, UNIT)
-            part = _part(block, max(start, unit * UNIT), min(stop, (unit + 1) * UNIT))
-            if part is None or block is None:
+            low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
+            pieces, part = [], None
+            for number in range(PIECES):
+                piece = self._load(_unit_name(target, version, unit, number), UNIT)
+                if piece is None:
+                    break
+                pieces.append(piece)
+                part = _part(piece, low, high)
+                if part is not None:
+                    break
+            if part is None:
                 return None
             with self._lock:
-                self._units[name] = block
+                name = _unit_name(target, version, unit, 0)
+                self._units[name] = pieces
                 self._units.move_to_end(name)
                 if len(self._units) > UNITS_HELD:
                     self._units.popitem(last=False)
@@ -210,18 +219,23 @@ class DiskCache:
         if self._layout.size(name) != len(head) + len(data):
             self._put(name, [head, data])
 
-    def _grow(self, name: str, target: str, start: int, data: memoryview) -> None:
-        """Put a piece of a unit to what is kept of it; of two that do not touch, the longer one stays."""
-        old = self._load(name, UNIT)
+    def _grow(self, names: list[str], target: str, start: int, data: memoryview) -> None:
+        """Put a piece of a unit to a kept one that it touches, or beside them, or in place of a shorter one."""
         whole: Buffer = data
-        if old is not None:
-            stop, old_stop = start + len(data), old.start + len(old.data)
+        stop, name = start + len(data), names[-1]
+        for one in names:
+            old = self._load(one, UNIT)
+            if old is None:
+                name = one
+                break
+            old_stop = old.start + len(old.data)
+            if old.start <= start and stop <= old_stop:
+                return
             if start <= old_stop and old.start <= stop:
-                if old.start <= start and stop <= old_stop:
-                    return
                 before, after = old.data[: max(0, start - old.start)], old.data[max(0, stop - old.start) :]
-                whole, start = b"".join((before, data, after)), min(start, old.start)
-            elif len(old.data) >= len(data):
+                whole, start, name = b"".join((before, data, after)), min(start, old.start), one
+                break
+            if one == names[-1] and len(old.data) >= len(data):
                 return
         self._put(name, [header(name, hash_of(target), start, whole), whole])
 
@@ -297,8 +311,8 @@ def _block_name(target: str, version: Version, start: int, stop: int) -> str:
     return hash_of(target, version.tag, version.size, start, stop).hex()
 
 
-def _unit_name(target: str, version: Version, unit: int) -> str:
-    return hash_of(target, version.tag, version.size, "u", unit).hex()
+def _unit_name(target: str, version: Version, unit: int, piece: int) -> str:
+    return hash_of(target, version.tag, version.size, "u", unit, piece).hex()
 
 
 def _record_name(target: str) -> str:
