@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.servers import Faulty
 from zarrfs.errors import TargetChanged
@@ -132,3 +133,19 @@ def test_a_disk_that_fails_is_no_cache_and_no_error(faulty: Faulty, tmp_path: Pa
     for _ in range(2):
         assert read(url, options, 0, 50_000) == [VALUE[:10_000], VALUE[50_000:60_000]]
     assert faulty.gets() == 4
+
+
+def test_a_run_that_is_gone_is_not_waited_for(faulty: Faulty) -> None:
+    """Values as long as the first run have the run's very key: their fetch must not wait for itself."""
+    size = 256 << 10
+    data = os.urandom(12 * size)
+    url = faulty.put("/run", data)
+
+    async def check(files: RemoteFiles) -> None:
+        for number in range(12):
+            low = number * size
+            assert bytes(await files.read(url, low, size, low, low + size)) == data[low : low + size]
+            await trio.testing.wait_all_tasks_blocked(0.05)  # what was begun ahead has come
+            files.blocks.cache.drop(lambda _: True)
+
+    using(check, Options(read_timeout=3.0))

@@ -150,6 +150,8 @@ class Blocks:
     async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
         in_order = not ahead and wanted.expected is None
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
+        if covering == [(wanted.start, wanted.stop)]:
+            covering = []  # the run has the key of this very block, and is gone: it would wait for itself
         if covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
             found = await self._from_runs(wanted, covering)
