@@ -276,10 +276,10 @@ class Operations(pyfuse3.Operations):
         """[off, off + size) of a file, cut at its end."""
         file = self._files[fh]
         data: Buffer
-        if not file.begun:
-            file.begun = True
-            await self._begin(file.key)
         try:
+            if not file.begun:
+                file.begun = True
+                await self._begin(file.key)
             if file.descriptor is not None:
                 data = await read_file(file.descriptor, off, size)
             else:
