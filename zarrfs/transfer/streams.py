@@ -49,18 +49,19 @@ class Streams:
             self._values.move_to_end(value)
         for stream in reversed(streams):
             if -_SLACK <= start - stream.at <= _SLACK:
-                self._go_on(stream, stop)
+                self._go_on(stream, start, stop)
                 return stream
         return self._begin(streams, stop)
 
-    def _go_on(self, stream: Stream, stop: int) -> None:
+    def _go_on(self, stream: Stream, start: int, stop: int) -> None:
         stream.at = max(stream.at, stop)
         if not stream.window:
             stream.window = self._first
         elif stream.started - stream.at < stream.window // 2:
             stream.window = min(2 * stream.window, self._most)
-        while stream.parts and stream.parts[0][0] <= stream.at:
-            stream.parts.pop(0)[1].let_go()  # it was read, or is being read
+        # not up to `stop`: whoever reads these bytes, here or in a request before, may not wait for their part so far
+        while stream.parts and stream.parts[0][0] <= start - _SLACK:
+            stream.parts.pop(0)[1].let_go()
 
     def _begin(self, streams: list[Stream], stop: int) -> Stream:
         """A seek, or another reader: what was fetched for the last one is given up until it reads on."""
