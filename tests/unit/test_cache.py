@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -381,3 +383,30 @@ def test_many_calls_at_once() -> None:
         assert sorted(got) == list(range(500))
 
     run(check)
+
+
+def test_a_block_that_left_the_cache_is_in_no_memory() -> None:
+    """Readers keep an Ahead for as long as they may come back; the bytes of it are the cache's alone."""
+
+    class Block(bytearray):
+        """What can be referred to weakly."""
+
+    async def fetch() -> Block:
+        return Block(10)
+
+    async def check() -> None:
+        cache: BlockCache[Block] = BlockCache(100)
+        ahead = cache.ahead("k", 10, fetch)
+        assert ahead is not None
+        await ahead.done.wait()
+        block = cache.peek("k")
+        assert block is not None
+        left = weakref.ref(block)
+        del block
+        await trio.testing.wait_all_tasks_blocked()
+        cache.drop(lambda _: True)
+        gc.collect()
+        assert left() is None
+        ahead.let_go()
+
+    trio.run(check)

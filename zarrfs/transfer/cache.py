@@ -8,6 +8,7 @@ keeps what was read, too, and because memory that is used again at once is sever
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sized
 from typing import Generic, TypeVar
@@ -25,7 +26,7 @@ _GHOSTS = 65_536  # keys remembered of blocks that left the queue
 class _Flight(Generic[V]):
     """A fetch that goes on, and how many wait for it."""
 
-    __slots__ = ("block", "done", "error", "scope", "waiters")
+    __slots__ = ("__weakref__", "block", "done", "error", "scope", "waiters")
 
     def __init__(self) -> None:
         self.done = trio.Event()
@@ -127,7 +128,13 @@ class BlockCache(Generic[V]):
         self._unused[key] = size
         self._unused_bytes += size
         self._ahead += 1
-        return Ahead(flight.done, lambda: self._leave(key, flight))
+        landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
+
+        def leave() -> None:
+            if (found := landing()) is not None:
+                self._leave(key, found)
+
+        return Ahead(flight.done, leave)
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
