@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from zarrfs.transfer import direct
+
 _START_SECONDS = 20.0
 
 
@@ -419,14 +421,27 @@ def _post(url: str, body: bytes) -> None:
 # -- clients
 
 
-@pytest.fixture(params=["obstore", "fsspec"])
+_WITHOUT = {  # what a program runs first, so that it has neither DirectWeb nor obstore
+    "obstore": "import re\nfrom zarrfs.transfer import direct\ndirect._URL = re.compile('(?!)')\n",
+    "fsspec": "import sys\nsys.modules['obstore'] = None\n",
+}
+
+
+@pytest.fixture(params=["direct", "obstore", "fsspec"])
 def either_client(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """The client that client=auto takes: with "fsspec" obstore is not there, neither here nor in programs."""
-    if request.param == "fsspec":
-        monkeypatch.setitem(sys.modules, "obstore", None)
+    """The client that client=auto takes for HTTP: those before it in line are not there, neither here nor in programs.
+
+    "direct": DirectWeb, which is plain HTTP's alone; buckets are as with "obstore".
+    """
+    client = str(request.param)
+    if client != "direct":
+        monkeypatch.setattr(direct, "_URL", re.compile("(?!)"))
         directory = tmp_path_factory.mktemp("without")
-        (directory / "sitecustomize.py").write_text("import sys\nsys.modules['obstore'] = None\n")
+        code = _WITHOUT["obstore"] + (_WITHOUT["fsspec"] if client == "fsspec" else "")
+        (directory / "sitecustomize.py").write_text(code)
         monkeypatch.setenv("PYTHONPATH", str(directory))
-    return str(request.param)
+    if client == "fsspec":
+        monkeypatch.setitem(sys.modules, "obstore", None)
+    return client

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import re
 import socket
 import time
@@ -22,17 +23,19 @@ import trio
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.options import Options
 from zarrfs.transfer import http, identity
-from zarrfs.transfer.addresses import is_public
 from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.storeoptions import why_not_plain
 from zarrfs.transfer.systems import System, failure, web_host
+from zarrfs.transfer.tasks import in_background
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.urls import without_secrets
-from zarrfs.transfer.web import not_public
+from zarrfs.transfer.web import met_public, not_public
 
 log = logging.getLogger("zarrfs.transfer")
 
-_IDLE = 15.0  # seconds for which a connection is kept
+_IDLE = 15.0  # seconds for which a connection is kept, and between two looks for older ones
+_KEPT = 256  # connections that are kept at most, of all servers
+_NEXT = 1.0  # seconds until the next address of a name is tried
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are believed
 _HOSTS = 256  # servers that are remembered
 _HEAD_MAX = 64 << 10  # bytes
@@ -43,6 +46,8 @@ _URL = re.compile(
     r"http://((?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?)"
     r"(/(?:(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$'()*,+&=;:@-]+/)*(?!\.{1,2}\Z)[A-Za-z0-9._~!$'()*,+&=;:@-]+)"
 )
+_VERSION = b"HTTP/1.1 "
+_BARE = re.compile(rb"(?<!\r)\n")
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9])(?: ([ -~]*))?")
 _HEADER = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[ \t]*([\t -~\x80-\xff]*)")
 
@@ -71,9 +76,10 @@ class _Host:
     def __init__(self, at: str, guarded: bool) -> None:
         name, _, port = at.partition(":")
         self.at, self.name, self.port, self.guarded = at, name, int(port or 80), guarded
-        self.idle: list[tuple[trio.socket.SocketType, float]] = []
+        self.idle: list[tuple[trio.socket.SocketType, float]] = []  # since when, the oldest first
+        self.lookup = trio.Lock()
         self.addresses: list[tuple[socket.AddressFamily, Any]] = []
-        self.looked_up = -_ADDRESSES
+        self.looked_up = -math.inf
         self.odd = False  # its answers are not simple
 
 
@@ -86,6 +92,8 @@ class DirectWeb:
         self._timeout, self._trust, self._next = options.request_timeout, trust, next_
         self._hosts: OrderedDict[str, _Host] = OrderedDict()
         self._none = why_not_plain(options)
+        self._kept = 0  # idle connections
+        self._sweeping: trio.CancelScope | None = None  # of the task that closes them
 
     def serves(self, path: str) -> bool:
         """Whether it would ask for `path` itself."""
@@ -134,10 +142,10 @@ class DirectWeb:
 
     async def aclose(self) -> None:
         """Close connections; `next_` is its owner's."""
-        for host in self._hosts.values():
-            for sock, _ in host.idle:
-                sock.close()
+        self._close_idle(math.inf)
         self._hosts.clear()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
 
     # -- servers
 
@@ -151,41 +159,74 @@ class DirectWeb:
         if host is None:
             if len(self._hosts) >= _HOSTS:
                 _, gone = self._hosts.popitem(last=False)
-                for sock, _ in gone.idle:
-                    sock.close()
+                self._drop(gone, math.inf)
             host = self._hosts[at] = _Host(at, self._trust.must_be_public_at(f"http://{at}/"))
+        self._hosts.move_to_end(at)
         return (None if host.odd else host), match[2]
 
-    async def _connected(self, host: _Host) -> tuple[trio.socket.SocketType, bool]:
+    async def _connected(self, host: _Host, where: str) -> tuple[trio.socket.SocketType, bool]:
         """(a connection, whether it was used before)."""
-        now = time.monotonic()
         while host.idle:
-            sock, used = host.idle.pop()
-            if now - used < _IDLE:
+            sock, since = host.idle.pop()
+            self._kept -= 1
+            if time.monotonic() - since < _IDLE and not sock.is_readable():  # neither at its end nor ahead of us
                 return sock, True
             sock.close()
-        if now - host.looked_up > _ADDRESSES:
-            found = await trio.socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
-            host.addresses = [(family, address) for family, _, _, _, address in found]
-            host.looked_up = now
-        error: OSError | None = None
-        for family, address in list(host.addresses):
-            if host.guarded and not is_public(str(address[0])):
-                raise AccessDenied(f"http://{host.at}", not_public(str(address[0])))
-            sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        return await self._connect(host, where), False
+
+    async def _connect(self, host: _Host, where: str) -> trio.socket.SocketType:
+        async with host.lookup:
+            if time.monotonic() - host.looked_up > _ADDRESSES:
+                found = await trio.socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+                host.addresses = [(family, address) for family, _, _, _, address in found]
+                host.looked_up = time.monotonic()
+        addresses = list(host.addresses)
+        error: Exception = OSError(errno.EHOSTUNREACH, "no address")
+        for number, (family, address) in enumerate(addresses, 1):
+            if not met_public(str(address[0])) and host.guarded:
+                error = AccessDenied(where, not_public(str(address[0])))
+                continue
+            error = TimeoutError(errno.ETIMEDOUT, "no connection")
+            patience = min(_NEXT, self._timeout / 4) if number < len(addresses) else math.inf
             try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await sock.connect(address)
+                with trio.move_on_after(patience):
+                    return await _connection(family, address)
             except OSError as exc:
-                sock.close()
                 error = exc
-            except BaseException:
-                sock.close()
-                raise
-            else:
-                return sock, False
-        host.looked_up = -_ADDRESSES
-        raise error or OSError(errno.EHOSTUNREACH, "no address")
+            if host.addresses[0] == (family, address):
+                host.addresses.append(host.addresses.pop(0))  # the others first, from now on
+        host.looked_up = -math.inf
+        raise error
+
+    def _keep(self, host: _Host, sock: trio.socket.SocketType) -> None:
+        """Keep a connection whose answer is at its end for the next request."""
+        if self._kept >= _KEPT or self._hosts.get(host.at) is not host:
+            sock.close()
+            return
+        host.idle.append((sock, time.monotonic()))
+        self._kept += 1
+        if self._sweeping is None:
+            self._sweeping = trio.CancelScope()
+            in_background(self._sweep, self._sweeping)
+
+    async def _sweep(self, scope: trio.CancelScope) -> None:
+        """Close connections that nobody takes, until there are none."""
+        with scope:
+            while self._kept:
+                await trio.sleep(_IDLE)
+                self._close_idle(time.monotonic() - _IDLE)
+        self._sweeping = None
+
+    def _close_idle(self, before: float) -> None:
+        for host in self._hosts.values():
+            self._drop(host, before)
+
+    def _drop(self, host: _Host, before: float) -> None:
+        """Close what has been idle since `before`."""
+        while host.idle and host.idle[0][1] <= before:
+            sock, _ = host.idle.pop(0)
+            self._kept -= 1
+            sock.close()
 
     # -- one request
 
@@ -195,51 +236,75 @@ class DirectWeb:
             "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: zarrfs\r\n\r\n"
         ).encode()
         while True:
-            sock, used = await self._connected(host)
+            sock, used = await self._connected(host, where)
+            keep = False
             try:
-                try:
-                    await _send(sock, request)
-                    data = await sock.recv(_HEAD_MAX)
-                except (ConnectionError, BrokenPipeError):
-                    data = b""
-                    if not used:
-                        raise
+                data = await _asked(sock, request, used)
                 if not data and used:
                     continue  # it was closed while it waited
                 head, body = await _head(sock, data)
+                keep = _length(head) == len(body)
                 found, whole = await self._answer(sock, head, body, where, start, stop)
-                if whole and head.headers.get("Connection").lower() != "close":
-                    host.idle.append((sock, time.monotonic()))
-                    sock = None  # type: ignore[assignment]
+                keep = keep or whole
                 return found
             finally:
-                if sock is not None:
+                if keep and "close" not in head.headers.get("Connection").lower():
+                    self._keep(host, sock)
+                else:
                     sock.close()
 
     async def _answer(
         self, sock: trio.socket.SocketType, head: Head, body: bytes, where: str, start: int, stop: int
     ) -> tuple[Fetched, bool]:
-        """(what the answer is, whether the connection is at its end)."""
-        length = head.headers.get("Content-Length")
-        if "transfer-encoding" in head.headers or not length.isdigit() or head.headers.get("Content-Encoding"):
-            raise _Unserved("a body without a length")
+        """(what the answer is, whether all of its body has been read)."""
         if head.status == 416:
             match = re.match(r"bytes\s+\*/(\d+)", head.headers.get("Content-Range"))
             return Fetched(b"", http.tag(head), int(match[1]) if match else start), False
-        if 300 <= head.status < 400:
-            raise _Unserved("a redirect")
         if head.status >= 400:
             http.raise_for_status(head.status, where, head.reason, head.headers.get("Retry-After"))
         if head.status != 206:
-            raise _Unserved("the range is ignored")
+            raise _Unserved("a redirect" if head.status >= 300 else "the range is ignored")
+        length = _length(head)
+        if length is None or head.headers.get("Content-Encoding"):
+            raise _Unserved("a body without a length, or encoded")
         match = http.RANGE.match(head.headers.get("Content-Range"))
         first, last, total = (int(match[1]), int(match[2]), match[3]) if match is not None else (-1, 0, "")
-        if first != start or last >= stop or last < first:
+        if first != start or last < first:
             raise ReadError(where, "the server answers with another range than was asked for")
-        size = last + 1 - first
+        size = min(last + 1, stop) - first
+        if length < size:  # what follows is another answer
+            raise Transient("the answer was cut off")
         data = await _body(sock, body[:size], size)
         found = Fetched(data, http.tag(head), None if total == "*" else int(total))
-        return found, int(length) == size and len(body) <= size
+        return found, length == size and len(body) <= size
+
+
+async def _connection(family: socket.AddressFamily, address: Any) -> trio.socket.SocketType:
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _asked(sock: trio.socket.SocketType, request: bytes, used: bool) -> bytes:
+    """The first that comes; b"" at the end of the connection, or where one that was `used` is broken."""
+    try:
+        await _send(sock, request)
+        return await sock.recv(_HEAD_MAX)
+    except ConnectionError:
+        if not used:
+            raise
+        return b""
+
+
+def _length(head: Head) -> int | None:
+    """The bytes that the body has; None where the head does not tell."""
+    length = head.headers.get("Content-Length")
+    return int(length) if length.isdecimal() and "transfer-encoding" not in head.headers else None
 
 
 async def _send(sock: trio.socket.SocketType, data: bytes) -> None:
@@ -249,9 +314,11 @@ async def _send(sock: trio.socket.SocketType, data: bytes) -> None:
 
 async def _head(sock: trio.socket.SocketType, data: bytes) -> tuple[Head, bytes]:
     """(the head of the answer that begins with `data`, what has come of its body)."""
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        if len(data) >= _HEAD_MAX:
-            raise _Unserved("a head without end")
+    seen = 0
+    while (end := data.find(b"\r\n\r\n", max(0, seen - 3))) < 0:
+        if len(data) >= _HEAD_MAX or not _VERSION.startswith(data[: len(_VERSION)]) or _BARE.search(data, seen):
+            raise _Unserved("a head without end, or in another language")
+        seen = len(data)
         more = await sock.recv(_HEAD_MAX)
         if not more:
             raise Transient("the connection was closed before an answer came")

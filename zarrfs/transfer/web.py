@@ -29,6 +29,13 @@ def met_private_only() -> bool:
     return _met == {False}
 
 
+def met_public(address: str) -> bool:
+    """is_public(), noted for met_private_only()."""
+    public = is_public(address)
+    _met.add(public)
+    return public
+
+
 class Web:
     """Requests of one RemoteFiles: a session of aiohttp for each set of options, made by fsspec."""
 
@@ -129,9 +136,7 @@ class Web:
     def _socket(self, guarded: bool, info: tuple[Any, ...]) -> socket.socket:
         """A socket that is to be connected to the address in `info`, which is as getaddrinfo(3) gives it."""
         family, kind, protocol, _, (address, *_) = info
-        public = is_public(address)
-        _met.add(public)
-        if guarded and not public:
+        if not met_public(address) and guarded:
             raise OSError(errno.EACCES, not_public(address))
         return socket.socket(family, kind, protocol)
 

@@ -1,0 +1,158 @@
+"""A server whose answers a test writes byte by byte, on the loop of the client that asks it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import trio
+import trio.testing
+
+from zarrfs.options import parse
+from zarrfs.transfer.direct import DirectWeb
+from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.transfer.trust import Trust
+
+VALUE = bytes(range(256)) * 40
+
+
+def asked(request: str) -> tuple[int, int]:
+    """[start, stop) of a request."""
+    match = re.search(r"^range: bytes=(\d+)-(\d+)\r$", request, re.IGNORECASE | re.MULTILINE)
+    assert match is not None, request
+    return int(match[1]), int(match[2]) + 1
+
+
+def head(status: str, *headers: str) -> bytes:
+    """A head, of these lines."""
+    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode("latin-1")
+
+
+def part(request: str, value: bytes = VALUE) -> tuple[list[str], bytes]:
+    """(the headers of a right answer, its body)."""
+    start, stop = asked(request)
+    body = value[start:stop]
+    return [f"Content-Range: bytes {start}-{start + len(body) - 1}/{len(value)}", f"Content-Length: {len(body)}"], body
+
+
+def right(request: str, value: bytes = VALUE) -> bytes:
+    """A right answer."""
+    headers, body = part(request, value)
+    return head("206 Partial Content", *headers) + body
+
+
+class Peer:
+    """One connection of a client, the `number`-th; the rest is the server's."""
+
+    def __init__(self, server: Scripted, stream: trio.SocketStream, number: int) -> None:
+        self.server, self.stream, self.number = server, stream, number
+
+    async def heard(self) -> str | None:
+        """The head of the next request; None at the end of the connection."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            more = await self.stream.receive_some()
+            if not more:
+                return None
+            data += more
+        self.server.requests.append(data.decode())
+        return data.decode()
+
+    async def send(self, *pieces: bytes) -> None:
+        """Each of `pieces` once the one before has been taken."""
+        for piece in pieces:
+            await self.stream.send_all(piece)
+            if len(pieces) > 1:
+                await trio.testing.wait_all_tasks_blocked()
+
+    async def reset(self) -> None:
+        """End the connection as a crash does."""
+        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await self.stream.aclose()
+
+    async def rest(self) -> None:
+        """Until the client ends the connection."""
+        while await self.stream.receive_some():
+            pass
+
+
+class Scripted:
+    """A server that does with each connection what `serve` says; `ended` connections are over."""
+
+    def __init__(self, serve: Callable[[Peer], Awaitable[None]]) -> None:
+        self._serve = serve
+        self.requests: list[str] = []
+        self.connections = self.ended = 0
+        self.port = 0
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        """For trio.serve_listeners."""
+        peer = Peer(self, stream, self.connections)
+        self.connections += 1
+        try:
+            async with stream:
+                await self._serve(peer)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            self.ended += 1
+
+    @property
+    def library_was_asked(self) -> bool:
+        """Whether a request came from another client than DirectWeb."""
+        return any("User-Agent: zarrfs\r\n" not in request for request in self.requests)
+
+    async def until_ended(self, count: int) -> None:
+        """Until so many connections are over."""
+        with trio.fail_after(20):
+            while self.ended < count:
+                await trio.sleep(0.005)
+
+
+Check = Callable[[DirectWeb, Scripted], Awaitable[Any]]
+
+
+def run(serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "") -> Any:
+    """What `check` gives of a DirectWeb, with all that is behind it, and of a server at `host`."""
+
+    async def main() -> Any:
+        server = Scripted(serve)
+        listeners = await trio.open_tcp_listeners(0, host=host or "127.0.0.1")
+        server.port = listeners[0].socket.getsockname()[1]
+        given = parse(["retries=0", "request_timeout=10", *options]).options
+        files = RemoteFiles(given, trust=Trust(given, origin.format(port=server.port)))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(trio.serve_listeners, server.handle, listeners)
+            try:
+                web, _ = await files.find(f"http://127.0.0.1:{server.port}/v")
+                assert isinstance(web, DirectWeb)
+                with trio.fail_after(60):
+                    return await check(web, server)
+            finally:
+                await files.aclose()
+                nursery.cancel_scope.cancel()
+
+    return trio.run(main)
+
+
+async def get(web: DirectWeb, server: Scripted, start: int = 10, stop: int = 110, path: str = "/v") -> bytes:
+    """One range."""
+    return bytes((await web.fetch(f"http://127.0.0.1:{server.port}{path}", start, stop)).data)
+
+
+async def well(peer: Peer) -> None:
+    """Right answers for ever."""
+    while (request := await peer.heard()) is not None:
+        await peer.send(right(request))
+
+
+def cut(data: bytes, sizes: Iterable[int]) -> list[bytes]:
+    """`data` in pieces of these sizes, and the rest."""
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(data[at : at + size])
+        at += size
+    return [piece for piece in [*pieces, data[at:]] if piece]
