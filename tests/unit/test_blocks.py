@@ -149,3 +149,14 @@ def test_a_run_that_is_gone_is_not_waited_for(faulty: Faulty) -> None:
             files.blocks.cache.drop(lambda _: True)
 
     using(check, Options(read_timeout=3.0))
+
+
+def test_the_next_run_begins_with_the_version_that_this_one_met(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+    options = Options(cache_dir=str(tmp_path))
+    fill(faulty, url, options, 0)
+    other = os.urandom(len(VALUE))
+    faulty.put("/v", other, tag="2")
+    with pytest.raises(TargetChanged):
+        read(url, options, 0, 50_000)
+    assert read(url, options, 0, 50_000) == [other[:10_000], other[50_000:60_000]]

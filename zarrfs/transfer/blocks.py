@@ -210,6 +210,7 @@ class Blocks:
         at = wanted.at
         pin = self._pins.get(at)
         if pin is not None and _differs((pin.tag, pin.size), found):
+            self._note(wanted, found)
             if pin.certain and self._options.stale == "error":
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
             log.warning("%s: is another version now", wanted.system.shown(wanted.path))
@@ -222,7 +223,10 @@ class Blocks:
 
     def _pin(self, at: tuple[int, str], pin: _Pin) -> None:
         self._pins[at] = pin
-        if len(self._pins) > _PINS:
+        self._forget_pins()
+
+    def _forget_pins(self) -> None:
+        while len(self._pins) > _PINS:
             self._pins.popitem(last=False)
 
     # -- the disk
@@ -248,6 +252,7 @@ class Blocks:
                 if known is None:
                     return None, self._disk.version(target, 0.0) is not None
                 pin = self._pins.setdefault(at, _Pin(known.tag, known.size, certain=False, noted=True))
+                self._forget_pins()
             version = _version(pin.tag, pin.size)
         if version is None:
             return None, False
@@ -271,6 +276,13 @@ class Blocks:
         await trio.to_thread.run_sync(self._disk.remember, _target(wanted), version, limiter=self._writers)
         return True
 
+    def _note(self, wanted: Wanted, found: Fetched) -> None:
+        """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
+        version = _version(found.tag, found.total)
+        if self._disk is not None and version is not None:
+            self._write_begins()
+            in_background(self._later, functools.partial(self._disk.remember, _target(wanted), version))
+
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """What was fetched for many small wants goes to the disk as one."""
         wanted = Wanted(system, path, start, start + len(found.data))
@@ -293,9 +305,7 @@ class Blocks:
         if not self.cache.reserve(size):
             self._unkept += 1
             return
-        if not self._writes:
-            self._written = trio.Event()
-        self._writes += 1
+        self._write_begins()
         note = pin is not None and not pin.noted
         if pin is not None:
             pin.noted = True
@@ -311,9 +321,20 @@ class Blocks:
                 disk.remember(target, version)
 
         try:
-            await trio.to_thread.run_sync(work, limiter=self._writers)
+            await self._later(work)
         finally:
             self.cache.release(len(data))
+
+    def _write_begins(self) -> None:
+        if not self._writes:
+            self._written = trio.Event()
+        self._writes += 1
+
+    async def _later(self, work: Callable[[], None]) -> None:
+        """What _write_begins() has announced."""
+        try:
+            await trio.to_thread.run_sync(work, limiter=self._writers)
+        finally:
             self._writes -= 1
             if not self._writes:
                 self._written.set()
