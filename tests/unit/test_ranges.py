@@ -30,3 +30,17 @@ def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None
         await files.aclose()
 
     trio.run(main)
+
+
+def test_what_is_missing_before_the_end_is_fetched_again(faulty: Faulty) -> None:
+    """A range that reaches beyond the end of the target may be cut there, and no sooner."""
+    data = bytes(range(100))
+    url = faulty.put("/end.bin", data, "short")
+
+    async def main() -> None:
+        files = RemoteFiles(Options())
+        assert bytes(await files.read(url, 0, 100, 0, 200)) == data
+        await files.aclose()
+
+    trio.run(main)
+    assert faulty.gets() == 2

@@ -256,7 +256,7 @@ class Ranges:
         """One attempt at [start, stop); bytes that are missing are either beyond the end or were cut off."""
         found = await system.fetch(path, start, stop)
         self._bytes += len(found.data)
-        if len(found.data) < stop - start and found.total is not None and found.total >= stop:
+        if found.total is not None and len(found.data) < min(stop, found.total) - start:
             raise Transient("the answer was cut off")
         if len(found.data) > stop - start:
             raise ReadError(system.shown(path), "the server sent more than it was asked for")
