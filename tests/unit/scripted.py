@@ -108,19 +108,24 @@ class Scripted:
     async def until_ended(self, count: int) -> None:
         """Until so many connections are over."""
         with trio.fail_after(20):
-            while self.ended < count:
+            while self.ended < count:  # noqa: ASYNC110
                 await trio.sleep(0.005)
 
 
 Check = Callable[[DirectWeb, Scripted], Awaitable[Any]]
 
 
-def run(serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "") -> Any:
-    """What `check` gives of a DirectWeb, with all that is behind it, and of a server at `host`."""
+def run(
+    serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "127.0.0.1"
+) -> Any:
+    """What `check` gives of a DirectWeb, with all that is behind it, and of a server at `host`.
+
+    `origin` is where the set came from whose targets are read, with {port} for the port of the server.
+    """
 
     async def main() -> Any:
         server = Scripted(serve)
-        listeners = await trio.open_tcp_listeners(0, host=host or "127.0.0.1")
+        listeners = await trio.open_tcp_listeners(0, host=host)
         server.port = listeners[0].socket.getsockname()[1]
         given = parse(["retries=0", "request_timeout=10", *options]).options
         files = RemoteFiles(given, trust=Trust(given, origin.format(port=server.port)))

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from hypothesis import strategies as st
 
-from tests.unit.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run, well
+from tests.unit.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.transfer.answers import Transient
 from zarrfs.transfer.direct import DirectWeb
@@ -28,7 +28,9 @@ def test_a_connection_that_ends_as_the_next_request_comes_is_replaced(end: str) 
     async def serve(peer: Peer) -> None:
         while (request := await peer.heard()) is not None:
             if len(peer.server.requests) == 2:
-                return await peer.reset() if end == "reset" else None
+                if end == "reset":
+                    await peer.reset()
+                return
             await peer.send(right(request))
 
     async def check(web: DirectWeb, server: Scripted) -> None:
@@ -56,16 +58,21 @@ def test_it_is_asked_again_once() -> None:
 
 @pytest.mark.parametrize("junk", [b"", head("206 OK", "Content-Range: bytes 10-109/200", "Content-Length: 100")])
 def test_a_connection_that_ended_or_goes_on_while_idle_is_not_used(junk: bytes) -> None:
+    done = trio.Event()
+
     async def serve(peer: Peer) -> None:
         request = await peer.heard()
         assert request is not None
-        await peer.send(right(request), junk + bytes(100) if junk else b"")
+        await peer.send(right(request), b"")
+        await peer.send(junk and junk + bytes(100))
+        done.set()
         if junk:
             await peer.rest()
 
     async def check(web: DirectWeb, server: Scripted) -> None:
         assert await get(web, server) == PART
-        await trio.testing.wait_all_tasks_blocked()
+        await done.wait()
+        await server.until_ended(0 if junk else 1)
         assert await get(web, server) == PART
         assert (server.connections, len(server.requests)) == (2, 2)
 

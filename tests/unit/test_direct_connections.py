@@ -1,0 +1,256 @@
+"""DirectWeb's connections: nothing leaks, what is idle ends, and addresses are tried in turn, and judged."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from tests.servers import free_port
+from tests.unit.scripted import VALUE, Peer, Scripted, get, head, right, run, well
+from zarrfs.errors import AccessDenied
+from zarrfs.transfer import direct
+from zarrfs.transfer.answers import Transient
+from zarrfs.transfer.direct import DirectWeb
+
+PART = VALUE[10:110]
+
+# -- tasks
+
+
+@pytest.mark.parametrize("sent", [0, 30, -100, -1])
+def test_who_gives_up_leaves_nothing_behind(sent: int) -> None:
+    silent = trio.Event()
+
+    async def serve(peer: Peer) -> None:
+        request = await peer.heard()
+        assert request is not None
+        await peer.send(right(request)[:sent], b"")
+        silent.set()
+        await peer.rest()
+
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(get, web, server)
+            await silent.wait()
+            nursery.cancel_scope.cancel()
+        await server.until_ended(1)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    run(serve, check)
+
+
+def test_who_gives_up_while_connecting_leaves_nothing_behind() -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for waiting in (first, second):
+                waiting.setblocking(False)
+                waiting.connect_ex(full.getsockname())
+            before = len(os.listdir("/proc/self/fd"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(web.fetch, f"http://127.0.0.1:{full.getsockname()[1]}/v", 0, 5)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(os.listdir("/proc/self/fd")) == before + 1
+                nursery.cancel_scope.cancel()
+            assert len(os.listdir("/proc/self/fd")) == before
+
+    run(well, check)
+
+
+async def _together(web: DirectWeb, server: Scripted, count: int) -> None:
+    async def one(number: int) -> None:
+        assert await get(web, server, number, number + 1000) == VALUE[number : number + 1000]
+
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(one, number)
+
+
+def _crowd(count: int) -> Callable[[Peer], Awaitable[None]]:
+    """Answers once so many connections ask."""
+
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            while len(peer.server.requests) % count:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            await peer.send(right(request))
+
+    return serve
+
+
+def test_many_at_once_and_again() -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        await _together(web, server, 64)
+        await _together(web, server, 64)
+        assert (server.connections, len(server.requests)) == (64, 128)
+
+    run(_crowd(64), check)
+
+
+def test_only_so_many_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_KEPT", 3)
+
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        await _together(web, server, 8)
+        await server.until_ended(5)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.ended == 5
+        await web.aclose()
+        await server.until_ended(8)
+
+    run(_crowd(8), check)
+
+
+def test_connections_that_nobody_takes_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_IDLE", 0.05)
+
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        for times in (1, 2):
+            await _together(web, server, 4)
+            await server.until_ended(4 * times)
+
+    run(_crowd(4), check)
+
+
+def test_only_so_many_servers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_HOSTS", 2)
+
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        for host in ("127.0.0.1", "127.0.0.2", "127.0.0.1", "127.0.0.3"):
+            await web.fetch(f"http://{host}:{server.port}/v", 0, 5)
+        await server.until_ended(1)
+        await web.fetch(f"http://127.0.0.1:{server.port}/v", 0, 5)  # which was asked later than .2
+        assert (server.connections, server.ended) == (3, 1)
+
+    run(well, check, host="0.0.0.0")
+
+
+# -- names and addresses
+
+
+class _Resolver(trio.abc.HostnameResolver):
+    """Names that stand for these addresses."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self.names, self.asked = names, 0
+
+    async def getaddrinfo(self, host, port, *rest, **more):  # type: ignore[no-untyped-def]
+        self.asked += 1
+        await trio.sleep(0.01)
+        name = host.decode() if isinstance(host, bytes) else host
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, port)) for at in self.names[name]]
+
+    async def getnameinfo(self, *_):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+
+def test_the_host_header() -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        for host in ("127.0.0.1", "localhost"):
+            await web.fetch(f"http://{host}:{server.port}/v", 0, 5)
+            assert f"\r\nHost: {host}:{server.port}\r\n" in server.requests[-1]
+        assert not server.library_was_asked
+
+    run(well, check)
+
+
+def test_the_host_header_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        connection = direct._connection
+        monkeypatch.setattr(direct, "_connection", lambda family, at: connection(family, (at[0], server.port)))
+        await web.fetch("http://127.0.0.1/v", 0, 5)
+        assert "\r\nHost: 127.0.0.1\r\n" in server.requests[-1]
+
+    run(well, check)
+
+
+def test_an_ipv6_address_is_left_to_a_library() -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        assert bytes((await web.fetch(f"http://[::1]:{server.port}/v", 10, 110)).data) == PART
+        assert server.library_was_asked
+
+    run(well, check, host="::1")
+
+
+@pytest.mark.parametrize("first", ["127.0.0.9", "192.0.2.1"])  # refuses; is silent or unreachable
+def test_the_addresses_of_a_name_are_tried_in_turn(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_NEXT", 0.1)
+    tried = []
+    connection = direct._connection
+
+    def noted(family: socket.AddressFamily, at: tuple[str, int]) -> Awaitable[trio.socket.SocketType]:
+        tried.append(at[0])
+        return connection(family, at)
+
+    monkeypatch.setattr(direct, "_connection", noted)
+
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        resolver = _Resolver(name=[first, "127.0.0.1"])
+        trio.socket.set_custom_hostname_resolver(resolver)
+        for _ in range(2):
+            assert bytes((await web.fetch(f"http://name:{server.port}/v", 10, 110)).data) == PART
+            web._close_idle(float("inf"))
+        assert tried == [first, "127.0.0.1", "127.0.0.1"]
+        assert resolver.asked == 1
+
+    run(well, check)
+
+
+def test_a_name_is_looked_up_once_for_many() -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        resolver = _Resolver(name=["127.0.0.1"])
+        trio.socket.set_custom_hostname_resolver(resolver)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(web.fetch, f"http://name:{server.port}/v", 10, 110)
+        assert resolver.asked == 1
+
+    run(well, check)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "name"])
+def test_a_set_from_the_network_reaches_no_private_address(host: str) -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        said = []
+        url = f"http://{host}:{server.port}/v"
+        if host == "name":
+            trio.socket.set_custom_hostname_resolver(_Resolver(name=["127.0.0.1"]))
+        for system in (web, await web._next()) if host != "name" else (web,):
+            with pytest.raises(AccessDenied) as caught:
+                await system.fetch(url, 10, 110)
+            said.append(str(caught.value))
+        assert said[0].startswith(f"{url}: a set from the network reaches only public addresses, and ")
+        assert {text.replace("::1", "127.0.0.1") for text in said} == {said[0].replace("::1", "127.0.0.1")}
+        assert server.connections == 0
+
+    run(well, check, origin="http://example.org/set.json")
+
+
+def test_the_own_server_of_a_set_is_reached_and_what_it_redirects_to_is_judged() -> None:
+    async def serve(peer: Peer) -> None:
+        while (request := await peer.heard()) is not None:
+            away = head("302 Away", f"Location: http://127.0.0.2:{peer.server.port}/v", "Content-Length: 0")
+            await peer.send(away if request.startswith("GET /to ") else right(request))
+
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        assert await get(web, server) == PART
+        with pytest.raises(AccessDenied, match=r"reaches only public addresses, and 127\.0\.0\.2 is none"):
+            await get(web, server, path="/to")
+
+    run(serve, check, origin="http://127.0.0.1:{port}/set.json", host="0.0.0.0")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_that_is_not_there(host: str) -> None:
+    async def check(web: DirectWeb, server: Scripted) -> None:
+        with pytest.raises(Transient, match="refused"):
+            await web.fetch(f"http://{host}:{free_port()}/v", 0, 5)
+
+    run(well, check)
