@@ -26,12 +26,13 @@ _GHOSTS = 65_536  # keys remembered of blocks that left the queue
 class _Flight(Generic[V]):
     """A fetch that goes on, and how many wait for it."""
 
-    __slots__ = ("__weakref__", "block", "done", "error", "scope", "waiters")
+    __slots__ = ("__weakref__", "block", "done", "error", "roomy", "scope", "waiters")
 
     def __init__(self) -> None:
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiters = 0
+        self.roomy = False  # its bytes are set aside
         self.block: V | None = None
         self.error: Exception | None = None
 
@@ -69,6 +70,7 @@ class BlockCache(Generic[V]):
         self._unused: dict[Hashable, int] = {}  # bytes of what was fetched ahead, and not asked for so far
         self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
         self._room = trio.lowlevel.ParkingLot()
+        self._queued: OrderedDict[_Flight[V], None] = OrderedDict()  # that wait for room
         self._hits = self._misses = self._joins = 0
         self._ahead = self._used = self._dropped = 0
 
@@ -109,10 +111,13 @@ class BlockCache(Generic[V]):
         return await self._land(key, flight)
 
     async def join(self, key: Hashable) -> V | None:
-        """The block `key` if it is kept or about to come, else None; never fetches. Raises what its fetch raises."""
+        """The block `key` if it is kept or about to come, else None; never fetches. Raises what its fetch raises.
+
+        For a fetch of its own: what waits for room, perhaps for that of this very fetch, is not about to come.
+        """
         block = self.peek(key)
         flight = self._flights.get(key)
-        if block is not None or flight is None:
+        if block is not None or flight is None or not flight.roomy:
             return block
         return await self._land(key, flight)
 
@@ -149,7 +154,7 @@ class BlockCache(Generic[V]):
 
     def reserve(self, size: int) -> bool:
         """Set `size` bytes aside for what is no block, if they fit beside the fetches; release() gives them back."""
-        if self._expected + size > self.max_bytes // 2:
+        if self._queued or self._expected + size > self.max_bytes // 2:
             return False
         self._expected += size
         self._evict()
@@ -178,19 +183,15 @@ class BlockCache(Generic[V]):
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
     ) -> _Flight[V]:
         flight = self._flights[key] = _Flight[V]()
-        in_background(self._fly, key, size, fetch, flight, reserved)
+        flight.roomy = reserved
+        in_background(self._fly, key, size, fetch, flight)
         return flight
 
-    async def _fly(
-        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V], reserved: bool
-    ) -> None:
+    async def _fly(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V]) -> None:
         with flight.scope:
             try:
-                while not reserved and self._expected and self._expected + size > self.max_bytes:
-                    await self._room.park()
-                if not reserved:
-                    self._expected += size
-                    self._evict()
+                if not flight.roomy:
+                    await self._find_room(flight, size)
                 try:
                     block = flight.block = await fetch()
                 finally:
@@ -201,6 +202,22 @@ class BlockCache(Generic[V]):
                 self._waste(key)
             flight.done.set()
         self._take_off(key, flight)
+
+    async def _find_room(self, flight: _Flight[V], size: int) -> None:
+        """Wait until `size` bytes fit. First come, first served: else a large block might wait for ever."""
+        self._queued[flight] = None
+        try:
+            while next(iter(self._queued)) is not flight or (
+                self._expected and self._expected + size > self.max_bytes
+            ):
+                await self._room.park()
+        finally:
+            del self._queued[flight]
+            if self._queued:
+                self._room.unpark_all()
+        self._expected += size
+        flight.roomy = True
+        self._evict()
 
     async def _land(self, key: Hashable, flight: _Flight[V]) -> V:
         """What a flight brings."""
