@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import trio
 from tests.servers import GCS, S3, Faulty, Sftp
 from zarrfs.errors import ReadError, TargetMissing
 from zarrfs.options import parse
+from zarrfs.transfer import direct
 from zarrfs.transfer.answers import Entry, Fetched
 from zarrfs.transfer.remote import RemoteFiles
 from zarrfs.transfer.systems import System
@@ -195,7 +197,8 @@ def loaded(options: list[str], url: str) -> set[str]:
 
 def test_of_http_only_obstore_is_loaded_where_it_serves(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
-    assert loaded([], url) == {"obstore"}
+    assert loaded([], url) == set(), "plain HTTP takes no library"
+    assert loaded(["client=obstore"], url) == {"obstore"}
     assert loaded(["client=fsspec"], url) == {"aiohttp"}
     assert "aiohttp" in loaded([], faulty.put("/v?q", VALUE))
     assert loaded(['http.headers={"A": "b"}'], faulty.put("/v", VALUE)) == {"aiohttp"}
@@ -242,6 +245,12 @@ def test_without_obstore_its_client_is_an_error(monkeypatch: pytest.MonkeyPatch,
     assert fetch([], url, 0, 10).data == VALUE[:10]
 
 
+@pytest.fixture
+def _no_direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_URL", re.compile("(?!)"))
+
+
+@pytest.mark.usefixtures("_no_direct")
 @pytest.mark.parametrize("fault", ["whole", "short", "elsewhere", "unranged", "gzip", "endless", 403, 416])
 def test_what_obstore_refuses_is_asked_for_by_the_other(fault: object, faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, fault)  # once
@@ -253,6 +262,7 @@ def test_what_obstore_refuses_is_asked_for_by_the_other(fault: object, faulty: F
         fetch(["client=obstore"], url, 5, 15)
 
 
+@pytest.mark.usefixtures("_no_direct")
 def test_who_ignores_ranges_is_remembered(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE, forever="whole")
 

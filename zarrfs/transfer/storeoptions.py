@@ -11,6 +11,7 @@ import configparser
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -69,7 +70,8 @@ def proxied() -> str:
 def configured(protocols: tuple[str, ...]) -> bool:
     """Whether fsspec's configuration files or its environment variables have options of these protocols."""
     directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as fsspec.config
-    if not os.path.isdir(directory) and not any(name.startswith("FSSPEC") for name in os.environ):
+    given = os.path.isdir(directory) or any(name.startswith("FSSPEC") for name in os.environ)
+    if not given and "fsspec.config" not in sys.modules:
         return False  # to import fsspec takes longer than a request
 
     import fsspec.config
