@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,39 @@ def test_this_machine() -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 64 * MIB <= memory_limit(Options()) <= max(64 * MIB, min(GIB, total // 4))
     assert memory_limit(Options()) == suggested(total)
+
+
+_THREADS = """
+import threading
+from zarrfs.transfer.memory import keep_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+keep_freed_memory()
+before, end, turn = resident(), threading.Event(), threading.Lock()
+ended = threading.Semaphore(0)
+
+def work():
+    with turn:
+        data = bytearray(8 << 20)
+        data[::4096] = bytes(2048)
+        del data
+    ended.release()
+    end.wait()
+
+threads = [threading.Thread(target=work) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for _ in threads:
+    ended.acquire()
+print(resident() - before)
+end.set()
+"""
+
+
+def test_threads_that_are_idle_keep_no_memory_each() -> None:
+    """Sixteen read blocks from the disk: a heap for each of them would be memory that no limit counts."""
+    found = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 64 << 20

@@ -8,7 +8,8 @@ import os
 
 from zarrfs.options import Options
 
-_MALLOPT = ((-3, 32 << 20), (-1, 64 << 20))  # M_MMAP_THRESHOLD; M_TRIM_THRESHOLD: bytes kept at the end of the heap
+# M_MMAP_THRESHOLD; M_TRIM_THRESHOLD: bytes kept at the end of a heap; M_ARENA_MAX: heaps, else one for each thread
+_MALLOPT = ((-3, 32 << 20), (-1, 64 << 20), (-8, 2))
 _MOST = 1 << 30  # bytes, where nobody says more
 _LEAST = 64 << 20  # bytes
 _FILES = {  # of a cgroup: (directory below /sys/fs/cgroup, files with its limits)
