@@ -91,7 +91,7 @@ class Layout:
         found = self._folders.get(name)
         if found is None:
             found = self._open_folder(name, make) if name else self._open_root(make)
-            self._folders[name] = found
+            found = self._folders.setdefault(name, found)  # never in place of one that another thread uses
         return found
 
     def _open_root(self, make: bool) -> Handle:
