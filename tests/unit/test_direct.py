@@ -152,8 +152,11 @@ TAKEN: dict[str, tuple[Callable[[str], bytes], bytes | type[Exception]]] = {
     "a length that is too small": (_206("{r}", "Content-Length: 50"), Transient),
     "of no known total": (_206("Content-Range: bytes 10-109/*", "Content-Length: 100"), PART),
     "in other letters": (_206("content-range:Bytes 10-109/10240\t", "CONTENT-LENGTH:100  "), PART),
+    "the last": (_206(*SIZED, "Connection: keep-alive, Close"), PART),
     "no reason": (_changed(b" Partial Content", b""), PART),
 }  # fmt: skip
+# Those after which there may come anything.
+NOT_KEPT = "more than its length", "a length that is too large", "a length that is too small", "the last"
 # Answers that are for a library's client.
 LEFT: dict[str, Callable[[str], bytes]] = {
     "no length": _206("{r}"),
@@ -202,6 +205,7 @@ def test_an_answer_that_is_taken(kind: str) -> None:
                 with pytest.raises(expected):
                     await get(web, server)
         assert not server.library_was_asked
+        assert server.connections == (3 if kind in NOT_KEPT else 1)
 
     run(_answering(answer), check)
 

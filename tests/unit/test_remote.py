@@ -574,7 +574,7 @@ def test_an_s3_server_without_end(s3: S3, faulty: Faulty, either_client: str) ->
     with pytest.raises(ReadError, match=r"more than 3000000 bytes"):
         using(lambda files: files.read_all("s3://tests/v"), options)
     assert read("s3://tests/v", options=options) == VALUE[10:110]  # the range is ignored
-    assert faulty.gets() == (3 if either_client == "obstore" else 2)  # which does not take it
+    assert faulty.gets() == (2 if either_client == "fsspec" else 3)  # which does not take it
 
 
 # -- S3
