@@ -390,6 +390,15 @@ def test_the_bounds_of_what_makes_one_request(faulty: Faulty, options: Options, 
     assert faulty.gets() == requests
 
 
+async def queued(files: RemoteFiles, count: int) -> None:
+    """Return when so many wants wait for their turn."""
+    for _ in range(3000):
+        if files.stats()["waiting"] >= count:
+            return
+        await trio.sleep(0.01)
+    raise AssertionError(files.stats())
+
+
 def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faulty) -> None:
     value = os.urandom(4 << 20)
     url = faulty.put("/v", value, "slow")
@@ -404,12 +413,10 @@ def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faul
             nursery.start_soon(one, 0)
             await trio.to_thread.run_sync(faulty.arrived.wait)
             nursery.start_soon(files.prefetch, [(url, low, low + size) for low in range(3_000_000, 3_500_000, size)])
-            while files.stats()["waiting"] < 5:
-                await trio.sleep(0.01)
+            await queued(files, 5)
             for number in (3, 1, 4, 2):
                 nursery.start_soon(one, number)
-            while files.stats()["waiting"] < 9:
-                await trio.sleep(0.01)
+            await queued(files, 9)
             faulty.release()
 
     using(check, Options(host_requests=1))

@@ -176,7 +176,7 @@ class Blocks:
 
     async def _from_runs(self, wanted: Wanted, covering: list[tuple[int, int]]) -> Buffer | None:
         """The block out of runs that are kept or about to come; None where one of them cannot be had."""
-        found = bytearray()
+        found, pin = bytearray(), self._pins.get(wanted.at)
         try:
             for low, high in covering:
                 data = await self.cache.join(wanted._replace(start=low, stop=high, run=True).key)
@@ -186,7 +186,7 @@ class Blocks:
         except ReadError as exc:
             log.debug("%s", exc)
             return None
-        return found
+        return found if self._pins.get(wanted.at) is pin else None  # else they may be of two versions
 
     async def _from_server(self, wanted: Wanted, ahead: bool) -> Buffer:
         system, path = wanted.system, wanted.path
