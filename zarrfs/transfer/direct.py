@@ -22,13 +22,12 @@ import trio
 
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.options import Options
-from zarrfs.transfer import http, identity
+from zarrfs.transfer import http
 from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.storeoptions import why_not_plain
-from zarrfs.transfer.systems import System, failure, web_host
+from zarrfs.transfer.systems import System, WebPaths, failure
 from zarrfs.transfer.tasks import in_background
 from zarrfs.transfer.trust import Trust
-from zarrfs.transfer.urls import without_secrets
 from zarrfs.transfer.web import met_public, not_public
 
 log = logging.getLogger("zarrfs.transfer")
@@ -83,7 +82,7 @@ class _Host:
         self.odd = False  # its answers are not simple
 
 
-class DirectWeb:
+class DirectWeb(WebPaths):
     """HTTP servers; a path is a URL. `next_` has what is not simple."""
 
     immutable = False
@@ -123,22 +122,6 @@ class DirectWeb:
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
         return await (await self._next()).listing(path)
-
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return http.child(path, name)
-
-    def shown(self, path: str) -> str:
-        """As System.shown."""
-        return without_secrets(path)
-
-    def host(self, path: str) -> str:
-        """As System.host."""
-        return web_host(path)
-
-    def identity(self, path: str) -> str:
-        """As System.identity."""
-        return identity.of_web(path, self._trust.given(path).options)
 
     async def aclose(self) -> None:
         """Close connections; `next_` is its owner's."""

@@ -23,7 +23,7 @@ from zarrfs.options import Options
 from zarrfs.transfer import http, identity
 from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.storeoptions import Unserved, bucket, configured, why_not_plain
-from zarrfs.transfer.systems import OnLoop, System, store_host, web_host
+from zarrfs.transfer.systems import OnLoop, System, WebPaths, store_host
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.urls import names, without_secrets
 
@@ -218,7 +218,7 @@ class _Fast:
                 await trio.sleep(rest)
 
 
-class FastWeb(_Fast):
+class FastWeb(WebPaths, _Fast):
     """HTTP servers; a path is a URL.
 
     Redirects are followed by obstore, which asks nobody: it serves but where no address is judged and no server has
@@ -253,22 +253,6 @@ class FastWeb(_Fast):
             if had >= length:
                 break
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[:length]
-
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return http.child(path, name)
-
-    def shown(self, path: str) -> str:
-        """As System.shown."""
-        return without_secrets(path)
-
-    def host(self, path: str) -> str:
-        """As System.host."""
-        return web_host(path)
-
-    def identity(self, path: str) -> str:
-        """As System.identity."""
-        return identity.of_web(path, self._trust.given(path).options)
 
 
 def _why_not(options: Options, trust: Trust) -> str:

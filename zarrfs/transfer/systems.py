@@ -90,7 +90,29 @@ class OnLoop:
             raise found from exc
 
 
-class HttpSystem:
+class WebPaths:
+    """Paths that are URLs of HTTP."""
+
+    _trust: Trust
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return http.child(path, name)
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return without_secrets(path)
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return web_host(path)
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_web(path, self._trust.given(path).options)
+
+
+class HttpSystem(WebPaths):
     """HTTP servers, all of them: a path is a URL."""
 
     immutable = False
@@ -111,22 +133,6 @@ class HttpSystem:
         """As System.listing."""
         head, mark, query = path.partition("?")
         return await self._loop.call(self.shown(path), http.listing, self._web, f"{head.rstrip('/')}/{mark}{query}")
-
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return http.child(path, name)
-
-    def shown(self, path: str) -> str:
-        """As System.shown."""
-        return without_secrets(path)
-
-    def host(self, path: str) -> str:
-        """As System.host."""
-        return web_host(path)
-
-    def identity(self, path: str) -> str:
-        """As System.identity."""
-        return identity.of_web(path, self._trust.given(path).options)
 
     async def aclose(self) -> None:
         await bridge.call(self._web.aclose)
