@@ -388,7 +388,7 @@ def test_memory_and_s3(s3: S3) -> None:
         ("{listing}/file", "404"),
         ("http://127.0.0.1:{free}/x", "Cannot connect"),
         ("nosuch://x", "the protocol 'nosuch' is unknown"),
-        ("gs://x/y", "gs needs the package"),
+        ("dropbox://x/y", "dropbox needs the package"),
         ("zip://::{listing}/file", "bad zip file"),
         ("zip://::{listing}/nope", "404"),
         ("zip://nope::{listing}/ok.zip", "not found"),
