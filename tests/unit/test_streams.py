@@ -10,6 +10,7 @@ import trio
 from tests.servers import Nginx
 from zarrfs.options import Options
 from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.transfer.streams import Streams
 
 PART = 512 << 10
 
@@ -30,3 +31,14 @@ def test_a_part_on_its_way_is_not_given_up_for_the_read_that_ends_with_it(nginx:
         await files.aclose()
 
     trio.run(main)
+
+
+def test_the_window_follows_what_was_read_in_order() -> None:
+    streams, mib = Streams(16 << 20, 64 << 20), 1 << 20
+    assert streams.read("v", 0, mib).window == 0
+    for stop, window in ((2, 32), (3, 48), (4, 64), (5, 64)):
+        assert streams.read("v", (stop - 1) * mib, stop * mib).window == window * mib
+    assert streams.read("v", 100 * mib, 101 * mib).window == 0, "a seek"
+    assert streams.read("v", 101 * mib, 101 * mib + 1000).window == 16 * mib + 16_000
+    assert streams.read("short", 0, 1000).window == 0
+    assert streams.read("short", 1000, 2000).window == 16 * mib, "never less than the first"

@@ -113,7 +113,7 @@ async def _main(
                 nursery.start_soon(operations.recorder.run)
             if records is not None and options.warm is not None:
                 nursery.start_soon(warm_mount, store, options.warm, records)
-            await pyfuse3.main()
+            await pyfuse3.main(min_tasks=64, max_tasks=128)
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):

@@ -18,7 +18,7 @@ from zarrfs.transfer.tasks import at_once
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
-_PAGE = 1000  # rows of one range scan: a listing can stop and go on anywhere
+_FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
 _TARGET_MAX = 4095  # bytes of a symbolic link's target
 _FIRST_REGIONS = 16  # of a file that are fetched before it is read
 _REMEMBERED = 16_384  # directories and rows kept in memory
@@ -87,10 +87,11 @@ class IndexStore:
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         parent, usual_ns, new, file = self._directory(prefix), self._mtime_ns, tuple.__new__, Kind.FILE
+        size_of_page = _FIRST_PAGE
         while True:
             page = self._db.execute(
-                f"SELECT {_LISTED} FROM entry WHERE parent=? AND name>? ORDER BY name LIMIT {_PAGE}",
-                (parent, after),
+                f"SELECT {_LISTED} FROM entry WHERE parent=? AND name>? ORDER BY name LIMIT ?",
+                (parent, after, size_of_page),
             ).fetchall()
             for name, kind, size, mode, mtime_ns, ref, held in page:
                 if kind:
@@ -99,8 +100,9 @@ class IndexStore:
                 if mtime_ns is None:
                     mtime_ns = usual_ns
                 yield new(Info, (name, file, size, mode, mtime_ns, None, held, 1, None))  # Info() takes thrice as long
-            if len(page) < _PAGE:
+            if len(page) < size_of_page:
                 return
+            size_of_page = _PAGE
             if page[-1][0] <= after:
                 raise ReadError(prefix, "the index is damaged: names in no order")
             after = page[-1][0]

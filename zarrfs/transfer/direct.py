@@ -38,6 +38,7 @@ _NEXT = 1.0  # seconds until the next address of a name is tried
 _ADDRESSES = 60.0  # seconds for which the addresses of a name are believed
 _HOSTS = 256  # servers that are remembered
 _HEAD_MAX = 64 << 10  # bytes
+_FIRST = 16 << 10  # bytes that are taken at once until the body begins
 _LOW = 1 << 20  # bytes that are waited for at once, of a long body
 _ONCE = ("content-length", "content-range", "content-encoding", "transfer-encoding", "etag", "last-modified")
 # What is written into a request as it stands, by every client.
@@ -75,7 +76,7 @@ class _Host:
     def __init__(self, at: str, guarded: bool) -> None:
         name, _, port = at.partition(":")
         self.at, self.name, self.port, self.guarded = at, name, int(port or 80), guarded
-        self.idle: list[tuple[trio.socket.SocketType, float]] = []  # since when, the oldest first
+        self.idle: list[tuple[socket.socket, float]] = []  # since when, the oldest first
         self.lookup = trio.Lock()
         self.addresses: list[tuple[socket.AddressFamily, Any]] = []
         self.looked_up = -math.inf
@@ -147,17 +148,17 @@ class DirectWeb(WebPaths):
         self._hosts.move_to_end(at)
         return (None if host.odd else host), match[2]
 
-    async def _connected(self, host: _Host, where: str) -> tuple[trio.socket.SocketType, bool]:
+    async def _connected(self, host: _Host, where: str) -> tuple[socket.socket, bool]:
         """(a connection, whether it was used before)."""
         while host.idle:
             sock, since = host.idle.pop()
             self._kept -= 1
-            if time.monotonic() - since < _IDLE and not sock.is_readable():  # neither at its end nor ahead of us
+            if time.monotonic() - since < _IDLE and not _has_more(sock):  # neither at its end nor ahead of us
                 return sock, True
             sock.close()
         return await self._connect(host, where), False
 
-    async def _connect(self, host: _Host, where: str) -> trio.socket.SocketType:
+    async def _connect(self, host: _Host, where: str) -> socket.socket:
         async with host.lookup:
             if time.monotonic() - host.looked_up > _ADDRESSES:
                 found = await trio.socket.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
@@ -181,7 +182,7 @@ class DirectWeb(WebPaths):
         host.looked_up = -math.inf
         raise error
 
-    def _keep(self, host: _Host, sock: trio.socket.SocketType) -> None:
+    def _keep(self, host: _Host, sock: socket.socket) -> None:
         """Keep a connection whose answer is at its end for the next request."""
         if self._kept >= _KEPT or self._hosts.get(host.at) is not host:
             sock.close()
@@ -237,7 +238,7 @@ class DirectWeb(WebPaths):
                     sock.close()
 
     async def _answer(
-        self, sock: trio.socket.SocketType, head: Head, body: bytes, where: str, start: int, stop: int
+        self, sock: socket.socket, head: Head, body: bytes, where: str, start: int, stop: int
     ) -> tuple[Fetched, bool]:
         """(what the answer is, whether all of its body has been read)."""
         if head.status == 416:
@@ -262,26 +263,56 @@ class DirectWeb(WebPaths):
         return found, length == size and len(body) <= size
 
 
-async def _connection(family: socket.AddressFamily, address: Any) -> trio.socket.SocketType:
-    sock = trio.socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await sock.connect(address)
-    except BaseException:
-        sock.close()
-        raise
+async def _connection(family: socket.AddressFamily, address: Any) -> socket.socket:
+    """A connected socket that never blocks.
+
+    Not one of trio's own: those go round the loop at every call, and a request would be ten times round.
+    """
+    with trio.socket.socket(family, socket.SOCK_STREAM) as connecting:
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await connecting.connect(address)
+        sock = socket.socket(fileno=connecting.detach())
+    sock.setblocking(False)
     return sock
 
 
-async def _asked(sock: trio.socket.SocketType, request: bytes, used: bool) -> bytes:
+def _has_more(sock: socket.socket) -> bool:
+    """Whether there is something to read, or the connection is at its end."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+async def _asked(sock: socket.socket, request: bytes, used: bool) -> bytes:
     """The first that comes; b"" at the end of the connection, or where one that was `used` is broken."""
     try:
         await _send(sock, request)
-        return await sock.recv(_HEAD_MAX)
+        await trio.lowlevel.wait_readable(sock)
+        return await _received(sock, _FIRST)
     except ConnectionError:
         if not used:
             raise
         return b""
+
+
+async def _send(sock: socket.socket, data: bytes) -> None:
+    while data:
+        try:
+            data = data[sock.send(data) :]
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(sock)
+
+
+async def _received(sock: socket.socket, most: int) -> bytes:
+    while True:
+        try:
+            return sock.recv(most)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
 
 
 def _length(head: Head) -> int | None:
@@ -290,19 +321,14 @@ def _length(head: Head) -> int | None:
     return int(length) if length.isdecimal() and "transfer-encoding" not in head.headers else None
 
 
-async def _send(sock: trio.socket.SocketType, data: bytes) -> None:
-    while data:
-        data = data[await sock.send(data) :]
-
-
-async def _head(sock: trio.socket.SocketType, data: bytes) -> tuple[Head, bytes]:
+async def _head(sock: socket.socket, data: bytes) -> tuple[Head, bytes]:
     """(the head of the answer that begins with `data`, what has come of its body)."""
     seen = 0
     while (end := data.find(b"\r\n\r\n", max(0, seen - 3))) < 0:
         if len(data) >= _HEAD_MAX or not _VERSION.startswith(data[: len(_VERSION)]) or _BARE.search(data, seen):
             raise _Unserved("a head without end, or in another language")
         seen = len(data)
-        more = await sock.recv(_HEAD_MAX)
+        more = await _received(sock, _FIRST)
         if not more:
             raise Transient("the connection was closed before an answer came")
         data += more
@@ -320,7 +346,7 @@ async def _head(sock: trio.socket.SocketType, data: bytes) -> tuple[Head, bytes]
     return Head(int(match[1]), (match[2] or b"").decode(), headers), data[end + 4 :]
 
 
-async def _body(sock: trio.socket.SocketType, begun: bytes, size: int) -> bytearray:
+async def _body(sock: socket.socket, begun: bytes, size: int) -> bytearray:
     """`size` bytes that begin with `begun`; Transient where fewer come."""
     data = bytearray(size)
     got = len(begun)
@@ -334,9 +360,15 @@ async def _body(sock: trio.socket.SocketType, begun: bytes, size: int) -> bytear
                 if low == 1:
                     restore.callback(sock.setsockopt, socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
                 low = wanted
-            with view[got:] as rest:
-                count = await sock.recv_into(rest)
+            try:
+                with view[got:] as rest:
+                    count = sock.recv_into(rest)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(sock)
+                continue
             if not count:
                 raise Transient("the answer was cut off")
             got += count
+            if count >= _LOW:  # a server that is faster than we are may not keep the loop from others
+                await trio.lowlevel.checkpoint()
     return data

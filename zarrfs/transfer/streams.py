@@ -10,6 +10,7 @@ from zarrfs.transfer.cache import Ahead
 
 _VALUES = 256  # values whose readers are remembered
 _READERS = 8  # of one value
+_TRUST = 16  # times as much as a reader has read in order is fetched ahead of it
 _SLACK = 4 << 20  # bytes by which requests of one reader come out of order, or skip some
 
 
@@ -17,6 +18,7 @@ _SLACK = 4 << 20  # bytes by which requests of one reader come out of order, or 
 class Stream:
     """One reader of a value; offsets in bytes."""
 
+    began: int  # where it has read first
     at: int  # where it is
     window: int = 0  # how much to have ahead of it; 0: it has read but once
     started: int = 0  # up to where parts were started
@@ -51,24 +53,21 @@ class Streams:
             if -_SLACK <= start - stream.at <= _SLACK:
                 self._go_on(stream, start, stop)
                 return stream
-        return self._begin(streams, stop)
+        return self._begin(streams, start, stop)
 
     def _go_on(self, stream: Stream, start: int, stop: int) -> None:
         stream.at = max(stream.at, stop)
-        if not stream.window:
-            stream.window = self._first
-        elif stream.started - stream.at < stream.window // 2:
-            stream.window = min(2 * stream.window, self._most)
+        stream.window = min(max(self._first, stream.window, _TRUST * (stream.at - stream.began)), self._most)
         # not up to `stop`: whoever reads these bytes, here or in a request before, may not wait for their part so far
         while stream.parts and stream.parts[0][0] <= start - _SLACK:
             stream.parts.pop(0)[1].let_go()
 
-    def _begin(self, streams: list[Stream], stop: int) -> Stream:
+    def _begin(self, streams: list[Stream], start: int, stop: int) -> Stream:
         """A seek, or another reader: what was fetched for the last one is given up until it reads on."""
         if streams:
             streams[-1].let_go()
             streams[-1].window = streams[-1].started = 0
-        stream = Stream(stop)
+        stream = Stream(start, stop)
         streams.append(stream)
         if len(streams) > _READERS:
             streams.pop(0).let_go()
