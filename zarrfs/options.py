@@ -281,6 +281,10 @@ class Options:
         "mount", None, seconds, "TIME",
         "How long the kernel remembers that a name is absent (default: likewise).",
     )
+    upperdir: str | None = _option(
+        "source", None, directory, "DIR",
+        "Changes go to DIR: the mount is writable, and what DIR holds is shown over the source (docs/writes.md).",
+    )
     read_ahead: int = _option(
         "mount", 1 << 20, size, "SIZE",
         "The kernel's read-ahead on this mount; set by root, or as root permits.",
