@@ -12,7 +12,7 @@ import os
 import stat
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
-_NO_MAGICLINKS, _BENEATH, _CACHED = 0x02, 0x08, 0x20
+_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x02, 0x04, 0x08, 0x20
 _LINKS_MAX = 40  # as the kernel's own limit
 _BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -89,6 +89,28 @@ class BaseDirectory:
             if cached:
                 raise BlockingIOError(errno.EAGAIN, "not cached")
             return self._walk(path, flags)
+
+    def directory(self, path: bytes) -> int:
+        """An O_PATH descriptor of the directory `path`; a symbolic link on the way is no directory (ENOTDIR)."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        while self._kernel_walks:
+            try:
+                return _openat2(self.descriptor, path or b".", flags, _BENEATH | _NO_SYMLINKS)
+            except OSError as exc:
+                if exc.errno == errno.ELOOP:
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path)) from None
+                if exc.errno in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
+                    self._kernel_walks = False
+                elif exc.errno != errno.EAGAIN:
+                    raise
+        found = os.open(b".", flags, dir_fd=self.descriptor)
+        for name in _parts(path):
+            above = found
+            try:
+                found = os.open(name, flags, dir_fd=above)
+            finally:
+                os.close(above)
+        return found
 
     def _works(self) -> bool:
         """Whether openat2 works here at all: EPERM may be seccomp's, or the file's."""

@@ -1,0 +1,208 @@
+"""Upper: the directory that changes go to: real files under the names of their keys, and whiteouts.
+
+Nothing here follows a symbolic link: links in an upper are values, and one that somebody put there must not lead a
+write out of it. Methods are calls of the operating system, on a local file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from zarrfs.errors import SourceError
+from zarrfs.store.api import join_key
+from zarrfs.store.beneath import BaseDirectory
+from zarrfs.store.staging import RESERVED, Staging
+from zarrfs.store.whiteouts import OPAQUE, RECORD, hidden_name, reserved, whiteout_name
+
+_VERSION = 1
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+
+
+class Upper:
+    """A directory of changes. `plain`: it is all there is, with no lower store, and whiteouts mean nothing.
+
+    `over`: what it is made over, as JSON has it; None: that is not known, and not asked for. SourceError where
+    `path` is no directory, or is that of something else.
+    """
+
+    def __init__(self, path: str, plain: bool = False, over: dict[str, Any] | None = None) -> None:
+        self.path = os.path.realpath(path)
+        self.plain = plain
+        self._over = over
+        try:
+            self._base = BaseDirectory(self.path)
+        except OSError as exc:
+            raise SourceError(path, f"no upper directory: {(exc.strerror or str(exc)).lower()}") from exc
+        self._locked = -1
+        try:
+            if not plain and over is not None:
+                self._check_record(over)
+        except BaseException:
+            self._base.close()
+            raise
+        self.staging = Staging(self._base.descriptor)
+
+    # -- who may use it
+
+    def lock(self, exclusive: bool) -> None:
+        """Keep other writers out (or with `exclusive`, readers too) until close() or the end of the process.
+
+        Who writes also notes here what it is made over. SourceError naming who holds the lock.
+        """
+        descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._base.descriptor)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(descriptor)
+            os.close(descriptor)
+            raise SourceError(self.path, f"is in use by another mount{holder}") from None
+        except OSError:  # a file system without locks
+            pass
+        self._locked = descriptor
+        if exclusive and not self.plain and self._over is not None and self._record() is None:
+            with self.at(RECORD) as (directory, name):
+                descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=directory)
+                with open(descriptor, "w") as file:
+                    json.dump({"zarrfs_upper": _VERSION, **self._over}, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Give the lock and descriptors back."""
+        if self._locked >= 0:
+            os.close(self._locked)
+            self._locked = -1
+        if self._base.descriptor >= 0:
+            self.staging.close()
+        self._base.close()
+
+    def _check_record(self, over: dict[str, Any]) -> None:
+        """SourceError where the directory holds something else, or changes of another source or version."""
+        found = self._record()
+        if found is None:
+            names = [name for name in os.listdir(self.path) if not name.startswith((RESERVED, RECORD))]
+            if names and names != ["lost+found"]:
+                rule = f"is no upper directory of zarrfs (no {RECORD}) and not empty: it holds {sorted(names)[0]!r}"
+                raise SourceError(self.path, rule)
+            return
+        if found.get("source") != over.get("source"):
+            raise SourceError(self.path, f"holds changes of {found.get('source')}, not of {over.get('source')}")
+        if found.get("fingerprint") != over.get("fingerprint"):
+            rule = f"holds changes of another version of {over.get('source')}, which has changed since"
+            raise SourceError(self.path, rule)
+
+    def _record(self) -> dict[str, Any] | None:
+        try:
+            with open(self.open(RECORD, os.O_RDONLY)) as file:
+                found = json.load(file)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as exc:
+            raise SourceError(self.path, f"{RECORD} cannot be read: {exc}") from exc
+        if not isinstance(found, dict) or found.get("zarrfs_upper") != _VERSION:
+            raise SourceError(self.path, f"{RECORD} is of another version of zarrfs")
+        return found
+
+    # -- files
+
+    @contextlib.contextmanager
+    def at(self, key: str) -> Iterator[tuple[int, bytes]]:
+        """(descriptor of the directory that `key` lies in, its name there). FileNotFoundError, NotADirectoryError."""
+        parent, _, name = os.fsencode(key).rpartition(b"/")
+        directory = self._base.directory(parent)
+        try:
+            yield directory, name or b"."
+        finally:
+            os.close(directory)
+
+    def status(self, key: str) -> os.stat_result | None:
+        """lstat of what is there; None for nothing."""
+        try:
+            with self.at(key) as (directory, name):
+                return os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno in _GONE:
+                return None
+            raise
+
+    def open(self, key: str, flags: int, mode: int = 0) -> int:
+        """A descriptor of a file or directory, never of what a link points to (ELOOP)."""
+        with self.at(key) as (directory, name):
+            return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY, mode, dir_fd=directory)
+
+    def readlink(self, key: str) -> str:
+        """The target of a symbolic link."""
+        with self.at(key) as (directory, name):
+            return os.fsdecode(os.readlink(name, dir_fd=directory))
+
+    def names(self, key: str) -> tuple[list[str], set[str], bool]:
+        """(entries, hidden names, whether it is opaque) of a directory; nothing where there is none."""
+        try:
+            descriptor = self.open(key, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as exc:
+            if exc.errno in _GONE:
+                return [], set(), False
+            raise
+        try:
+            found = os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
+        if self.plain:
+            return [name for name in found if not name.startswith(RESERVED)], set(), False
+        hidden = {gone for name in found if (gone := hidden_name(name)) is not None}
+        return [name for name in found if not reserved(name)], hidden, OPAQUE in found
+
+    # -- whiteouts
+
+    def hides(self, key: str) -> bool:
+        """Whether a whiteout hides the lower entry `key`."""
+        return not self.plain and self._is_there(_beside(key))
+
+    def hide(self, key: str) -> None:
+        """Hide the lower entry `key`; its directory is in the upper."""
+        self._touch(_beside(key))
+
+    def show(self, key: str) -> None:
+        """Take the whiteout of `key` away, if there is one."""
+        with contextlib.suppress(FileNotFoundError), self.at(_beside(key)) as (directory, name):
+            os.unlink(name, dir_fd=directory)
+
+    def opaque(self, key: str) -> bool:
+        """Whether the directory `key` hides all that the lower one has."""
+        return not self.plain and self._is_there(join_key(key, OPAQUE))
+
+    def make_opaque(self, key: str) -> None:
+        """Let the directory `key` hide all that the lower one has."""
+        self._touch(join_key(key, OPAQUE))
+
+    def _is_there(self, key: str) -> bool:
+        status = self.status(key)
+        return status is not None and stat.S_ISREG(status.st_mode)
+
+    def _touch(self, key: str) -> None:
+        os.close(self.open(key, os.O_WRONLY | os.O_CREAT, 0o644))
+
+
+def _beside(key: str) -> str:
+    parent, _, name = key.rpartition("/")
+    return join_key(parent, whiteout_name(name))
+
+
+def _holder(descriptor: int) -> str:
+    """Which process has locked the directory, as far as /proc/locks tells."""
+    status = os.fstat(descriptor)
+    inode = rf"[0-9a-f]+:[0-9a-f]+:{status.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks") as file:
+        for line in file:
+            match = re.search(rf"FLOCK\s+ADVISORY\s+\w+\s+(\d+)\s+{inode}\s", line)
+            if match is not None:
+                return f" (process {match[1]})"
+    return ""
