@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,7 +77,31 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 
 
 def open_plan(plan: Plan, options: Options) -> Store:
-    """The Store of a plan; touches no network."""
+    """The Store of a plan, with the changes that -o upperdir= has; touches no network."""
+    if options.upperdir is None:
+        return _open(plan, options)
+    from zarrfs.store.overlay import Overlay
+    from zarrfs.store.upper import Upper
+
+    owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
+    if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
+        return Overlay(None, Upper(options.upperdir, plain=True), owner)
+    over = {"source": plan.source, "fingerprint": _fingerprint(plan)}
+    upper = Upper(options.upperdir, over=over)
+    try:
+        return Overlay(_open(plan, options), upper, owner)
+    except BaseException:
+        upper.close()
+        raise
+
+
+def _fingerprint(plan: Plan) -> str:
+    """What tells one version of a document from another; "" for what has none, as a directory."""
+    name = os.path.basename(plan.index or "")
+    return name.partition(".")[0] if re.fullmatch(r"[0-9a-f]{64}\.[0-9a-f]{64}\.index", name) else ""
+
+
+def _open(plan: Plan, options: Options) -> Store:
     if plan.index is not None:
         return _open_index(plan, plan.index, options)
     if plan.kind == "references":

@@ -23,7 +23,7 @@ from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.whiteouts import OPAQUE, RECORD, hidden_name, reserved, whiteout_name
 
 _VERSION = 1
-_GONE = (errno.ENOENT, errno.ENOTDIR)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no whiteout has such a name
 
 
 class Upper:

@@ -1,0 +1,493 @@
+"""Overlay: a read-only lower store under an upper directory that holds what was changed.
+
+Reads fall through to the lower store. Before something of it is changed it is copied up; what is deleted leaves a
+whiteout (store.whiteouts). The lower store is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import trio
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.store.api import (
+    Buffer,
+    Info,
+    Kind,
+    PrefetchStore,
+    Store,
+    Usage,
+    check_key,
+    join_key,
+    keys_below,
+    split_key,
+)
+from zarrfs.store.staging import StagedFile
+from zarrfs.store.upper import Upper
+from zarrfs.store.uri import file_uri
+from zarrfs.store.whiteouts import reserved
+from zarrfs.transfer.local import read_file
+
+log = logging.getLogger("zarrfs.store")
+
+_PIECE = 4 << 20  # bytes that are copied up at a time
+_HOLE = 64 << 10  # bytes: zeros that begin at a multiple of this are not written
+_ZEROS = bytes(_HOLE)
+_MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # where the lower store has none
+
+
+class Found(NamedTuple):
+    """What is at a key: in the upper, its lstat; of the lower store, an Info. A merged directory has both."""
+
+    status: os.stat_result | None
+    info: Info | None
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        if self.status is not None:
+            return stat.S_ISDIR(self.status.st_mode)
+        return self.info is not None and self.info.kind is Kind.DIRECTORY
+
+
+class Merged(NamedTuple):
+    """An entry of a merged directory; as Found."""
+
+    name: str
+    status: os.stat_result | None
+    info: Info | None
+
+
+class Change(NamedTuple):
+    """One difference between the merged tree and the lower store; `status` is that of the upper entry."""
+
+    kind: Literal["added", "changed", "deleted"]
+    key: str
+    status: os.stat_result | None
+
+
+class Overlay:
+    """A WritableStore of `lower`, or of nothing, with the changes that `upper` has.
+
+    `owner`: (uid, gid) of what is copied up; None: of this process. Who changes names holds `lock` meanwhile;
+    copy_up() takes it itself.
+    """
+
+    def __init__(self, lower: Store | None, upper: Upper, owner: tuple[int, int] | None = None) -> None:
+        self.lower, self.upper, self.owner = lower, upper, owner
+        self.lock = trio.Lock()
+        self.immutable = lower.immutable if lower is not None else False
+        self._copies: dict[str, trio.Lock] = {}
+        self._told: set[str] = set()
+
+    # -- what is where
+
+    def check_name(self, name: str) -> None:
+        """OSError (EINVAL) for a name that means something in the upper."""
+        if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
+            if name not in self._told and len(self._told) < 100:
+                self._told.add(name)
+                log.warning("%s: a reserved name: what begins with .wh. or .zarrfs- is zarrfs' own here", name)
+            raise OSError(errno.EINVAL, "a reserved name", name)
+
+    async def find(self, key: str) -> Found:
+        """What is at `key`. NotFound (also for reserved names), NotDirectory where the path leads through a file."""
+        self._check_shown(key)
+        status = self.upper.status(key)
+        if status is None:
+            info = await self.below(key)
+            if info is None:
+                raise NotFound(key)
+            return Found(None, info)
+        if not stat.S_ISDIR(status.st_mode):
+            return Found(status, None)
+        info = await self.below(key)
+        return Found(status, info if info is not None and info.kind is Kind.DIRECTORY else None)
+
+    async def below(self, key: str) -> Info | None:
+        """What the lower store shows at `key`; None where it has nothing, or something above hides it."""
+        if self.lower is None or self._hidden(key):
+            return None
+        try:
+            return _shown(await self.lower.info(key, sized=False))
+        except (NotFound, NotDirectory):
+            return None
+
+    async def entries(self, key: str) -> list[Merged]:
+        """What is in a directory, by name. NotFound, NotDirectory."""
+        found = await self.find(key)
+        if not found.is_directory:
+            raise NotDirectory(key)
+        names, hidden, opaque = self.upper.names(key)
+        merged: dict[str, Merged] = {}
+        for name in names:
+            status = self.upper.status(join_key(key, name))
+            if status is not None:
+                merged[name] = Merged(name, status, None)
+        if found.info is not None and not opaque and self.lower is not None:
+            async for info in self.lower.list_dir(key):
+                name = info.name
+                above = merged.get(name)
+                if name in hidden or reserved(name):
+                    continue
+                if above is None:
+                    merged[name] = Merged(name, None, _shown(info))
+                elif info.kind is Kind.DIRECTORY and above.status is not None and stat.S_ISDIR(above.status.st_mode):
+                    merged[name] = Merged(name, above.status, _shown(info))
+        return [merged[name] for name in sorted(merged)]
+
+    def _check_shown(self, key: str) -> None:
+        if ".wh." in key or ".zarrfs-" in key:
+            for name in key.split("/"):
+                if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
+                    raise NotFound(key)
+
+    def _hidden(self, key: str) -> bool:
+        """Whether something in the upper hides the lower entry `key`: itself, or a directory above it."""
+        upper, at = self.upper, ""
+        status = upper.status(at)
+        for name in key.split("/") if key else ():
+            if upper.opaque(at):
+                return True
+            at = join_key(at, name)
+            if upper.hides(at):
+                return True
+            status = upper.status(at)
+            if status is None:
+                return False
+            if not stat.S_ISDIR(status.st_mode):
+                return True
+        return False
+
+    # -- copying up
+
+    async def make_parents(self, key: str) -> None:
+        """Let the directories above `key` be in the upper, as the lower store shows them. Hold `lock`."""
+        parent = split_key(key)[0]
+        if not parent or self.upper.status(parent) is not None:
+            return
+        await self.make_parents(parent)
+        info = await self.below(parent)
+        if info is None:
+            raise NotFound(parent)
+        if info.kind is not Kind.DIRECTORY:
+            raise NotDirectory(parent)
+        with self.upper.at(parent) as (directory, name):
+            os.mkdir(name, 0o700, dir_fd=directory)
+            self._dress(directory, name, info)
+
+    async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
+        """Let `key` be in the upper, of a file only the first `size` bytes; its lstat there.
+
+        It appears at once and whole. NotFound; ReadError where its bytes cannot be had; OSError of the upper's disk.
+        """
+        async with self._one_copy(key):
+            status = self.upper.status(key)
+            if status is not None:
+                return status
+            info = await self.below(key)
+            if info is None:
+                raise NotFound(key)
+            if info.kind is Kind.FILE:
+                await self._copy_file(key, info, size)
+            else:
+                async with self.lock:
+                    await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
+                    if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
+                        with self.upper.at(key) as (directory, name):
+                            os.symlink(os.fsencode(info.target or ""), name, dir_fd=directory)
+                            self._dress(directory, name, info)
+            status = self.upper.status(key)
+            if status is None:  # removed meanwhile
+                raise NotFound(key)
+            return status
+
+    async def _copy_file(self, key: str, info: Info, most: int | None) -> None:
+        size = info.size
+        if size is None and self.lower is not None:
+            size = (await self.lower.info(key)).size
+        size = size or 0
+        size = size if most is None else min(size, most)
+        staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
+        try:
+            for at in range(0, size, _PIECE):
+                data = await self._read(key, at, min(_PIECE, size - at))
+                await trio.to_thread.run_sync(_write, staged.descriptor, data, at)
+            await trio.to_thread.run_sync(self._finish, staged, info, size)
+            async with self.lock:
+                if self.upper.status(key) is None and not self._hidden(key):
+                    await self.make_parents(key)
+                    with self.upper.at(key) as (directory, name):
+                        staged.place(directory, name)
+                else:
+                    staged.discard()
+        except BaseException:
+            staged.discard()
+            raise
+
+    async def _read(self, key: str, start: int, length: int) -> Buffer:
+        """Bytes of the lower store; ReadError where there are fewer."""
+        assert self.lower is not None
+        data = await self.lower.get(key, start, length)
+        if len(data) != length:
+            raise ReadError(key, "ended early while it was copied")
+        return data
+
+    def _finish(self, staged: StagedFile, info: Info, size: int) -> None:
+        descriptor = staged.descriptor
+        os.ftruncate(descriptor, size)
+        if self.owner is not None:
+            os.fchown(descriptor, *self.owner)
+        os.fchmod(descriptor, info.mode if info.mode is not None else _MODES[info.kind])
+        if info.mtime_ns is not None:
+            os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
+
+    def _dress(self, directory: int, name: bytes, info: Info) -> None:
+        """Owner, mode and time of a directory or link that was made after one of the lower store."""
+        if self.owner is not None:
+            os.chown(name, *self.owner, dir_fd=directory, follow_symlinks=False)
+        if info.kind is Kind.DIRECTORY:
+            os.chmod(name, info.mode if info.mode is not None else _MODES[info.kind], dir_fd=directory)
+        if info.mtime_ns is not None:
+            times = info.mtime_ns, info.mtime_ns
+            os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+
+    @contextlib.asynccontextmanager
+    async def _one_copy(self, key: str) -> AsyncIterator[None]:
+        """One at a time for each key."""
+        lock = self._copies.setdefault(key, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            statistics = lock.statistics()
+            if not statistics.locked and not statistics.tasks_waiting:
+                self._copies.pop(key, None)
+
+    # -- the Store protocol
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        found = await self.find(key)
+        name = split_key(key)[1]
+        if found.status is not None:
+            return self._info_of(key, name, found.status)
+        if sized and found.info is not None and found.info.size is None and self.lower is not None:
+            return _shown(await self.lower.info(key))
+        assert found.info is not None
+        return found.info
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        for name, status, info in await self.entries(prefix):
+            if name > after:
+                key = join_key(prefix, name)
+                if status is not None and not _is_key(status):
+                    continue
+                yield self._info_of(key, name, status) if status is not None else info  # type: ignore[misc]
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        return keys_below(self, prefix)
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        found = await self.find(key)
+        if found.status is None:
+            assert self.lower is not None
+            return await self.lower.get(key, start, length)
+        if stat.S_ISDIR(found.status.st_mode):
+            raise IsDirectory(key)
+        if stat.S_ISLNK(found.status.st_mode):
+            raise ReadError(key, "is a symbolic link, which is not followed here")
+        if not stat.S_ISREG(found.status.st_mode):
+            raise NotFound(key)
+        descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            size = os.fstat(descriptor).st_size
+            stop = size if length is None else min(size, start + length)
+            return await read_file(descriptor, start, stop - start) if start < stop else b""
+        finally:
+            os.close(descriptor)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        found = await self.find(key)
+        if found.status is None and self.lower is not None:
+            return await self.lower.locate(key)
+        return {"url": file_uri(os.path.join(self.upper.path, key))}
+
+    async def usage(self) -> Usage:
+        """That of the lower store, and what is free on the upper's disk."""
+        held = Usage() if self.lower is None else await self.lower.usage()
+        status = os.statvfs(self.upper.path)
+        unit = status.f_frsize
+        total = Usage(status.f_blocks * unit, status.f_files) if self.lower is None else held
+        return total._replace(bytes_free=status.f_bavail * unit, files_free=status.f_favail)
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Store `value`, making the directories above it; atomic. IsDirectory, NotDirectory, InvalidKey."""
+        check_key(key)
+        for name in key.split("/"):
+            self.check_name(name)
+        async with self.lock:
+            with contextlib.suppress(NotFound):
+                if (await self.find(key)).is_directory:
+                    raise IsDirectory(key)
+            await self._make_directories(split_key(key)[0])
+            staged = self.upper.staging.create(None, 0o644)
+            try:
+                _write(staged.descriptor, value, 0)
+                with self.upper.at(key) as (directory, name_there):
+                    staged.place(directory, name_there)
+            except BaseException:
+                staged.discard()
+                raise
+            self.upper.show(key)
+
+    async def delete(self, key: str) -> None:
+        """Remove a file, a link, or a directory with all below it; NotFound. Parents stay."""
+        check_key(key)
+        async with self.lock:
+            found = await self.find(key)
+            if await self.below(key) is not None or found.info is not None:
+                await self.make_parents(key)
+                self.upper.hide(key)
+            if found.status is not None:
+                with self.upper.at(key) as (directory, name):
+                    if stat.S_ISDIR(found.status.st_mode):
+                        self.upper.staging.remove_tree(directory, name)
+                    else:
+                        os.unlink(name, dir_fd=directory)
+
+    async def aclose(self) -> None:
+        self.upper.close()
+        if self.lower is not None:
+            await self.lower.aclose()
+
+    async def _make_directories(self, prefix: str) -> None:
+        """Directories from the root to `prefix`, copied up or new. Hold `lock`."""
+        at = ""
+        for name in prefix.split("/") if prefix else ():
+            at = join_key(at, name)
+            try:
+                found = await self.find(at)
+            except NotFound:
+                await self.make_parents(at)
+                lower_there = self.upper.hides(at)
+                with self.upper.at(at) as (directory, name_there):
+                    os.mkdir(name_there, 0o755, dir_fd=directory)
+                if lower_there:
+                    self.upper.make_opaque(at)
+                continue
+            if not found.is_directory:
+                raise NotDirectory(at)
+        await self.make_parents(join_key(prefix, "x"))
+
+    def _info_of(self, key: str, name: str, status: os.stat_result) -> Info:
+        mode, size = stat.S_IMODE(status.st_mode), status.st_size
+        if stat.S_ISDIR(status.st_mode):
+            return Info(name, Kind.DIRECTORY, 0, mode, status.st_mtime_ns, links=status.st_nlink)
+        if stat.S_ISLNK(status.st_mode):
+            return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, self.upper.readlink(key))
+        if not stat.S_ISREG(status.st_mode):
+            raise NotFound(key)  # a fifo, a socket or a device is no key
+        held = status.st_blocks * 512
+        return Info(name, Kind.FILE, size, mode, status.st_mtime_ns, None, held if held < size else None,
+                    status.st_nlink, status.st_ino)  # fmt: skip
+
+    # -- what a mount asks beside
+
+    @property
+    def remote(self) -> bool:
+        """As PrefetchStore.remote."""
+        return isinstance(self.lower, PrefetchStore) and self.lower.remote
+
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready."""
+        if isinstance(self.lower, PrefetchStore):
+            await self.lower.get_ready()
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch, for what is not in the upper."""
+        if isinstance(self.lower, PrefetchStore):
+            await self.lower.prefetch([key for key in keys if self.upper.status(key) is None])
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the lower store."""
+        found: dict[str, Any] = getattr(self.lower, "stats", dict)()
+        return found
+
+    # -- the difference
+
+    async def changes(self) -> AsyncIterator[Change]:
+        """What differs from the lower store, by key; a replaced directory is deleted, then added."""
+        async for change in self._changes("", self.lower is not None):
+            yield change
+
+    async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
+        """The changes in an upper directory; `over`: a lower one is shown through it."""
+        names, hidden, opaque = self.upper.names(prefix)
+        lower = await self._lower_names(prefix) if over else {}
+        gone = set(lower) if opaque else hidden & set(lower)
+        for name in sorted({*names, *gone}):
+            key = join_key(prefix, name)
+            status = self.upper.status(key) if name in names else None
+            below = lower.get(name)
+            if status is None:
+                yield Change("deleted", key, None)
+                continue
+            tree = stat.S_ISDIR(status.st_mode)
+            merged = tree and name not in gone and below is not None and below.kind is Kind.DIRECTORY
+            if not tree and below is not None and below.kind is not Kind.DIRECTORY:
+                yield Change("changed", key, status)
+            elif not merged:
+                if below is not None:
+                    yield Change("deleted", key, None)
+                yield Change("added", key, status)
+            elif below is not None and below.mode is not None and stat.S_IMODE(status.st_mode) != below.mode:
+                yield Change("changed", key, status)
+            if tree:
+                async for change in self._changes(key, merged):
+                    yield change
+
+    async def _lower_names(self, prefix: str) -> dict[str, Info]:
+        assert self.lower is not None
+        try:
+            return {info.name: _shown(info) async for info in self.lower.list_dir(prefix)}
+        except (NotFound, NotDirectory):
+            return {}
+
+
+def _shown(info: Info) -> Info:
+    """An entry of the lower store with permission bits: without any, its owner may write."""
+    return info if info.mode is not None else info._replace(mode=_MODES[info.kind])
+
+
+def _is_key(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
+
+
+def _write(descriptor: int, data: Buffer, at: int) -> None:
+    """Write `data`, leaving out long stretches of zeros: holes stay holes."""
+    view = memoryview(data).cast("B")
+    for start, stop in _written(view):
+        while start < stop:
+            start += os.pwrite(descriptor, view[start:stop], at + start)
+
+
+def _written(view: memoryview) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the stretches that are not all zeros."""
+    begin = None
+    for at in range(0, len(view), _HOLE):
+        piece = view[at : at + _HOLE]
+        if not piece[0] and bytes(piece) == _ZEROS[: len(piece)]:
+            if begin is not None:
+                yield begin, at
+            begin = None
+        elif begin is None:
+            begin = at
+    if begin is not None:
+        yield begin, len(view)
