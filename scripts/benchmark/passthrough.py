@@ -127,9 +127,7 @@ class PassThrough(pyfuse3.Operations):
         return attributes(inode, os.fstat(self._fd(inode)))
 
     @errors
-    async def setattr(
-        self, inode: int, attr: Entry, fields: pyfuse3.SetattrFields, fh: int | None, ctx: object
-    ) -> Entry:
+    async def setattr(self, inode: int, attr: Entry, fields: Any, fh: int | None, ctx: object) -> Entry:
         node = self.nodes[inode]
         if fields.update_size:
             os.truncate(node.path if fh is None else fh, attr.st_size)
@@ -195,7 +193,7 @@ class PassThrough(pyfuse3.Operations):
         return fd
 
     @errors
-    async def readdir(self, fh: int, start_id: int, token: object) -> None:
+    async def readdir(self, fh: int, start_id: int, token: Any) -> None:
         if start_id == 0:
             self.names[fh] = os.listdir(fh)
         for number, name in enumerate(self.names[fh][start_id:], start_id + 1):
@@ -274,6 +272,10 @@ class PassThrough(pyfuse3.Operations):
     @errors
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: object) -> None:
         os.setxattr(self.nodes[inode].path, name, value)
+
+    @errors
+    async def removexattr(self, inode: int, name: bytes, ctx: object) -> None:
+        os.removexattr(self.nodes[inode].path, name)
 
     @errors
     async def listxattr(self, inode: int, ctx: object) -> list[bytes]:
