@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import trio
@@ -29,6 +29,7 @@ from zarrfs.store.api import (
     keys_below,
     split_key,
 )
+from zarrfs.store.copying import same_time, write_sparse
 from zarrfs.store.staging import StagedFile
 from zarrfs.store.upper import Upper
 from zarrfs.store.uri import file_uri
@@ -38,8 +39,6 @@ from zarrfs.transfer.local import read_file
 log = logging.getLogger("zarrfs.store")
 
 _PIECE = 4 << 20  # bytes that are copied up at a time
-_HOLE = 64 << 10  # bytes: zeros that begin at a multiple of this are not written
-_ZEROS = bytes(_HOLE)
 _MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # where the lower store has none
 
 
@@ -120,6 +119,16 @@ class Overlay:
         except (NotFound, NotDirectory):
             return None
 
+    async def would_show(self, key: str) -> bool:
+        """Whether the lower store would show something at `key` without what the upper has there: hide that first."""
+        if self.lower is None or self._hidden(key, itself=False):
+            return False
+        try:
+            await self.lower.info(key, sized=False)
+        except (NotFound, NotDirectory):
+            return False
+        return True
+
     async def entries(self, key: str) -> list[Merged]:
         """What is in a directory, by name. NotFound, NotDirectory."""
         found = await self.find(key)
@@ -144,15 +153,15 @@ class Overlay:
         return [merged[name] for name in sorted(merged)]
 
     def _check_shown(self, key: str) -> None:
+        check_key(key, root=True)
         if ".wh." in key or ".zarrfs-" in key:
             for name in key.split("/"):
                 if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
                     raise NotFound(key)
 
-    def _hidden(self, key: str) -> bool:
-        """Whether something in the upper hides the lower entry `key`: itself, or a directory above it."""
+    def _hidden(self, key: str, itself: bool = True) -> bool:
+        """Whether something in the upper hides the lower entry `key`: a whiteout, what is above it, or `itself`."""
         upper, at = self.upper, ""
-        status = upper.status(at)
         for name in key.split("/") if key else ():
             if upper.opaque(at):
                 return True
@@ -163,7 +172,7 @@ class Overlay:
             if status is None:
                 return False
             if not stat.S_ISDIR(status.st_mode):
-                return True
+                return itself or at != key
         return False
 
     # -- copying up
@@ -179,7 +188,7 @@ class Overlay:
             raise NotFound(parent)
         if info.kind is not Kind.DIRECTORY:
             raise NotDirectory(parent)
-        with self.upper.at(parent) as (directory, name):
+        with self.upper.at(parent) as (directory, name), same_time(directory):
             os.mkdir(name, 0o700, dir_fd=directory)
             self._dress(directory, name, info)
 
@@ -201,7 +210,7 @@ class Overlay:
                 async with self.lock:
                     await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
                     if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
-                        with self.upper.at(key) as (directory, name):
+                        with self.upper.at(key) as (directory, name), same_time(directory):
                             os.symlink(os.fsencode(info.target or ""), name, dir_fd=directory)
                             self._dress(directory, name, info)
             status = self.upper.status(key)
@@ -219,12 +228,12 @@ class Overlay:
         try:
             for at in range(0, size, _PIECE):
                 data = await self._read(key, at, min(_PIECE, size - at))
-                await trio.to_thread.run_sync(_write, staged.descriptor, data, at)
+                await trio.to_thread.run_sync(write_sparse, staged.descriptor, data, at)
             await trio.to_thread.run_sync(self._finish, staged, info, size)
             async with self.lock:
                 if self.upper.status(key) is None and not self._hidden(key):
                     await self.make_parents(key)
-                    with self.upper.at(key) as (directory, name):
+                    with self.upper.at(key) as (directory, name), same_time(directory):
                         staged.place(directory, name)
                 else:
                     staged.discard()
@@ -339,7 +348,8 @@ class Overlay:
             await self._make_directories(split_key(key)[0])
             staged = self.upper.staging.create(None, 0o644)
             try:
-                _write(staged.descriptor, value, 0)
+                write_sparse(staged.descriptor, value, 0)
+                os.ftruncate(staged.descriptor, memoryview(value).nbytes)
                 with self.upper.at(key) as (directory, name_there):
                     staged.place(directory, name_there)
             except BaseException:
@@ -352,7 +362,7 @@ class Overlay:
         check_key(key)
         async with self.lock:
             found = await self.find(key)
-            if await self.below(key) is not None or found.info is not None:
+            if await self.would_show(key):
                 await self.make_parents(key)
                 self.upper.hide(key)
             if found.status is not None:
@@ -468,26 +478,3 @@ def _shown(info: Info) -> Info:
 
 def _is_key(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISLNK(status.st_mode)
-
-
-def _write(descriptor: int, data: Buffer, at: int) -> None:
-    """Write `data`, leaving out long stretches of zeros: holes stay holes."""
-    view = memoryview(data).cast("B")
-    for start, stop in _written(view):
-        while start < stop:
-            start += os.pwrite(descriptor, view[start:stop], at + start)
-
-
-def _written(view: memoryview) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the stretches that are not all zeros."""
-    begin = None
-    for at in range(0, len(view), _HOLE):
-        piece = view[at : at + _HOLE]
-        if not piece[0] and bytes(piece) == _ZEROS[: len(piece)]:
-            if begin is not None:
-                yield begin, at
-            begin = None
-        elif begin is None:
-            begin = at
-    if begin is not None:
-        yield begin, len(view)

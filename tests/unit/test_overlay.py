@@ -1,0 +1,282 @@
+"""Overlay and Upper: merged trees, whiteouts, copying up, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.store_contract import Tree, WritableContract, check_tree
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.overlay import Change, Overlay
+from zarrfs.store.upper import Upper
+
+_numbers = itertools.count()
+
+
+def write(root: Path, tree: Tree) -> Path:
+    """A directory with the values of `tree`."""
+    root.mkdir(parents=True, exist_ok=True)
+    for key, value in tree.items():
+        path = root / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _place(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if request.cls is not None:
+        request.cls.place = tmp_path
+
+
+class TestOverlay(WritableContract):
+    """Half of the tree in the lower store, half in the upper, and a directory and files that are hidden."""
+
+    examples: ClassVar[int] = 50
+    place: Path
+    walks: ClassVar[bool] = True
+
+    @asynccontextmanager
+    async def open(self, tree: Tree) -> AsyncIterator[Overlay]:
+        root = self.place / str(next(_numbers))
+        lower, upper = write(root / "lower", {}), write(root / "upper", {})
+        for number, (key, value) in enumerate(tree.items()):
+            write(lower if number % 2 else upper, {key: value})
+            if not number % 2 and not any((lower / part).is_file() for part in Path(key).parents):
+                path = lower / key
+                if not path.exists():
+                    write(lower, {key: b"below"})
+        write(lower, {"hidden file": b"x", "hidden/tree/y": b"y"})
+        write(upper, {".wh.hidden file": b"", ".wh.hidden": b""})
+        for key in tree:  # what is a directory for one half may not be a file for the other
+            for above in Path(key).parents:
+                if (upper / above).is_dir() and (lower / above).is_file():
+                    (lower / above).unlink()
+        store = Overlay(FileSystemStore(str(lower)), Upper(str(upper)))
+        store.upper._base._kernel_walks = self.walks
+        yield store
+        await store.aclose()
+
+
+class TestOverlayWithoutOpenat2(TestOverlay):
+    examples: ClassVar[int] = 10
+    walks: ClassVar[bool] = False
+
+
+class TestPlain(WritableContract):
+    """A directory that is its own upper."""
+
+    place: Path
+
+    @asynccontextmanager
+    async def open(self, tree: Tree) -> AsyncIterator[Overlay]:
+        store = Overlay(None, Upper(str(write(self.place / str(next(_numbers)), tree)), plain=True))
+        yield store
+        await store.aclose()
+
+
+def run(root: Path, lower: Tree, check: Callable[[Overlay], Awaitable[Any]]) -> Any:
+    """`check` of an overlay of `lower` in root/lower under root/upper."""
+    write(root / "lower", lower)
+    (root / "upper").mkdir(exist_ok=True)
+
+    async def main() -> Any:
+        store = Overlay(FileSystemStore(str(root / "lower")), Upper(str(root / "upper")))
+        try:
+            return await check(store)
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
+
+
+_NAMES = st.sampled_from(["a", "b", "c"])
+_KEYS = st.lists(_NAMES, min_size=1, max_size=3).map("/".join)
+_STEPS = st.lists(st.tuples(st.sampled_from(["set", "delete"]), _KEYS, st.binary(max_size=3)), max_size=12)
+_TREES = st.dictionaries(_KEYS, st.binary(max_size=3), max_size=6).map(
+    lambda tree: {key: value for key, value in tree.items() if not any(key.startswith(other + "/") for other in tree)}
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lower=_TREES, steps=_STEPS)
+def test_random_changes(
+    lower: Tree, steps: list[tuple[str, str, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The merged tree is the model's, before and after a new start; the changes tell the difference, and no more."""
+    root = tmp_path_factory.mktemp("overlay")
+    model = dict(lower)
+
+    async def change(store: Overlay) -> None:
+        for what, key, value in steps:
+            above = any(key.startswith(other + "/") for other in model)
+            below = {other for other in model if other.startswith(key + "/")}
+            try:
+                if what == "set":
+                    await store.set(key, value)
+                    assert not above
+                    assert not below
+                    model[key] = value
+                else:
+                    await store.delete(key)
+                    for gone in below | {key}:
+                        model.pop(gone, None)
+            except (IsDirectory, NotDirectory, NotFound):
+                # a directory may be left without files: the model does not know of it
+                assert above or below or what == "delete" or (await store.info(key)).size == 0
+            assert {key: bytes(await store.get(key)) async for key in store.list_prefix("")} == model
+
+    async def compare(store: Overlay) -> list[Change]:
+        assert {key: bytes(await store.get(key)) async for key in store.list_prefix("")} == model
+        return [one async for one in store.changes()]
+
+    run(root, lower, change)
+    changes = run(root, {}, compare)
+    told = dict(lower)
+    for one in changes:
+        if one.kind == "deleted":
+            told = {key: value for key, value in told.items() if key != one.key and not key.startswith(one.key + "/")}
+        elif stat.S_ISREG(one.status.st_mode):
+            assert (one.key in told) is (one.kind == "changed")
+            told[one.key] = (root / "upper" / one.key).read_bytes()
+    assert told == model
+    assert {
+        str(path.relative_to(root / "lower")): path.read_bytes()
+        for path in (root / "lower").rglob("*")
+        if path.is_file()
+    } == lower
+
+
+def test_copying_up(tmp_path: Path) -> None:
+    """Modes, times, holes and links as they are shown; once, however many want it; and nothing below changes."""
+    lower = write(tmp_path / "lower", {"d/e/file": b"value", "d/other": b"other"})
+    with open(lower / "d/sparse", "wb") as file:
+        file.truncate(8 << 20)
+        file.seek(5 << 20)
+        file.write(b"data")
+    os.symlink("e/file", lower / "d/link")
+    os.chmod(lower / "d/e/file", 0o640)
+    os.chmod(lower / "d/e", 0o750)
+    for path in ("d/e/file", "d/e", "d/sparse"):
+        os.utime(lower / path, ns=(1_000_000_001, 1_234_567_890_123))
+
+    async def check(store: Overlay) -> None:
+        async with trio.open_nursery() as nursery:
+            for key in ["d/e/file", "d/sparse", "d/link"] * 5:
+                nursery.start_soon(store.copy_up, key)
+        with pytest.raises(NotFound):
+            await store.copy_up("d/nope")
+
+    run(tmp_path, {}, check)
+    upper = tmp_path / "upper"
+    for key in ("d/e/file", "d/e", "d/sparse"):
+        found, wanted = os.stat(upper / key), os.stat(lower / key)
+        assert (found.st_mode, found.st_mtime_ns) == (wanted.st_mode, wanted.st_mtime_ns), key
+    assert (upper / "d/e/file").read_bytes() == b"value"
+    assert (upper / "d/sparse").read_bytes() == (lower / "d/sparse").read_bytes()
+    assert os.stat(upper / "d/sparse").st_blocks * 512 < 1 << 20
+    assert os.readlink(upper / "d/link") == "e/file"
+    assert sorted(os.listdir(upper / "d")) == ["e", "link", "sparse"]
+    assert sorted(os.listdir(upper)) == ["d"]
+
+
+def test_only_so_many_bytes_are_read(tmp_path: Path) -> None:
+    async def check(store: Overlay) -> None:
+        assert store.lower is not None
+        os.unlink(tmp_path / "lower/a")  # reading it would fail
+        os.mkfifo(tmp_path / "lower/z")
+        (tmp_path / "lower/a").write_bytes(b"value")
+        assert (await store.copy_up("a", 0)).st_size == 0
+        assert (await store.copy_up("b", 3)).st_size == 3
+
+    run(tmp_path, {"a": b"value", "b": b"value"}, check)
+    assert (tmp_path / "upper/b").read_bytes() == b"val"
+
+
+def test_a_link_in_the_upper_leads_nowhere(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside", {"file": b"untouched"})
+    upper = write(tmp_path / "upper", {})
+    os.symlink(outside, upper / "d")
+    os.symlink(outside / "file", upper / "f")
+
+    async def check(store: Overlay) -> None:
+        for key in ("d/new", "d/file", "d/d/new"):
+            with pytest.raises((NotDirectory, NotFound)):
+                await store.set(key, b"escaped")
+            with pytest.raises((NotDirectory, NotFound)):
+                await store.delete(key)
+            with pytest.raises((NotDirectory, NotFound)):
+                await store.get(key)
+        await store.set("f", b"a file in the link's place")
+
+    run(tmp_path, {"d/file": b"hidden by the link"}, check)
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"file": b"untouched"}
+
+
+@pytest.mark.parametrize("name", [".wh.x", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging"])
+def test_reserved_names(name: str, tmp_path: Path) -> None:
+    async def check(store: Overlay) -> None:
+        for key in (name, f"d/{name}", f"{name}/x"):
+            with pytest.raises(OSError, match="reserved name"):
+                await store.set(key, b"")
+            with pytest.raises(NotFound):
+                await store.find(key)
+        assert [info.name async for info in store.list_dir("")] == ["d"]
+
+    run(tmp_path, {"d/x": b"", name: b"of the source"}, check)
+
+
+def test_a_layer_of_somebody_else(tmp_path: Path) -> None:
+    """Opaque markers are understood, which nothing here has to write."""
+    write(tmp_path / "upper", {"d/.wh..wh..opq": b"", "d/new": b"new", "e/.wh.gone": b""})
+    lower: Tree = {"d/old": b"", "d/sub/old": b"", "e/gone": b"", "e/kept": b"kept"}
+    run(tmp_path, lower, lambda store: check_tree(store, {"d/new": b"new", "e/kept": b"kept"}))
+
+
+OVER = {"source": "/x/refs.json", "fingerprint": "1"}
+
+
+def test_the_record(tmp_path: Path) -> None:
+    Upper(str(tmp_path), over=OVER).close()
+    assert not os.listdir(tmp_path), "reading writes nothing"
+    first = Upper(str(tmp_path), over=OVER)
+    first.lock(exclusive=True)
+    for exclusive in (True, False):
+        with pytest.raises(SourceError, match=rf"is in use by another mount \(process {os.getpid()}\)"):
+            Upper(str(tmp_path), over=OVER).lock(exclusive)
+    first.close()
+    readers = [Upper(str(tmp_path), over=OVER) for _ in range(2)]
+    for reader in readers:
+        reader.lock(exclusive=False)
+    with pytest.raises(SourceError, match="is in use"):
+        Upper(str(tmp_path), over=OVER).lock(exclusive=True)
+    for reader in readers:
+        reader.close()
+    with pytest.raises(SourceError, match=r"holds changes of /x/refs.json, not of /y"):
+        Upper(str(tmp_path), over={**OVER, "source": "/y"})
+    with pytest.raises(SourceError, match=r"another version of /x/refs.json, which has changed since"):
+        Upper(str(tmp_path), over={**OVER, "fingerprint": "2"})
+
+
+def test_directories_that_are_no_upper(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no upper directory: no such file or directory"):
+        Upper(str(tmp_path / "nope"), over=OVER)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SourceError, match="no upper directory: not a directory"):
+        Upper(str(tmp_path / "file"), over=OVER)
+    with pytest.raises(SourceError, match=r"no upper directory of zarrfs .* and not empty: it holds 'file'"):
+        Upper(str(tmp_path), over=OVER)
+    write(tmp_path / "bad", {".zarrfs-upper": b"{"})
+    with pytest.raises(SourceError, match=r"\.zarrfs-upper cannot be read"):
+        Upper(str(tmp_path / "bad"), over=OVER)
