@@ -14,6 +14,7 @@ import clients
 import measures
 import remote
 import sets
+import writes
 from data import Data
 from measures import Result
 from remote_data import Tree
@@ -23,8 +24,9 @@ SUITES: dict[str, dict[str, Any]] = {
     "references": sets.MEASURES,
     "remote": remote.MEASURES,
     "clients": clients.MEASURES,
+    "writes": writes.MEASURES,
 }
-NOTES = {"remote": remote.NOTES, "clients": clients.NOTES}
+NOTES = {"remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES}
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
@@ -61,8 +63,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", None, "N", "references of the set (default 100,000; references: a million)"),
-        ("--size", 512, "MIB", "basics, remote: size of the large file (default 512)"),
+        ("--entries", None, "N", "references of the set (default 100,000; references: a million; writes: 10,000 files)"),
+        ("--size", None, "MIB", "basics, remote, writes: size of the large file (default 512; writes: 1024)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
@@ -79,10 +81,12 @@ def arguments() -> argparse.Namespace:
 def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitStack) -> Any:
     """What the measures of a suite are given."""
     if chosen.suite == "basics":
-        return Data(directory, chosen.entries or 100_000, chosen.size << 20)
+        return Data(directory, chosen.entries or 100_000, (chosen.size or 512) << 20)
     if chosen.suite == "references":
         return sets.Sets(directory, chosen.entries or 1_000_000, chosen.large, chosen.parquet)
-    tree = Tree(directory, chosen.size << 20)
+    if chosen.suite == "writes":
+        return writes.Writes(directory, (chosen.size or 1024) << 20, chosen.entries or 10_000)
+    tree = Tree(directory, (chosen.size or 512) << 20)
     cleanup.callback(tree.stop)
     tree.start()
     return tree

@@ -62,7 +62,7 @@ def zarrfs(document: Path, data: Data) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _process(
+def foreground(
     command: list[str | Path], mountpoint: Path, env: dict[str, str] | None = None
 ) -> Iterator[None]:
     """A file system in the foreground, mounted when this is entered and gone when it is left."""
@@ -95,7 +95,7 @@ def noop(shape: list[str], data: Data) -> Iterator[Path]:
     """The file system that does nothing."""
     with place(data) as mountpoint:
         command = [sys.executable, HERE / "noop.py", mountpoint, *shape, data.target]
-        with _process(command, mountpoint):
+        with foreground(command, mountpoint):
             yield mountpoint
 
 
@@ -105,7 +105,7 @@ def fsspec_fuse(document: Path, data: Run) -> Iterator[Path]:
     env = {"PYTHONPATH": os.environ.get("ZARRFS_BENCH_PEERS", "")}
     with place(data) as mountpoint:
         command = [sys.executable, HERE / "fsspec_peer.py", "mount", document, mountpoint]
-        with _process(command, mountpoint, env):
+        with foreground(command, mountpoint, env):
             yield mountpoint
 
 

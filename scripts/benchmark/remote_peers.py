@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import peers
 from remote_data import Tree
@@ -42,6 +42,13 @@ class Place(NamedTuple):
         raise peers.Unavailable("no VmHWM")
 
 
+
+class Run(peers.Run, Protocol):
+    """What has a directory for indexes and logs, too."""
+
+    index: Path
+
+
 Contender = Callable[[Tree, int], contextlib.AbstractContextManager[Place]]  # of the tree, so many ms away
 
 
@@ -62,7 +69,7 @@ def zarrfs_of_files(*options: str) -> Contender:
 
 
 @contextlib.contextmanager
-def mounted(tree: Tree, document: Path, *options: str) -> Iterator[Place]:
+def mounted(tree: Run, document: Path, *options: str) -> Iterator[Place]:
     """`document`, freshly mounted by zarrfs."""
     with _directory(tree, "mnt-") as mountpoint:
         command = peers.zarrfs_command(document, mountpoint, tree.index)
@@ -128,7 +135,7 @@ def files(tree: Tree, delay: int) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def _directory(tree: Tree, prefix: str, keep: bool = True) -> Iterator[Path]:
+def _directory(tree: peers.Run, prefix: str, keep: bool = True) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=tree.directory))
     try:
         yield directory
