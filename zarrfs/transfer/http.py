@@ -217,7 +217,7 @@ def tag(response: Any) -> str | None:
 def _length(response: Any) -> int | None:
     """The bytes that the body has, where the server says so; None if they are encoded."""
     text = response.headers.get("Content-Length", "")
-    return int(text) if text.isdigit() and not response.headers.get("Content-Encoding") else None
+    return int(text) if text.isdecimal() and not response.headers.get("Content-Encoding") else None
 
 
 def _check_status(response: Any, url: str) -> None:
@@ -240,6 +240,6 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
     if status in (401, 403, 407):
         raise AccessDenied(where, what, status)
     if status >= 500 or status in _BUSY:
-        after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdigit() else 0.0
+        after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdecimal() else 0.0
         raise Transient(what, after)
     raise ReadError(where, what, status)

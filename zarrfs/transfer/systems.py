@@ -224,7 +224,7 @@ class CoroutineSystem:
                 raise ReadError(self.shown(path), "the server answers with another range than was asked for")
             data = data if stop is None else data[:stop]
         total = ranged.rpartition("/")[2]
-        return Fetched(data, answer.get("ETag"), int(total) if total.isdigit() else None)
+        return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
 
 
 class ThreadSystem:
