@@ -63,7 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", None, "N", "references of the set (default 100,000; references: a million; writes: 10,000 files)"),
+        ("--entries", None, "N", "references (default 100,000; references: a million); writes: files (10,000)"),
         ("--size", None, "MIB", "basics, remote, writes: size of the large file (default 512; writes: 1024)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
