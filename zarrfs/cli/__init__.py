@@ -27,6 +27,9 @@ COMMANDS = {
     "cache": ("zarrfs.cli.cache", "List, check and remove what is kept on disk."),
     "warm": ("zarrfs.cli.warm", "Fetch what a record says is read into the cache on disk."),
     "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
+    "diff": ("zarrfs.cli.diff", "Tell what an upper directory changes in SOURCE."),
+    "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory as something new."),
+    "discard": ("zarrfs.cli.discard", "Delete the changes in an upper directory."),
     "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }
 

@@ -61,7 +61,7 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
-    if head.startswith(b"PK\x03\x04"):
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # the latter: with nothing in it
         return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
     if head.startswith(MAGIC):
         return plan_index(path, options, status.st_mtime_ns)

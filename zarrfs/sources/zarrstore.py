@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a local directory needs none of what fetching does
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: metadata is shown, chunks are there by name only"
-_ZIP_MAGIC = b"PK\x03\x04"
+_ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the latter: of one with nothing in it
 _PIECE = 1 << 20  # bytes of a document read at a time
 
 

@@ -19,6 +19,7 @@ from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
 
 _DOCUMENT = ".zmetadata"
 _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
+_DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
@@ -31,7 +32,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
-    """Somewhere to write a file, or a directory of the form "parquet", which then becomes `shown`, at once.
+    """Somewhere to write a file, or a directory ("parquet", "directory"), which then becomes `shown`, at once.
 
     Leaving the block with an exception leaves nothing behind. UsageError as check_destination(), SourceError where
     writing fails.
@@ -45,11 +46,17 @@ def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
     try:
         os.mkdir(work, 0o700)
         yield Place(new, (path, work))
-        _sync_all(new)
+        if form == "directory":
+            sync_file_system(work)  # of what is in it, links are not ours to follow, and not all may be opened
+        else:
+            _sync_all(new)
         check_destination(shown, form, replace)  # it may have taken long
         _rename(new, path, old)
         _sync(directory)
-        _remove_set(old)
+        if form == "directory":
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            _remove_set(old)
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         raise SourceError(shown, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
     finally:
@@ -62,7 +69,8 @@ def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
 def check_destination(shown: str, form: str, replace: bool) -> None:
     """UsageError unless `shown` is free, or is to be replaced and is what something of this form may replace.
 
-    A JSON document replaces any file, an index only an index, and a Parquet set only a directory with nothing else.
+    A document or zip file replaces any file, an index only an index, a Parquet set only a directory with nothing
+    else, and a directory any directory.
     """
     path = os.path.realpath(shown)
     try:
@@ -70,22 +78,23 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
     except FileNotFoundError:
         if not os.path.isdir(os.path.dirname(path)):
             raise UsageError(f"{shown}: no such directory") from None
-        if shown.endswith("/") and form != "parquet":
+        if shown.endswith("/") and form not in _DIRECTORIES:
             raise UsageError(f"{shown}: names a directory; {form} is a file") from None
         return
     except OSError as exc:
         raise UsageError(f"{shown}: {(exc.strerror or str(exc)).lower()}") from exc
     if stat.S_ISDIR(status.st_mode):
-        if form != "parquet":
+        if form not in _DIRECTORIES:
             raise UsageError(f"{shown}: is a directory; {form} is a file")
         try:
             if not os.listdir(path):
                 return
-            _check_set(shown, path)
+            if form == "parquet":
+                _check_set(shown, path)
         except OSError as exc:
             raise UsageError(f"{shown}: {exc.filename}: {(exc.strerror or str(exc)).lower()}") from exc
-    elif form == "parquet":
-        raise UsageError(f"{shown}: is a file; a Parquet set is a directory")
+    elif form in _DIRECTORIES:
+        raise UsageError(f"{shown}: is a file; {_DIRECTORIES[form]} is a directory")
     elif not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{shown}: is no regular file")
     elif form == "index" and not _is_index(path):
@@ -193,6 +202,17 @@ def _sync_all(path: str) -> None:
         _sync(directory)
     if not os.path.isdir(path):
         _sync(path)
+
+
+def sync_file_system(path: str) -> None:
+    """Have all that was written to the file system of `path` on the disk. OSError. Source: syncfs(2)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+    finally:
+        os.close(descriptor)
 
 
 def _sync(path: str) -> None:

@@ -54,10 +54,11 @@ async def references_of(
             except (ReadError, OSError) as exc:
                 failed(key, exc)
         else:
-            yield Reference(key, None, await _url(store, plan, key, relative_to), 0, size)
+            yield Reference(key, None, await url_of(store, plan, key, relative_to), 0, size)
 
 
-async def _url(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
+async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
+    """What names all of a file of `store`. SourceError where nothing can."""
     if plan.path is None:
         url: str = (await store.locate(key))["url"]
         if "::" in key and key in url:

@@ -102,12 +102,17 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
         return said
     if path.endswith("/") or os.path.isdir(path):
         return "parquet"
-    for ending, name in _ENDINGS.items():
-        if path.lower().endswith(ending):
-            return name
+    found = form_of_name(path)
+    if found is not None:
+        return found
     if usual is None:
         raise UsageError(f"{path}: its name does not tell the form; say --to {'|'.join(FORMATS)}")
     return usual
+
+
+def form_of_name(path: str) -> str | None:
+    """The form that the ending of a name tells, if any."""
+    return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
 
 
 def add_reference(index: IndexWriter, reference: Reference) -> None:
@@ -132,15 +137,15 @@ def _standard_output() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
-    with _compressor(raw, form) as file:
+    with compressor(raw, form) as file:
         encoder = JsonWriter(file, version)
         yield Writer(encoder.add)
         encoder.commit()
     raw.flush()
 
 
-def _compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """A file that compresses into `raw`, and leaves that open."""
+def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """A file that compresses into `raw` as the form of JSON says (json.zst), and leaves that open."""
     file: Any
     match form.partition(".")[2]:
         case "gz":

@@ -102,10 +102,16 @@ def write_set(
 @contextlib.contextmanager
 def opened(to: Output) -> Iterator[Writer]:
     """`to.opened()`, which an end by SIGTERM leaves as Ctrl-C does: with nothing left behind."""
+    with orderly_end(), to.opened() as writer:
+        yield writer
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM end what is inside as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        with to.opened() as writer:
-            yield writer
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -1,0 +1,83 @@
+"""zarrfs commit: a source and the changes to it, as something new."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from zarrfs import options
+from zarrfs.cli import common, show
+from zarrfs.cli.refs import running
+from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+
+FORMATS = ("references", "archive", "directory", "zip")  # as stage.commit
+EPILOG = """\b
+Examples:
+  zarrfs commit refs.json --upperdir changes -o new.json        and new.json.data, if it takes one
+  zarrfs commit refs.json --upperdir changes -o new.parquet --in-place
+  zarrfs commit archive.json --upperdir changes --blobs /srv/blobs -o new.json
+  zarrfs commit s3://bucket/refs.json --upperdir changes -o store.zarr
+\b
+The name of NEW tells what it is: .json, .json.gz, .json.zst, .json.xz, .json.bz2, .parq, .parquet and .index are
+reference sets (but .json of an archive is an archive), .zip is a zip file, .zarr or a name that ends in "/" a
+directory. NEW appears when it is whole."""
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    try:
+        return 0 if value == "0" else options.size(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="What NEW is (default: as its name tells).")
+@click.option(
+    "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
+    help="References and archives: files of up to SIZE are in the document itself.",
+)  # fmt: skip
+@click.option("--in-place", is_flag=True, help="References: larger files that changed stay where they are.")
+@click.option("--relative", is_flag=True, help="References: name the data file as it lies from NEW.")
+@click.option("--record-size", type=click.IntRange(1), metavar="N", help="Parquet: references of one record file.")
+@click.option("--skip-unsupported", is_flag=True, help="Leave out what NEW cannot hold, with a warning.")
+@click.option("--force", is_flag=True, help="Replace what is there already.")
+@common.source_options("source", "fetch", output="Write to NEW.", log_level="warning")
+def commit(
+    source: str, output: str | None, form: str | None, inline: int, in_place: bool, relative: bool,
+    record_size: int | None, skip_unsupported: bool, force: bool, parsed: Parsed,
+) -> None:  # fmt: skip
+    """Write SOURCE with the changes in --upperdir to NEW: a reference set, an archive, a directory or a zip file.
+
+    In a reference set what is unchanged keeps its references, and what changed is inline or, if larger, in one
+    file beside NEW, NEW.data. Larger files of an archive go to blobs in --blobs (the first one). Neither SOURCE
+    nor the changes are touched; a mount that writes to --upperdir must be ended first.
+    """
+    from zarrfs.stage.commit import New, new_format
+    from zarrfs.stage.commit import commit as write
+    from zarrfs.store.overlay import Overlay
+
+    if parsed.options.upperdir is None:
+        raise UsageError("--upperdir: say which directory holds the changes")
+    if output is None:
+        raise UsageError("-o: say what is to be written")
+    blobs = parsed.options.blobs[0] if parsed.options.blobs else None
+
+    def warn(text: str) -> None:
+        if parsed.options.log_level != "error":
+            common.say(f"warning: {show.shown(text)}")
+
+    async def body(store: Store, plan: Plan) -> None:
+        assert isinstance(store, Overlay)
+        to = new_format(output, form, plan.kind)
+        new = New(output, to, force, inline, in_place, relative, record_size, blobs if to == "archive" else None)
+        await write(store, plan, new, warn, skip_unsupported)
+
+    with running.orderly_end():
+        common.run_on_store(source, parsed, body)

@@ -1,0 +1,57 @@
+"""zarrfs diff: what an upper directory changes in its source."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from zarrfs.cli import common, show
+from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+
+EPILOG = """\b
+Examples:
+  zarrfs diff refs.json --upperdir changes
+  zarrfs diff refs.json --upperdir changes --json | jq '.[].key'
+"""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON array, an object for each change.")
+@click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference.")
+@common.source_options("source", "fetch", log_level="warning")
+def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
+    """Tell what the changes in --upperdir add to SOURCE (A), change in it (M) and delete from it (D).
+
+    A directory is told where it is new, gone, or has another mode; where its entries changed, these are told.
+    What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
+    """
+    from zarrfs.stage import difference
+    from zarrfs.store.overlay import Overlay
+
+    if parsed.options.upperdir is None:
+        raise UsageError("--upperdir: say which directory holds the changes")
+
+    async def body(store: Store, plan: Plan) -> int:
+        assert isinstance(store, Overlay)
+        found, first = 0, "["
+        async for change in store.changes():
+            if as_json:
+                sys.stdout.write(f"{first}{json.dumps(difference.as_json(change))}")
+            else:
+                sys.stdout.write(f"{difference.LETTERS[change.kind]} {show.shown(change.key)}\n")
+            found, first = found + 1, ",\n "
+        if as_json:
+            sys.stdout.write("]\n" if found else "[]\n")
+        return found
+
+    found = common.run_on_store(source, parsed, body)
+    sys.exit(1 if found and exit_code else 0)

@@ -1,0 +1,41 @@
+"""zarrfs discard: an upper directory without its changes."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from zarrfs.cli import common
+from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+EPILOG = """\b
+Example:
+  zarrfs discard --upperdir changes
+"""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common.source_options("upperdir", log_level="warning")
+def discard(yes: bool, parsed: Parsed) -> None:
+    """Delete all changes in --upperdir, which is an empty directory afterwards.
+
+    A directory without the record that zarrfs writes there is left alone, and so is one that is mounted.
+    """
+    from zarrfs.stage.discard import discard as empty
+
+    path = parsed.options.upperdir
+    if path is None:
+        raise UsageError("--upperdir: say which directory holds the changes")
+
+    def agreed(count: int) -> bool:
+        if yes:
+            return True
+        if not sys.stdin.isatty():
+            raise UsageError(f"{path}: nobody to ask whether its changes may go; --yes says so")
+        return click.confirm(f"Delete the {count} entries of {path}, and all below them?", err=True)
+
+    if not empty(path, agreed):
+        sys.exit(1)
