@@ -40,6 +40,7 @@ class Plan:
     mtime_ns: int | None = None  # of the document
     lists: bool = True  # whether the server behind `url` can list
     warnings: tuple[str, ...] = ()
+    digest: str = ""  # SHA-256 of the document, hexadecimal, where its index notes it
 
 
 def plan_source(
@@ -96,7 +97,12 @@ def open_plan(plan: Plan, options: Options) -> Store:
 
 
 def _fingerprint(plan: Plan) -> str:
-    """What tells one version of a document from another; "" for what has none, as a directory."""
+    """What tells one version of a document from another; "" for what has none, as a directory.
+
+    Not the name of its index, if that can be helped: options decide that, too, such as whether there are blobs.
+    """
+    if plan.digest:
+        return plan.digest
     name = os.path.basename(plan.index or "")
     return name.partition(".")[0] if re.fullmatch(r"[0-9a-f]{64}\.[0-9a-f]{64}\.index", name) else ""
 

@@ -95,14 +95,14 @@ def compile_document(document: Document, options: Options) -> Plan:
     found = cache.recall(key) if key else None
     if found is None:
         content = document.digest()
-        digest = hashlib.sha256(content + _shape(options)).hexdigest()
+        digest = _digest(content, options)
 
         def changed() -> bool:
             if document.fetched:
                 return False
             return document.stamp() != stamp or (not key and document.digest() != content)
 
-        found = cache.find(digest) or _compile(document, options, cache, digest, changed)
+        found = cache.find(digest) or _compile(document, options, cache, content, changed)
         if key and not changed():
             cache.remember(key, found[0])
     path, notes = found
@@ -110,7 +110,7 @@ def compile_document(document: Document, options: Options) -> Plan:
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
         base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
-        warnings=tuple(json.loads(notes["warnings"])),
+        warnings=tuple(json.loads(notes["warnings"])), digest=notes.get("document", ""),
     )  # fmt: skip
 
 
@@ -123,32 +123,37 @@ def _shape(options: Options) -> bytes:
     return repr((INDEX_VERSION, *said)).encode()
 
 
+def _digest(content: bytes, options: Options) -> str:
+    """What an index is found by, in any cache."""
+    return hashlib.sha256(content + _shape(options)).hexdigest()
+
+
 def _key(stamp: str, options: Options) -> str:
     """What an index is remembered by."""
     return hashlib.sha256(stamp.encode() + _shape(options)).hexdigest()
 
 
 def _compile(
-    document: Document, options: Options, cache: IndexCache, digest: str, changed: Callable[[], bool]
+    document: Document, options: Options, cache: IndexCache, content: bytes, changed: Callable[[], bool]
 ) -> tuple[str, dict[str, str]]:
     """(path, notes) of a new index. SourceError where it cannot be made, or the document has `changed` meanwhile."""
     try:
         with cache.new() as scratch:
             with document.open() as file:
                 is_index = file.read(len(MAGIC)) == MAGIC
-            notes = adopt(document, scratch) if is_index else _write(document, options, scratch)
+            notes = adopt(document, scratch) if is_index else _write(document, options, scratch, content)
             if changed():
                 raise SourceError(document.source, "changes while it is read")
-            return cache.keep(scratch, digest), notes
+            return cache.keep(scratch, _digest(content, options)), notes
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         if cache.leave_memory():
-            return _compile(document, options, cache, digest, changed)
+            return _compile(document, options, cache, content, changed)
         reason = getattr(exc, "strerror", None) or str(exc)
         raise SourceError(document.source, f"cannot write its index in {cache.directory}: {reason}") from exc
 
 
-def _write(document: Document, options: Options, path: str) -> dict[str, str]:
-    """Compile a document to the new index file `path`; returns its notes."""
+def _write(document: Document, options: Options, path: str, content: bytes) -> dict[str, str]:
+    """Compile a document, whose digest is `content`, to the new index file `path`; returns its notes."""
     progress = Progress(document.source, document.size, options.log_level == "error")
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
@@ -156,6 +161,7 @@ def _write(document: Document, options: Options, path: str) -> dict[str, str]:
         compilation = (Validation if options.collect else Compilation)(document.source, writer, options)
         compile_(parsed, compilation)
         notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
+        notes["document"] = content.hex()
         notes |= {"validated": "1"} if options.collect else {}
         writer.commit(notes.items())
     return notes
