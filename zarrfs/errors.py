@@ -79,6 +79,14 @@ class ReadOnly(StoreError):
     errno = errno.EROFS
 
 
+class Refused(StoreError):
+    """what a file system refuses, with the errno that it gives (EEXIST, ENOTEMPTY, EXDEV, ...)"""
+
+    def __init__(self, key: str, code: int) -> None:
+        super().__init__(key, os.strerror(code).lower())
+        self.errno = code
+
+
 class ReadError(ZarrfsError):
     """Bytes that the store lists but cannot produce: EIO, never ENOENT.
 

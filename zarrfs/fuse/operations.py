@@ -87,6 +87,8 @@ class OpenFile:
     inode: int
     descriptor: int | None  # of a value that is a file: held, so that it stays one version
     begun: bool = False  # some of it was read
+    upper: bool = False  # of a writable mount: the descriptor is that of a file in the upper directory
+    uid: int = 0  # of who opened it
 
 
 class Operations(pyfuse3.Operations):
@@ -99,10 +101,17 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = True
 
     def __init__(
-        self, store: Store, options: Options, about: dict[str, Any], on_ready: Callable[[], None]
+        self,
+        store: Store,
+        options: Options,
+        about: dict[str, Any],
+        on_ready: Callable[[], None],
+        values: Store | None = None,
     ) -> None:
+        """`values`: where an open file is read, if not in `store`."""
         super().__init__()
         self.store = store
+        self._values = values or store
         self.inodes = InodeTable()
         self.started = trio.Event()
         self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
@@ -124,9 +133,9 @@ class Operations(pyfuse3.Operations):
         self.background: trio.Nursery | None = None  # for work that no request waits for
         self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
         self.recorder: Recorder | None = None  # set where what is read is to be noted
-        self._ahead = KeyReadAhead(store, options.prefetch)
-        self._prefetching = store if isinstance(store, PrefetchStore) else None
-        self._descriptors = store if isinstance(store, DescriptorStore) else None
+        self._ahead = KeyReadAhead(self._values, options.prefetch)
+        self._prefetching = self._values if isinstance(self._values, PrefetchStore) else None
+        self._descriptors = self._values if isinstance(self._values, DescriptorStore) else None
         self._versions: dict[int, tuple[int, ...]] = {}  # of the pages that the kernel may have, by inode
         self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
@@ -283,7 +292,7 @@ class Operations(pyfuse3.Operations):
             if file.descriptor is not None:
                 data = await read_file(file.descriptor, off, size)
             else:
-                data = await self.store.get(file.key, off, size)
+                data = await self._values.get(file.key, off, size)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
             raise ReadError(file.key, "removed while open") from None
         if self.pusher is not None and off == 0 and size >= READ_AHEAD:
@@ -358,7 +367,7 @@ class Operations(pyfuse3.Operations):
         if self.store.immutable:
             return None, ()
         if self._descriptors is None:
-            info = await self.store.info(key)
+            info = await self._values.info(key)
             known = info.size is not None and info.mtime_ns is not None
             return None, (info.size or 0, info.mtime_ns or 0) if known else None
         descriptor = await self._descriptors.open_value(key)
@@ -373,7 +382,7 @@ class Operations(pyfuse3.Operations):
     async def _begin(self, key: str) -> None:
         """The first read of a file: what is read next may be fetched ahead."""
         if self.background is not None and self._prefetching is not None and self._prefetching.remote:
-            info = await self.store.info(key, sized=False)
+            info = await self._values.info(key, sized=False)
             if self._ahead.opened(key, info.size or 0):
                 self.background.start_soon(self._ahead.advance)
 

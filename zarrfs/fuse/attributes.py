@@ -1,0 +1,375 @@
+"""What a writable mount shows of files, and how it changes that: attributes and extended attributes.
+
+The upper is a local file system: calls that only touch its caches (stat, pwrite, rename, ...) are made in the loop,
+as a visit to a thread costs more than most of them. Copying up and fsync go to threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import stat
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import pyfuse3
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileNameT,
+    InodeT,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+    XAttrNameT,
+)
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
+from zarrfs.fuse.nodes import NodeTable, file_of
+from zarrfs.fuse.operations import OpenFile, Operations, handler
+from zarrfs.options import Options
+from zarrfs.store.api import Info, check_key, join_key, split_key
+from zarrfs.store.overlay import Found, Overlay
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_OURS = b"user.zarrfs."  # extended attributes that are answered, not kept
+_KEPT = (b"user.", b"trusted.")  # extended attributes that a file of the upper may have
+_ITSELF = os.O_PATH | os.O_NOFOLLOW
+_PRIVILEGES = stat.S_ISUID | stat.S_ISGID
+_ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
+REFUSALS = frozenset(
+    (
+        errno.EEXIST, errno.ENOTEMPTY, errno.EXDEV, errno.ENODATA, errno.EPERM, errno.ENAMETOOLONG, errno.EFBIG,
+        errno.EINVAL, errno.EMLINK, errno.EOPNOTSUPP, errno.E2BIG, errno.ERANGE,
+    )
+)  # fmt: skip
+
+
+def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """A handler that changes files: it is noted, and what the upper refuses is an answer, not a failure."""
+
+    @functools.wraps(method)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        operations = cast(AttributeOperations, args[0])
+        operations.under_way += 1
+        try:
+            return await method(*args, **kwargs)
+        except OSError as exc:
+            code = exc.errno or errno.EIO
+            if code in _ANSWERS:
+                raise _ANSWERS[code]("") from exc
+            if code in REFUSALS:
+                raise Refused("", code) from exc
+            raise
+        finally:
+            operations.under_way -= 1
+            operations.changes += 1
+
+    return wrapped
+
+
+class AttributeOperations(Operations):
+    """The handlers of a writable mount that change no names."""
+
+    def __init__(
+        self, overlay: Overlay, options: Options, about: dict[str, Any], on_ready: Callable[[], None]
+    ) -> None:
+        super().__init__(overlay, options, about, on_ready, overlay.lower)
+        self.overlay, self.upper = overlay, overlay.upper
+        self.inodes = self.nodes = NodeTable()
+        # a directory that others may change as well must get every write at once
+        self.enable_writeback_cache = overlay.lower is not None and overlay.immutable
+        self.changes = 0  # how often something was changed
+        self.under_way = 0  # changes that have begun
+        self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
+        self._gone: dict[int, int | Info] = {}  # inodes without a name: an O_PATH descriptor, or of the lower store
+        self._copied: set[int] = set()  # inodes whose new directories nobody has told to be written to the disk
+
+    # -- attributes
+
+    @handler
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
+        """The entry `name` of a directory; an absent one is answered so that the kernel remembers it."""
+        self.counters["lookup"] += 1
+        try:
+            key, found = await self._find(parent_inode, name)
+        except NotFound:
+            with contextlib.suppress(NotFound):  # of the parent
+                self.nodes.unlink(self._key_in(parent_inode, name))
+            entry = EntryAttributes()
+            entry.st_ino = InodeT(0)
+            entry.entry_timeout = self._negative_timeout
+            return entry
+        return self._fill_found(found, self._looked_up(key, found))
+
+    @handler
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
+        """The attributes of an inode, with or without a name."""
+        return await self._attributes(inode)
+
+    @handler
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
+        """The target of a symbolic link."""
+        gone = self._gone.get(inode)
+        if isinstance(gone, int):
+            return FileNameT(os.readlink(b"", dir_fd=gone))
+        key, found = await self._find(inode)
+        target = self.upper.readlink(key) if found.status is not None else found.info and found.info.target
+        if target is None:
+            raise Refused(key, errno.EINVAL)
+        return FileNameT(os.fsencode(target))
+
+    @handler
+    @changing
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
+        """Size, owner, permission bits and times, as far as `fields` says."""
+        await self.copy_up(inode, attr.st_size if fields.update_size else None)
+        file = self._files.get(fh) if fh is not None else None
+        with self._path(inode) as path:
+            if fields.update_size:
+                self._truncate(path, file, attr.st_size, ctx)
+            if fields.update_uid or fields.update_gid:
+                os.chown(
+                    path, attr.st_uid if fields.update_uid else -1, attr.st_gid if fields.update_gid else -1
+                )
+            if fields.update_mode:
+                os.chmod(path, stat.S_IMODE(attr.st_mode))
+            if fields.update_atime or fields.update_mtime:
+                status = os.stat(path)
+                atime = attr.st_atime_ns if fields.update_atime else status.st_atime_ns
+                os.utime(path, ns=(atime, attr.st_mtime_ns if fields.update_mtime else status.st_mtime_ns))
+        return await self._attributes(inode)
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """The kernel drops inodes."""
+        await super().forget(inode_list)
+        for inode, _ in inode_list:
+            if inode in self._gone and inode not in self.nodes:
+                gone = self._gone.pop(inode)
+                if isinstance(gone, int):
+                    os.close(gone)
+            if inode in self._copied and inode not in self.nodes:
+                self._copied.discard(inode)
+
+    @handler
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        """Bytes and entries of the file system that the upper lies on."""
+        status, data = os.statvfs(self.upper.path), StatvfsData()
+        for name in (
+            "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax"
+        ):  # fmt: skip
+            setattr(data, name, getattr(status, name))
+        return data
+
+    # -- extended attributes
+
+    @handler
+    @changing
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
+        """What a file of the upper has; user.zarrfs.* as in a mount that is read-only."""
+        if not name.startswith(_KEPT) or name.startswith(_OURS):
+            return await super().getxattr(inode, name, ctx)
+        if not self._in_upper(inode):
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        with self._path(inode) as path:
+            return os.getxattr(path, name)
+
+    @handler
+    @changing
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
+        """The names that getxattr answers."""
+        names = list(await super().listxattr(inode, ctx)) if inode not in self._gone else []
+        if self._in_upper(inode):
+            with self._path(inode) as path:
+                found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
+                names += [name for name in found if name.startswith(_KEPT) and not name.startswith(_OURS)]
+        return names
+
+    @handler
+    @changing
+    async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
+        """Set an attribute of a file, which is copied up."""
+        await self._may_change(inode, name)
+        with self._path(inode) as path:
+            os.setxattr(path, name, value)
+
+    @handler
+    @changing
+    async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
+        """Remove an attribute of a file."""
+        if not self._in_upper(inode) and not name.startswith(_OURS):
+            raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
+        await self._may_change(inode, name)
+        with self._path(inode) as path:
+            os.removexattr(path, name)
+
+    async def _may_change(self, inode: int, name: bytes) -> None:
+        if name.startswith(_OURS):
+            raise Refused("", errno.EPERM)
+        if not name.startswith(_KEPT):
+            raise Refused("", errno.EOPNOTSUPP)
+        await self.copy_up(inode)
+
+    # -- parts
+
+    async def copy_up(self, inode: int, size: int | None = None) -> None:
+        """Let an inode be in the upper, of a file only the first `size` bytes; who reads it reads it there."""
+        if self._in_upper(inode):
+            return
+        key = self.nodes.key(inode)
+        status = await self.overlay.copy_up(key, size)
+        if self.nodes.file(inode) is not None:
+            return
+        self.nodes.bind(inode, file_of(status))
+        self._copied.add(inode)
+        for fh in self._opened.get(inode, ()):
+            file = self._files[fh]
+            descriptor = self.upper.open(key, os.O_RDONLY)
+            if file.descriptor is None:
+                file.descriptor = descriptor
+            else:  # in its place, as a thread may be reading
+                os.dup2(descriptor, file.descriptor, inheritable=False)
+                os.close(descriptor)
+            file.upper = True
+        with contextlib.suppress(OSError):  # owner, blocks and time of change may be others now
+            pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
+
+    @contextlib.contextmanager
+    def losing(self, key: str, found: Found) -> Iterator[None]:
+        """What is done meanwhile takes the name `key` from its file: that is kept for whoever has it open."""
+        inode = self.nodes.peek(key)
+        held: int | Info | None = None
+        if inode is not None and inode not in self._gone:
+            assert found.status is not None or found.info is not None
+            held = self.upper.open(key, _ITSELF) if found.info is None or found.status is not None else found.info
+        try:
+            yield
+            self.nodes.unlink(key)
+            if inode is not None and held is not None and self.nodes.is_nameless(inode):
+                self._gone[inode] = held._replace(links=0) if isinstance(held, Info) else held
+                held = None
+        finally:
+            if isinstance(held, int):
+                os.close(held)
+
+    def _in_upper(self, inode: int) -> bool:
+        """Whether an inode is a file of the upper, as far as has been seen."""
+        return self.nodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
+
+    @contextlib.contextmanager
+    def _path(self, inode: int) -> Iterator[str]:
+        """A path by which system calls reach the file of an inode in the upper, though it has no name or is a link."""
+        gone = self._gone.get(inode)
+        if isinstance(gone, Info):
+            raise Refused(gone.name, errno.ESTALE)
+        if gone is not None:
+            yield f"/proc/self/fd/{gone}"
+            return
+        key = self.nodes.key(inode)
+        descriptor = self.upper.open(key, _ITSELF)
+        try:
+            wanted = self.nodes.file(inode)
+            if wanted is not None and file_of(os.fstat(descriptor)) != wanted:  # another file has taken the name
+                raise Refused(key, errno.ESTALE)
+            yield f"/proc/self/fd/{descriptor}"
+        finally:
+            os.close(descriptor)
+
+    async def _find(self, inode: int, name: bytes = b"") -> tuple[str, Found]:
+        """(key, what is there) of an inode, or an entry of it, though directories above be renamed meanwhile."""
+        while True:
+            key = self._key_in(inode, name)
+            try:
+                found = await self.overlay.find(key)
+            except (NotFound, NotDirectory):
+                if self._key_in(inode, name) == key:
+                    raise NotFound(key) from None
+            else:
+                if self._key_in(inode, name) == key:
+                    return key, found
+
+    def _key_in(self, inode: int, name: bytes = b"") -> str:
+        key = self.nodes.key(inode)
+        if name in (b"", b"."):
+            return key
+        return split_key(key)[0] if name == b".." else check_key(join_key(key, os.fsdecode(name)))
+
+    def _looked_up(self, key: str, found: Found) -> int:
+        """The inode of what is at `key`, counted."""
+        if found.status is not None:
+            return self.nodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
+        assert found.info is not None
+        return self.nodes.lookup(key, found.info.kind, found.info.identity)
+
+    async def _attributes(self, inode: int) -> EntryAttributes:
+        gone = self._gone.get(inode)
+        if isinstance(gone, int):
+            return self._fill_status(os.fstat(gone), inode)
+        if gone is not None:
+            return self._fill(self._new_entry(), gone, inode)
+        wanted = self.nodes.file(inode)
+        try:
+            key, found = await self._find(inode)
+            if found.status is None and found.info is not None:
+                found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
+                if self.nodes.identity(inode) in (None, found.info and found.info.identity):
+                    return self._fill_found(found, inode)
+            elif found.status is not None and wanted in (None, file_of(found.status)):
+                return self._fill_found(found, inode)
+        except NotFound:
+            pass
+        for fh in self._opened.get(inode, ()):  # removed by somebody else: a plain directory has other users
+            descriptor = self._files[fh].descriptor
+            if descriptor is not None:
+                return self._fill_status(os.fstat(descriptor), inode)
+        raise NotFound(f"inode {inode}")
+
+    def _fill_found(self, found: Found, inode: int) -> EntryAttributes:
+        if found.status is not None:
+            return self._fill_status(found.status, inode, found.info is not None)
+        assert found.info is not None
+        return self._fill(self._new_entry(), found.info, inode)
+
+    def _fill_status(self, status: os.stat_result, inode: int, merged: bool = False) -> EntryAttributes:
+        """The attributes of a file of the upper; of a merged directory nobody counts the links."""
+        entry = EntryAttributes()
+        entry.st_ino = InodeT(inode)
+        entry.st_mode = pyfuse3.ModeT(status.st_mode)
+        entry.st_nlink = 1 if merged else status.st_nlink
+        entry.st_uid, entry.st_gid, entry.st_rdev = status.st_uid, status.st_gid, status.st_rdev
+        entry.st_size, entry.st_blocks = status.st_size, status.st_blocks
+        entry.st_blksize = 4096
+        entry.st_atime_ns, entry.st_mtime_ns = status.st_atime_ns, status.st_mtime_ns
+        entry.st_ctime_ns = status.st_ctime_ns
+        entry.attr_timeout, entry.entry_timeout = self._attr_timeout, self._entry_timeout
+        return entry
+
+    def _truncate(self, path: str, file: OpenFile | None, size: int, ctx: RequestContext) -> None:
+        if file is not None and file.upper and file.descriptor is not None:
+            os.ftruncate(file.descriptor, size)  # who has it open for writing needs no permission any more
+        else:
+            os.truncate(path, size)
+        if ctx.uid and (mode := os.stat(path).st_mode) & _PRIVILEGES:
+            os.chmod(path, _without_privileges(mode))
+
+    def drop_privileges(self, descriptor: int, uid: int) -> None:
+        """What a user other than root writes to is not set-uid any more: the kernel leaves that to us."""
+        if uid:
+            mode = os.fstat(descriptor).st_mode
+            if mode & _PRIVILEGES and _without_privileges(mode) != stat.S_IMODE(mode):
+                os.fchmod(descriptor, _without_privileges(mode))
+
+def _without_privileges(mode: int) -> int:
+    """Permission bits without set-uid, and set-gid where it is one (and no mandatory lock)."""
+    return stat.S_IMODE(mode) & ~(_PRIVILEGES if mode & stat.S_IXGRP else stat.S_ISUID)

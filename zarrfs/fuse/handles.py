@@ -1,0 +1,234 @@
+"""Open files and directories of a writable mount."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+import pyfuse3
+import trio
+from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToken, RequestContext
+
+from zarrfs.errors import NotDirectory, NotFound, Refused
+from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, changing
+from zarrfs.fuse.operations import OpenFile, handler
+from zarrfs.options import Options
+from zarrfs.store.api import Info, Kind, split_key
+from zarrfs.store.overlay import Found, Merged, Overlay
+from zarrfs.transfer.local import read_file
+
+
+@dataclasses.dataclass(slots=True)
+class OpenDirectory:
+    """An open directory: what it had when it was last read from its beginning."""
+
+    inode: int
+    entries: list[Merged] | None = None
+    changes: int = -1  # AttributeOperations.changes at that time
+
+
+class HandleOperations(AttributeOperations):
+    """The handlers of a writable mount that work on what is open."""
+
+    def __init__(
+        self, overlay: Overlay, options: Options, about: dict[str, Any], on_ready: Callable[[], None]
+    ) -> None:
+        super().__init__(overlay, options, about, on_ready)
+        self._listings: dict[int, OpenDirectory] = {}
+
+    def describe(self, operation: str, number: Any, name: Any = b"") -> str:
+        """As Operations.describe."""
+        if operation in ("write", "fsync"):
+            return self._files[number].key
+        if operation in ("readdir", "releasedir", "fsyncdir"):
+            return self.nodes.key(self._listings[number].inode)
+        return super().describe(operation, number, name)
+
+    @property
+    def open_handles(self) -> int:
+        """How many files and directories are open."""
+        return len(self._files) + len(self._listings)
+
+    # -- open files
+
+    @handler
+    @changing
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
+        """Open a file. For writing it is copied up first; O_TRUNC leaves out its bytes."""
+        if flags & (os.O_ACCMODE | os.O_TRUNC):
+            await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
+        if not self._in_upper(inode):
+            info = await super().open(inode, flags, ctx)
+            if not self._in_upper(inode):
+                self._opened.setdefault(inode, set()).add(info.fh)
+                return info
+            await self.release(info.fh)  # copied up meanwhile
+        self.counters["open"] += 1
+        with self._path(inode) as path:
+            descriptor = self._reopen(path, flags)
+        if flags & os.O_TRUNC:
+            self.drop_privileges(descriptor, ctx.uid)
+        return self._opened_file(descriptor, inode, ctx.uid)
+
+    @handler
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
+        """[off, off + size) of a file, cut at its end."""
+        file = self._files[fh]
+        if not file.upper or file.descriptor is None:
+            return await super().read(fh, off, size)
+        data = await read_file(file.descriptor, off, size)
+        self.counters["read"] += 1
+        self.counters["bytes"] += len(data)
+        return cast(bytes, data)  # pyfuse3 takes any buffer
+
+    @handler
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        """Write all of `buf`; where there is no room for it, as much as there is, unless the kernel has it cached."""
+        file, done = self._files[fh], 0
+        if file.descriptor is None or not file.upper:
+            raise Refused(file.key, errno.EBADF)
+        self.changes += 1
+        if file.uid:
+            self.drop_privileges(file.descriptor, file.uid)
+        try:
+            done = os.pwrite(file.descriptor, buf, off)
+            while done < len(buf):
+                done += os.pwrite(file.descriptor, memoryview(buf)[done:], off + done)
+        except OSError as exc:
+            if exc.errno in REFUSALS:
+                raise Refused(file.key, exc.errno) from exc
+            if not done or self.enable_writeback_cache:  # of pages that are written back, all or an error
+                raise
+        return done
+
+    @handler
+    async def release(self, fh: FileHandleT) -> None:
+        """Close a file."""
+        file = self._files.pop(fh)
+        handles = self._opened.get(file.inode)
+        if handles is not None:
+            handles.discard(fh)
+            if not handles:
+                del self._opened[file.inode]
+        if file.descriptor is not None:
+            os.close(file.descriptor)
+
+    @handler
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
+        """Write a file to the disk; with it the directories that copying it up has made."""
+        file = self._files[fh]
+        if not file.upper or file.descriptor is None:
+            return
+        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, file.descriptor)
+        if file.inode in self._copied:
+            self._copied.discard(file.inode)
+            with contextlib.suppress(NotFound):
+                await trio.to_thread.run_sync(self._sync_directories, split_key(self.nodes.key(file.inode))[0])
+
+    # -- open directories
+
+    @handler
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        """Open a directory."""
+        return self._handle(self._listings, OpenDirectory(inode))
+
+    @handler
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
+        """Send entries from offset `start_id` on. Offsets count the entries that were there when 0 was last read."""
+        self.counters["readdir"] += 1
+        directory = self._listings[fh]
+        if start_id == 0 or directory.entries is None:
+            directory.changes = self.changes
+            directory.entries = await self._entries(directory.inode)
+        while start_id < 2:
+            key = self.nodes.key(directory.inode)
+            # the kernel counts no lookup for these two
+            inode = (self.nodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
+            entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
+            if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
+                return
+            start_id += 1
+        for name, status, info in directory.entries[start_id - 2 :]:
+            start_id += 1
+            try:
+                key, found = self._key_in(directory.inode, os.fsencode(name)), Found(status, info)
+                if self.under_way or self.changes != directory.changes:  # perhaps this one
+                    key, found = await self._find(directory.inode, os.fsencode(name))
+            except NotFound:
+                continue
+            inode = self._looked_up(key, found)
+            entry = self._fill_found(found, inode)
+            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, start_id):
+                await self.forget([(InodeT(inode), 1)])
+                return
+
+    @handler
+    async def releasedir(self, fh: FileHandleT) -> None:
+        """Close a directory."""
+        del self._listings[fh]
+
+    @handler
+    @changing
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
+        """Write the names in a directory to the disk."""
+        inode = self._listings[fh].inode
+        if inode not in self._gone:
+            await trio.to_thread.run_sync(self._sync_directories, self.nodes.key(inode))
+
+    # -- parts
+
+    async def _entries(self, inode: int) -> list[Merged]:
+        while True:
+            key = self.nodes.key(inode)
+            try:
+                return await self.overlay.entries(key)
+            except (NotFound, NotDirectory):
+                if self.nodes.key(inode) == key:
+                    raise
+
+    def _reopen(self, path: str, flags: int) -> int:
+        """A descriptor for what the kernel may do with an open file. The kernel does O_APPEND and O_SYNC itself.
+
+        With O_APPEND of our own, pages of a mapping that are written back would land at the end.
+        """
+        wanted = flags & (os.O_ACCMODE | os.O_TRUNC) | os.O_CLOEXEC
+        if self.enable_writeback_cache and wanted & os.O_ACCMODE == os.O_WRONLY:
+            with contextlib.suppress(PermissionError):  # to fill up pages that are written in part
+                return os.open(path, wanted & ~os.O_ACCMODE | os.O_RDWR)
+        return os.open(path, wanted)
+
+    def _opened_file(self, descriptor: int, inode: int, uid: int) -> FileInfo:
+        """The handle of an open file of the upper."""
+        keep = self.overlay.immutable
+        if not keep:
+            status = os.fstat(descriptor)
+            version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            keep = self._versions.get(inode, version) == version
+            self._versions[inode] = version
+        try:
+            key = self.nodes.key(inode)
+        except NotFound:
+            key = ""
+        fh = self._handle(self._files, OpenFile(key, inode, descriptor, upper=True, uid=uid))
+        self._opened.setdefault(inode, set()).add(fh)
+        return FileInfo(fh=fh, keep_cache=keep)
+
+    def _sync_directories(self, key: str) -> None:
+        """fsync of a directory; in a merged tree of those above it too, which a copy may have made."""
+        while True:
+            try:
+                descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                pass  # nothing in it has changed
+            else:
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            if not key or self.overlay.lower is None:
+                return
+            key = split_key(key)[0]

@@ -1,0 +1,281 @@
+"""The handlers of a writable mount that change names: create, mkdir, unlink, rename, ...
+
+Names change one at a time, under the overlay's lock. What the lower store has at a name is hidden by a whiteout
+before the upper's entry there goes away, so that a crash in between never shows it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, RequestContext
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
+from zarrfs.fuse.attributes import changing
+from zarrfs.fuse.handles import HandleOperations
+from zarrfs.fuse.operations import handler
+from zarrfs.store.api import join_key, split_key
+from zarrfs.store.overlay import Found
+from zarrfs.store.whiteouts import OPAQUE, hidden_name
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SET_ID = stat.S_ISUID | stat.S_ISGID
+_NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "rename"))
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class WritableOperations(HandleOperations):
+    """All handlers of a writable mount. Files belong to who makes them; the kernel checks permissions."""
+
+    def describe(self, operation: str, number: object, name: object = b"") -> str:
+        """As Operations.describe."""
+        key = super().describe(operation, number, name)
+        return join_key(key, os.fsdecode(name)) if operation in _NAMED and isinstance(name, bytes) else key
+
+    # -- making
+
+    @handler
+    @changing
+    async def create(
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
+        """Make a file and open it."""
+        try:
+            async with self.overlay.lock:
+                key = await self._new_key(parent_inode, name)
+                with self.upper.at(key) as (directory, entry):
+                    access = os.O_RDWR if self.enable_writeback_cache else flags & os.O_ACCMODE
+                    descriptor = os.open(entry, access | _NEW, mode & 0o7777, dir_fd=directory)
+                    try:
+                        self._give(directory, entry, mode, ctx)
+                        found = Found(os.fstat(descriptor), None)
+                    except BaseException:
+                        os.close(descriptor)
+                        os.unlink(entry, dir_fd=directory)
+                        raise
+                inode = self._looked_up(key, found)
+        except FileExistsError:  # the kernel has not heard of it yet
+            if flags & os.O_EXCL:
+                raise
+            key, found = await self._find(parent_inode, name)
+            inode = self._looked_up(key, found)
+            info = await self.open(InodeT(inode), flags, ctx)
+            return info, await self._attributes(inode)
+        return self._opened_file(descriptor, inode, ctx.uid), self._fill_found(found, inode)
+
+    @handler
+    @changing
+    async def mknod(
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a file, fifo, socket or device."""
+        async with self.overlay.lock:
+            key = await self._new_key(parent_inode, name)
+            with self.upper.at(key) as (directory, entry):
+                os.mknod(entry, mode, rdev, dir_fd=directory)
+                self._give(directory, entry, mode, ctx)
+            return self._made(key)
+
+    @handler
+    @changing
+    async def mkdir(
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a directory. It hides what the lower store has there: a whiteout stays beside it."""
+        async with self.overlay.lock:
+            key = await self._new_key(parent_inode, name)
+            with self.upper.at(key) as (directory, entry):
+                os.mkdir(entry, mode & 0o7777, dir_fd=directory)
+                self._give(directory, entry, 0, ctx)
+            return self._made(key)
+
+    @handler
+    @changing
+    async def symlink(
+        self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Make a symbolic link."""
+        async with self.overlay.lock:
+            key = await self._new_key(parent_inode, name)
+            with self.upper.at(key) as (directory, entry):
+                os.symlink(target, entry, dir_fd=directory)
+                self._give(directory, entry, 0, ctx)
+            return self._made(key)
+
+    @handler
+    @changing
+    async def link(
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
+        """Give a file one more name; one of the lower store is copied up."""
+        await self.copy_up(inode)
+        async with self.overlay.lock:
+            key = await self._new_key(new_parent_inode, new_name)
+            with self._path(inode) as path, self.upper.at(key) as (directory, entry):
+                os.link(path, entry, dst_dir_fd=directory, follow_symlinks=True)
+            return self._made(key)
+
+    # -- removing
+
+    @handler
+    @changing
+    async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
+        """Remove a name of a file, which lives on while it is open."""
+        async with self.overlay.lock:
+            key, found = await self._find(parent_inode, name)
+            if found.is_directory:
+                raise IsDirectory(key)
+            with self.losing(key, found):
+                await self._hide_lower(key)
+                if found.status is not None:
+                    with self.upper.at(key) as (directory, entry):
+                        os.unlink(entry, dir_fd=directory)
+
+    @handler
+    @changing
+    async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
+        """Remove a directory that shows no entries."""
+        async with self.overlay.lock:
+            key, found = await self._find(parent_inode, name)
+            await self._check_empty(key, found)
+            with self.losing(key, found):
+                await self._hide_lower(key)
+                if found.status is not None:
+                    self._remove_whiteouts(key)
+                    with self.upper.at(key) as (directory, entry):
+                        os.rmdir(entry, dir_fd=directory)
+
+    # -- renaming
+
+    @handler
+    @changing
+    async def rename(
+        self,
+        parent_inode_old: InodeT,
+        name_old: FileNameT,
+        parent_inode_new: InodeT,
+        name_new: FileNameT,
+        flags: FlagT,
+        ctx: RequestContext,
+    ) -> None:
+        """Rename what is in the upper, or is copied up. EXDEV for a directory that the lower store has a part of."""
+        if flags not in (0, pyfuse3.RENAME_NOREPLACE, pyfuse3.RENAME_EXCHANGE):
+            raise Refused("", errno.EINVAL)
+        exchange = flags == pyfuse3.RENAME_EXCHANGE
+        self.overlay.check_name(os.fsdecode(name_new))
+        while True:
+            async with self.overlay.lock:
+                old, source = await self._find(parent_inode_old, name_old)
+                new, target = self._key_in(parent_inode_new, name_new), None
+                with contextlib.suppress(NotFound):
+                    new, target = await self._find(parent_inode_new, name_new)
+                await self._check_rename(old, source, new, target, flags)
+                below = [old] if source.status is None else []
+                if target is not None and target.status is None and (exchange or target.is_directory):
+                    below.append(new)
+                if not below:
+                    await self._rename(old, source, new, target, exchange)
+                    return
+            for key in below:
+                inode = self.nodes.peek(key)
+                await (self.overlay.copy_up(key) if inode is None else self.copy_up(inode))
+
+    async def _check_rename(self, old: str, source: Found, new: str, target: Found | None, flags: int) -> None:
+        exchange = flags == pyfuse3.RENAME_EXCHANGE
+        if target is None and exchange:
+            raise NotFound(new)
+        if target is not None and flags == pyfuse3.RENAME_NOREPLACE:
+            raise Refused(new, errno.EEXIST)
+        for key, found in (old, source), (new, target if exchange else None):
+            if found is not None and found.is_directory and found.info is not None:
+                raise Refused(key, errno.EXDEV)
+        if target is not None and not exchange:
+            if source.is_directory:
+                await self._check_empty(new, target)
+            elif target.is_directory:
+                raise IsDirectory(new)
+
+    async def _rename(self, old: str, source: Found, new: str, target: Found | None, exchange: bool) -> None:
+        if target is not None and target.status is not None and source.status is not None \
+                and os.path.samestat(source.status, target.status):  # fmt: skip
+            return
+        await self.overlay.make_parents(new)
+        if not exchange or (target is not None and target.is_directory):
+            await self._hide_lower(old)
+        if source.is_directory:  # it must not merge with what the lower store has there
+            await self._hide_lower(new)
+        with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
+            if exchange:
+                _exchange(old_directory, old_entry, new_directory, new_entry)
+                self.nodes.exchange(old, new)
+                return
+            if target is not None and target.is_directory:
+                self._remove_whiteouts(new)
+            with contextlib.nullcontext() if target is None else self.losing(new, target):
+                os.rename(old_entry, new_entry, src_dir_fd=old_directory, dst_dir_fd=new_directory)
+            self.nodes.rename(old, new)
+
+    # -- parts
+
+    async def _new_key(self, parent_inode: int, name: bytes) -> str:
+        """The key of a new entry: nothing is there, and its directory is in the upper. Hold the overlay's lock."""
+        key = self._key_in(parent_inode, name)
+        self.overlay.check_name(split_key(key)[1])
+        if self.overlay.lower is not None:
+            with contextlib.suppress(NotFound):
+                await self.overlay.find(key)
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+            await self.overlay.make_parents(key)
+        return key
+
+    def _give(self, directory: int, entry: bytes, mode: int, ctx: RequestContext) -> None:
+        """A new entry belongs to who asked for it; a set-gid directory has given it its group already."""
+        if os.geteuid() or (ctx.uid, ctx.gid) == (0, os.getegid()):
+            return
+        gid = -1 if os.fstat(directory).st_mode & stat.S_ISGID else ctx.gid
+        os.chown(entry, ctx.uid, gid, dir_fd=directory, follow_symlinks=False)
+        if mode & _SET_ID:  # chown has taken them away
+            os.chmod(entry, stat.S_IMODE(mode), dir_fd=directory)
+
+    def _made(self, key: str) -> EntryAttributes:
+        found = Found(self.upper.status(key), None)
+        if found.status is None:
+            raise NotFound(key)
+        return self._fill_found(found, self._looked_up(key, found))
+
+    async def _check_empty(self, key: str, found: Found) -> None:
+        if not found.is_directory:
+            raise NotDirectory(key)
+        if await self.overlay.entries(key):
+            raise Refused(key, errno.ENOTEMPTY)
+
+    async def _hide_lower(self, key: str) -> None:
+        """Make a whiteout where the lower store has something that would be shown."""
+        if await self.overlay.would_show(key):
+            await self.overlay.make_parents(key)
+            self.upper.hide(key)
+
+    def _remove_whiteouts(self, key: str) -> None:
+        """Make a directory of the upper that shows nothing really empty."""
+        if self.upper.plain:
+            return
+        descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for name in os.listdir(descriptor):
+                if name == OPAQUE or hidden_name(name) is not None:
+                    os.unlink(name, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _exchange(one_directory: int, one: bytes, other_directory: int, other: bytes) -> None:
+    """renameat2(2) with RENAME_EXCHANGE; OSError."""
+    if _libc.renameat2(one_directory, one, other_directory, other, int(pyfuse3.RENAME_EXCHANGE)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fsdecode(one))
