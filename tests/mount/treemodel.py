@@ -122,8 +122,7 @@ class Tree:
         return os.pwrite(self.handles[handle], data, offset)
 
     def append(self, handle: int, data: bytes) -> int:
-        os.lseek(self.handles[handle], 0, os.SEEK_END)
-        return os.write(self.handles[handle], data)
+        return os.pwrite(self.handles[handle], data, os.fstat(self.handles[handle]).st_size)
 
     def ftruncate(self, handle: int, size: int) -> None:
         os.ftruncate(self.handles[handle], size)
@@ -139,7 +138,8 @@ class Tree:
 
     def map_write(self, handle: int, offset: int, data: bytes) -> bool:
         """Through shared memory, where the file is long enough."""
-        if os.fstat(self.handles[handle]).st_size < offset + len(data):
+        status = os.fstat(self.handles[handle])
+        if not stat.S_ISREG(status.st_mode) or status.st_size < offset + len(data):
             return False
         with mmap.mmap(self.handles[handle], offset + len(data), mmap.MAP_SHARED) as memory:
             memory[offset:] = data
