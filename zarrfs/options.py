@@ -258,7 +258,7 @@ class Options:
     record: str | None = _option("fetch", None, path, "FILE", "Write to FILE which keys are read, in order.")
     warm: str | None = _option("fetch", None, path, "FILE", "Fetch ahead what FILE, of record=, says is read.")
     # the mount
-    ro: bool = _option("mount", True, flag, "", "Mount read-only: the default and, so far, the only way.")
+    ro: bool = _option("mount", False, flag, "", "Mount read-only, although there is an upperdir=; without one it is.")
     uid: int | None = _option("mount", None, user_id, "UID", "Owner of everything (default: who mounts).")
     gid: int | None = _option(
         "mount", None, user_id, "GID", "Group of everything (default: that of who mounts)."
@@ -399,7 +399,7 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
         if name in TABLE:
             _set(values, TABLE[name], value, bool(equals))
         elif name == "rw":  # mount(8) always says ro or rw, so this is no wish
-            writable = True
+            writable, values["ro"] = True, False
         elif place:
             storage.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
         elif "://" in name:
@@ -417,7 +417,7 @@ def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any
     merged: dict[str, dict[str, object]] = {}
     for place_, options in (*values.get("storage_options", ()), *storage.items()):  # single options win
         merged.setdefault(place_, {}).update(options)
-    return Parsed(Options(**values, storage=merged), kernel, remount, writable)
+    return Parsed(Options(**values, storage=merged), kernel, remount, writable and not values.get("ro"))
 
 
 def _list_of(word: str) -> str:

@@ -55,9 +55,13 @@ def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
 
 def _remount(mountpoint: str, parsed: Parsed) -> int:
     """Let the kernel change its own flags: a second daemon is never what a remount means."""
-    if parsed.writable:
+    from zarrfs.fuse import mounts
+
+    writable = bool((mounts.daemon_of(mountpoint) or {}).get("writable"))
+    if parsed.writable and not writable:
         raise UsageError("cannot remount rw: there is no upper directory to write to")
-    flags = ["remount", "ro", *(flag for flag in parsed.kernel if flag in KERNEL_FLAGS)]
+    access = "rw" if writable and not parsed.options.ro else "ro"
+    flags = ["remount", access, *(flag for flag in parsed.kernel if flag in KERNEL_FLAGS)]
     mount = next((path for path in ("/bin/mount", "/usr/bin/mount") if os.path.exists(path)), "mount")
     return subprocess.run([mount, "-i", "-o", ",".join(flags), "--", mountpoint], check=False).returncode
 

@@ -73,7 +73,9 @@ def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
 
 
 class AttributeOperations(Operations):
-    """The handlers of a writable mount that change no names."""
+    """The handlers of a writable mount that look at files, and change what is known of them."""
+
+    may_push = False
 
     def __init__(
         self, overlay: Overlay, options: Options, about: dict[str, Any], on_ready: Callable[[], None]

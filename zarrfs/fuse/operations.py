@@ -99,6 +99,7 @@ class Operations(pyfuse3.Operations):
     """
 
     supports_dot_lookup = True
+    may_push = True  # pages that the kernel has not asked for: nobody else changes them
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pyfuse3
 import trio
@@ -41,17 +42,19 @@ def serve(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
     store = open_plan(plan, options)
     records = records_to_warm(options)
-    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind}
-    operations = Operations(store, options, about, lambda: _announce(options, ready))
+    writable = options.upperdir is not None and not options.ro
+    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
+    operations = _operations(store, options, about, lambda: _announce(options, ready))
     operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
     with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
         try:
-            pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel))
+            pyfuse3.init(operations, mountpoint, _libfuse_options(plan, options, kernel, writable))
         except RuntimeError as exc:
             raise MountError(_why_not_mounted(exc)) from exc
     mount = mounts.mount_at(mountpoint)
-    if mount is not None and isinstance(store, IndexStore | ParquetStore):
-        store.forbid_device(os.makedev(*map(int, mount.device.split(":"))))
+    source = getattr(store, "lower", store)  # of an overlay
+    if mount is not None and isinstance(source, IndexStore | ParquetStore):
+        source.forbid_device(os.makedev(*map(int, mount.device.split(":"))))
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
     gc.collect()
@@ -61,6 +64,21 @@ def serve(
         trio.run(_main, operations, store, mountpoint, options, records)
     finally:
         pyfuse3.close(unmount=False)
+
+
+def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], None]) -> Operations:
+    """The handlers for a store; an upper is locked. SourceError where another mount uses it."""
+    if options.upperdir is None:
+        return Operations(store, options, about, ready)
+    from zarrfs.fuse.writes import WritableOperations
+    from zarrfs.store.overlay import Overlay
+
+    assert isinstance(store, Overlay)
+    store.upper.lock(exclusive=not options.ro)
+    if options.ro:
+        return Operations(store, options, about, ready)
+    os.umask(0)  # the kernel has applied that of who makes a file
+    return WritableOperations(store, options, about, ready)
 
 
 @contextlib.contextmanager
@@ -134,7 +152,7 @@ async def _widen(operations: Operations, mountpoint: str, options: Options) -> N
     """Get large requests out of the kernel; where that is not permitted, push pages ahead of them."""
     raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead, operations.started)
     await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
-    if not raised and operations.store.immutable:
+    if not raised and operations.store.immutable and operations.may_push:
         operations.pusher = pagecache.Pusher(operations.store)
 
 
@@ -174,10 +192,11 @@ async def _stop(mountpoint: str, options: Options) -> None:
         os._exit(1)
 
 
-def _libfuse_options(plan: Plan, options: Options, kernel: Sequence[str]) -> set[str]:
+def _libfuse_options(plan: Plan, options: Options, kernel: Sequence[str], writable: bool) -> set[str]:
     """What goes to libfuse and, through it, to the kernel."""
     name = (options.fsname or plan.source).replace("\\", "\\\\").replace(",", "\\,")
-    chosen = {f"fsname={name}", "subtype=zarrfs", "default_permissions", "ro", *kernel}
+    chosen = {f"fsname={name}", "subtype=zarrfs", "default_permissions", *kernel}
+    chosen |= set() if writable else {"ro"}
     chosen |= {"nosuid"} if "suid" not in kernel else set()
     chosen |= {"nodev"} if "dev" not in kernel else set()
     if options.allow_other:

@@ -51,7 +51,11 @@ def mount(
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
         tell(f"{plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
-    if parsed.writable:
+    if parsed.writable and options.upperdir is None and plan.path is not None and plan.kind == "zarr":
+        options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # its own upper
+    if options.upperdir is not None:
+        _check_upper(options.upperdir, plan, mountpoint)
+    elif parsed.writable:
         tell(f"{mountpoint}: mounted read-only: there is no upper directory to write to")
     options = dataclasses.replace(
         options,
@@ -65,6 +69,23 @@ def mount(
         run(plan, mountpoint, options, parsed.kernel)
     finally:
         discard(plan)
+
+
+def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
+    """Raise MountError for an upper directory that would show, or write to, something else's files."""
+    if _lies_in(mountpoint, upper):
+        raise MountError(f"{mountpoint}: lies inside upperdir={upper}, which would show itself in itself")
+    if _lies_in(upper, mountpoint):
+        raise MountError(f"{mountpoint}: upperdir={upper} lies inside the mount point, which would hide it")
+    source = os.path.realpath(plan.path) if plan.path is not None else upper
+    if source != upper and _lies_in(upper, source):
+        raise MountError(f"{mountpoint}: upperdir={upper} lies inside the source {plan.source}")
+    if source != upper and _lies_in(source, upper):
+        raise MountError(f"{mountpoint}: the source {plan.source} lies inside upperdir={upper}")
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    return (path + "/").startswith(directory.rstrip("/") + "/")
 
 
 def _check_files(options: Options) -> None:
