@@ -2,8 +2,9 @@
 
     passthrough.py ROOT MOUNTPOINT [writeback]
 
-An O_PATH descriptor for each inode that the kernel knows (more of them than may be open: EMFILE), one real descriptor
-for each open file. Only this process may change ROOT meanwhile.
+An O_PATH descriptor for each inode that the kernel knows (more of them than may be open: EMFILE), a real one for each
+open file. Nobody else may change ROOT meanwhile. Extended attributes cost a request for each write(2): the kernel
+asks for security.capability, and would do so once without getxattr; random writes are then twice as fast.
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ class PassThrough(pyfuse3.Operations):
             self._forget(inode, count)
 
     def _forget(self, inode: int, count: int) -> None:
-        node = self.nodes[inode]
-        node.lookups -= count
+        (node := self.nodes[inode]).lookups -= count
         if node.lookups <= 0 and inode != pyfuse3.ROOT_INODE:
             del self.nodes[inode], self.inodes[node.key]
             os.close(node.fd)

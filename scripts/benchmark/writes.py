@@ -110,13 +110,17 @@ def overlay(run: Writes, kept: Path) -> Iterator[Path]:
             yield mountpoint
 
 
-@contextlib.contextmanager
-def passthrough(run: Writes, kept: Path) -> Iterator[Path]:
+def passthrough(*flags: str) -> Contender:
     """The pass-through on pyfuse3."""
-    with peers.place(run) as mountpoint:
-        command: list[str | Path] = [sys.executable, peers.HERE / "passthrough.py", kept, mountpoint]
-        with peers.foreground(command, mountpoint):
-            yield mountpoint
+
+    @contextlib.contextmanager
+    def contender(run: Writes, kept: Path) -> Iterator[Path]:
+        with peers.place(run) as mountpoint:
+            command: list[str | Path] = [sys.executable, peers.HERE / "passthrough.py", kept, mountpoint, *flags]
+            with peers.foreground(command, mountpoint):
+                yield mountpoint
+
+    return contender
 
 
 @contextlib.contextmanager
@@ -126,7 +130,12 @@ def plain(run: Writes, kept: Path) -> Iterator[Path]:
 
 
 OURS: dict[str, Contender] = {"upperdir=": upper, "rw": directory}
-THEIRS: dict[str, Contender] = {"fuse-overlayfs": overlay, "pass-through": passthrough, "plain directory": plain}
+THEIRS: dict[str, Contender] = {
+    "fuse-overlayfs": overlay,
+    "pass-through": passthrough(),
+    "pass-through, writeback cache": passthrough("writeback"),
+    "plain directory": plain,
+}
 
 
 # -- one measure: all contenders, and a row for each pair
@@ -283,11 +292,11 @@ def measure_dbench(run: Writes, rounds: int) -> Iterator[Result]:
 
 
 def output(command: list[str | Path]) -> str:
-    """What a command prints. RuntimeError with its last line when it fails."""
+    """What a command prints. RuntimeError when it fails, with what it complained of first."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
-        said = (done.stderr + done.stdout).strip().splitlines() or ["it failed"]
-        raise RuntimeError(f"{command[0]}: {said[-1]}")
+        said = done.stderr.strip().splitlines() or done.stdout.strip().splitlines()[-1:] or ["it failed"]
+        raise RuntimeError(f"{command[0]}: {said[0]}")
     return done.stdout
 
 
