@@ -1,0 +1,185 @@
+"""Random merged trees: a source, changes to it without a mount, and a plain model of both."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from tests.unit.refsets import KEYS, TARGET, random_sets
+from zarrfs.errors import IsDirectory, NotDirectory
+from zarrfs.options import Options
+from zarrfs.sources import Plan, open_plan, plan_source
+from zarrfs.store.api import Kind, Store, join_key, split_key
+from zarrfs.store.overlay import Overlay
+
+Model = dict[str, bytes | str | None]  # a file's bytes, a link's target, None for a directory
+Operation = tuple[Any, ...]
+
+SECOND = 10**9
+_TIMES = st.integers(-(2**31), 2**33)
+_DATA = st.binary(max_size=40) | st.binary(min_size=1, max_size=1).map(lambda one: one * 3000)
+
+
+class Shown(NamedTuple):
+    """What a store shows at a key."""
+
+    kind: Kind
+    data: bytes | str | None
+    mode: int | None
+    mtime_ns: int | None
+
+
+def operations(links: bool) -> st.SearchStrategy[list[Operation]]:
+    """Changes, some of which cannot be made."""
+    kinds: list[st.SearchStrategy[Operation]] = [
+        st.tuples(st.just("set"), KEYS, _DATA),
+        st.tuples(st.just("delete"), st.integers(0, 99)),
+        st.tuples(st.just("mkdir"), KEYS, st.sampled_from([0o755, 0o700, 0o2775])),
+        st.tuples(
+            st.just("patch"), st.integers(0, 99), st.integers(0, 300_000), st.binary(max_size=9),
+            st.sampled_from([0o644, 0o400, 0o4755]), _TIMES,
+        ),
+    ]  # fmt: skip
+    if links:
+        kinds.append(st.tuples(st.just("link"), KEYS, st.sampled_from(["a", "../x", "/é", "b c"])))
+    return st.lists(st.one_of(kinds), max_size=10)
+
+
+def model_of(entries: dict[str, Any]) -> Model:
+    """What the set `entries`, as refsets.random_sets() has them, shows."""
+    model: Model = {}
+    for key, value in entries.items():
+        _add_above(model, key)
+        if isinstance(value, bytes):
+            model[key] = value
+        else:
+            offset, length = value[1:] or (0, len(TARGET))
+            model[key] = TARGET[offset : offset + length]
+    return model
+
+
+def write_source(place: Path, kind: str, entries: dict[str, Any]) -> Path:
+    """The set `entries` as a source of `kind` that shows the same."""
+    files = {key: value for key, value in model_of(entries).items() if isinstance(value, bytes)}
+    path = place / "source"
+    if kind == "zarr":
+        path.mkdir()
+        for key, data in files.items():
+            (path / key).parent.mkdir(parents=True, exist_ok=True)
+            (path / key).write_bytes(data)
+        return path
+    document: Any = [
+        {"path": key, "mode": 0o100640, "mtime": 7, "encoding": "base64", "data": base64.b64encode(data).decode()}
+        for key, data in files.items()
+    ]
+    if kind == "references":
+        document = {"version": 1, "refs": {}}
+        for key, value in entries.items():
+            inline = isinstance(value, bytes)
+            document["refs"][key] = "base64:" + base64.b64encode(value).decode() if inline else value
+    path.write_text(json.dumps(document))
+    return path
+
+
+def sets(urls: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """Sources, with URLs that need no templates."""
+    return random_sets([url for url in urls if "{" not in url])
+
+
+def opened(path: Path, upper: Path, **options: Any) -> tuple[Overlay, Plan]:
+    """The overlay of a source, and how it was planned."""
+    chosen = Options(upperdir=str(upper), index_dir=str(upper.parent / "indexes"), **options)
+    plan = plan_source(str(path), chosen, child=False)
+    overlay = open_plan(plan, chosen)
+    assert isinstance(overlay, Overlay)
+    return overlay, plan
+
+
+async def change(overlay: Overlay, model: Model, operation: Operation) -> None:
+    """Make a change to both; what the overlay refuses is refused to the model."""
+    name, *rest = operation
+    if name == "set":
+        key, data = rest
+        above = ["/".join(key.split("/")[:depth]) for depth in range(1, key.count("/") + 1)]
+        possible = model.get(key, b"") is not None and all(model.get(at) is None for at in above)
+        with contextlib.suppress(IsDirectory, NotDirectory):
+            await overlay.set(key, data)
+            assert possible
+            _add_above(model, key)
+            model[key] = data
+            return
+        assert not possible
+    elif name in ("mkdir", "link"):
+        key, what = rest
+        parent = split_key(key)[0]
+        if key in model or model.get(parent, "" if parent else None) is not None:
+            return
+        await overlay.make_parents(key)
+        with overlay.upper.at(key) as (directory, at):
+            if name == "link":
+                os.symlink(what, at, dir_fd=directory)
+            else:
+                os.mkdir(at, dir_fd=directory)
+                os.chmod(at, what, dir_fd=directory)
+        if name == "mkdir" and overlay.upper.hides(key):
+            overlay.upper.make_opaque(key)
+        model[key] = what if name == "link" else None
+    elif name == "delete" and model:
+        key = sorted(model)[rest[0] % len(model)]
+        await overlay.delete(key)
+        for gone in [at for at in model if at == key or at.startswith(f"{key}/")]:
+            del model[gone]
+    elif name == "patch":
+        await _patch(overlay, model, *rest)
+
+
+async def _patch(
+    overlay: Overlay, model: Model, number: int, at: int, data: bytes, mode: int, seconds: int
+) -> None:
+    """Copy a file up and write to it in the middle, beyond its end perhaps, which makes a hole."""
+    files = sorted(key for key, value in model.items() if isinstance(value, bytes))
+    if not files:
+        return
+    key = files[number % len(files)]
+    old = model[key]
+    assert isinstance(old, bytes)
+    await overlay.copy_up(key)
+    descriptor = overlay.upper.open(key, os.O_RDWR)
+    os.pwrite(descriptor, data, at)
+    os.ftruncate(descriptor, max(len(old), at + len(data)))
+    os.fchmod(descriptor, mode)
+    os.utime(descriptor, ns=(0, seconds * SECOND + 5))
+    os.close(descriptor)
+    model[key] = old[:at].ljust(at, b"\0") + data + old[at + len(data) :]
+
+
+def _add_above(model: Model, key: str) -> None:
+    for depth in range(1, key.count("/") + 1):
+        model["/".join(key.split("/")[:depth])] = None
+
+
+async def shown(store: Store, prefix: str = "") -> dict[str, Shown]:
+    """All that a store shows below a directory, by its listings, and by get() and info()."""
+    found: dict[str, Shown] = {}
+    async for listed in store.list_dir(prefix):
+        key = join_key(prefix, listed.name)
+        info = await store.info(key)
+        data: bytes | str | None = info.target
+        if info.kind is Kind.FILE:
+            data = bytes(await store.get(key))
+            assert info.size == len(data)
+        found[key] = Shown(info.kind, data, info.mode, info.mtime_ns)
+        if info.kind is Kind.DIRECTORY:
+            found |= await shown(store, key)
+    return found
+
+
+async def model_shown(store: Store) -> Model:
+    """What a store shows, as the model has it."""
+    return {key: entry.data for key, entry in (await shown(store)).items()}
