@@ -28,7 +28,7 @@ from pyfuse3 import (
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.nodes import NodeTable, file_of
-from zarrfs.fuse.operations import OpenFile, Operations, handler
+from zarrfs.fuse.operations import MOUNT_XATTR, OpenFile, Operations, handler
 from zarrfs.options import Options
 from zarrfs.store.api import Info, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
@@ -83,8 +83,7 @@ class AttributeOperations(Operations):
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper
         self.inodes = self.nodes = NodeTable()
-        # a directory that others may change as well must get every write at once
-        self.enable_writeback_cache = overlay.lower is not None and overlay.immutable
+        self.enable_writeback_cache = False
         self.changes = 0  # how often something was changed
         self.under_way = 0  # changes that have begun
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
@@ -191,12 +190,12 @@ class AttributeOperations(Operations):
     @changing
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """The names that getxattr answers."""
-        names = list(await super().listxattr(inode, ctx)) if inode not in self._gone else []
-        if self._in_upper(inode):
-            with self._path(inode) as path:
-                found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
-                names += [name for name in found if name.startswith(_KEPT) and not name.startswith(_OURS)]
-        return names
+        if not self._in_upper(inode):
+            return await super().listxattr(inode, ctx)
+        names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # user.zarrfs.source would be copied for nothing
+        with self._path(inode) as path:
+            found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
+            return names + [name for name in found if name.startswith(_KEPT) and not name.startswith(_OURS)]
 
     @handler
     @changing
@@ -217,9 +216,7 @@ class AttributeOperations(Operations):
             os.removexattr(path, name)
 
     async def _may_change(self, inode: int, name: bytes) -> None:
-        if name.startswith(_OURS):
-            raise Refused("", errno.EPERM)
-        if not name.startswith(_KEPT):
+        if name.startswith(_OURS) or not name.startswith(_KEPT):  # mv and cp -a pass over what is not supported
             raise Refused("", errno.EOPNOTSUPP)
         await self.copy_up(inode)
 
