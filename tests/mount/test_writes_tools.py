@@ -351,4 +351,4 @@ def test_fio_verify(engine: str, shared: Path) -> None:
     blocks = "--bsrange=4k-64k" if engine == "mmap" else "--bsrange=512-64k"
     options = [blocks, "--rw=randrw", "--size=8m", "--numjobs=2", "--verify=crc32c", "--do_verify=1",
                "--verify_fatal=1", "--fallocate=none", "--fsync=64", "--minimal"]  # fmt: skip
-    sh("fio", "--name=job", f"--directory={directory}", f"--ioengine={engine}", *options)
+    sh("fio", "--name=job", f"--directory={directory}", f"--ioengine={engine}", *options, cwd=directory)
