@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -61,6 +62,15 @@ def zarrfs(document: Path, data: Data) -> Iterator[Path]:
             subprocess.run([ZARRFS, "umount", mountpoint], check=True)
 
 
+def _mounted(mountpoint: Path) -> bool:
+    """Whether something is mounted there, be its process alive or dead."""
+    try:
+        os.stat(mountpoint)
+    except OSError as exc:
+        return exc.errno == errno.ENOTCONN
+    return os.path.ismount(mountpoint)
+
+
 @contextlib.contextmanager
 def foreground(
     command: list[str | Path], mountpoint: Path, env: dict[str, str] | None = None
@@ -80,7 +90,7 @@ def foreground(
         yield
     finally:
         unmount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-        if os.path.ismount(mountpoint):
+        if _mounted(mountpoint):
             subprocess.run([*unmount, mountpoint], check=True)
         try:
             process.wait(10)
