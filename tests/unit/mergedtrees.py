@@ -178,8 +178,3 @@ async def shown(store: Store, prefix: str = "") -> dict[str, Shown]:
         if info.kind is Kind.DIRECTORY:
             found |= await shown(store, key)
     return found
-
-
-async def model_shown(store: Store) -> Model:
-    """What a store shows, as the model has it."""
-    return {key: entry.data for key, entry in (await shown(store)).items()}

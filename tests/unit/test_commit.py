@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import trio
+import zarr
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.unit.mergedtrees import (
     SECOND,
@@ -23,18 +22,16 @@ from tests.unit.mergedtrees import (
     Shown,
     change,
     model_of,
-    model_shown,
     opened,
     operations,
     sets,
     shown,
     write_source,
 )
-from tests.unit.refsets import TARGET, targets
+from tests.unit.refsets import TARGET, as_fsspec_reads, targets
 from tests.unit.refsets import entries as entries_of
 from zarrfs import sources
 from zarrfs.cli import main
-from zarrfs.errors import SourceError
 from zarrfs.options import Options
 from zarrfs.stage.commit import New, commit
 from zarrfs.store.api import Kind
@@ -120,3 +117,309 @@ def test_new_shows_the_merged_tree(kind: str, path: str, form: str, more: dict[s
             trio.run(check_commit, Path(place), kind, entries, changes, New(path, form, **more))
 
     check()
+
+
+# -- one thing at a time, by the command
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A set of two files, and changes to it: one file changed, a large one and a sparse one new."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").write_bytes(TARGET)
+    refs = {".zgroup": '{"zarr_format":2}', "a/x": [str(tmp_path / "target"), 3, 100], "a/y": ["target"]}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    upper = tmp_path / "up"
+    upper.mkdir()
+    changed(upper, tmp_path / "refs.json")
+    (upper / "a").mkdir()
+    (upper / "a/x").write_text("new")
+    (upper / "large").write_bytes(b"0123456789" * 200_000)
+    with open(upper / "sparse", "wb") as file:
+        file.truncate(64 << 20)
+        file.seek(32 << 20)
+        file.write(b"data")
+    return tmp_path
+
+
+def changed(upper: Path, source: Path) -> None:
+    """Have the record in `upper` that a mount writes."""
+    overlay, _plan = opened(source, upper)
+    overlay.upper.lock(True)
+    trio.run(overlay.aclose)
+
+
+def commit_to(new: str, *more: str, source: str = "refs.json") -> Result:
+    return CliRunner().invoke(main, ["commit", source, "--upperdir", "up", "-o", new, *more])
+
+
+def done(new: str, *more: str, source: str = "refs.json") -> None:
+    result = commit_to(new, *more, source=source)
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def refused(rule: str, new: str, *more: str, status: int = 1) -> None:
+    """One line, with this in it, and nothing is written."""
+    before = sorted(os.listdir("."))
+    result = commit_to(new, *more)
+    assert result.exit_code == status
+    assert rule in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert sorted(os.listdir(".")) == before
+
+
+def allocated(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def test_unchanged_values_keep_their_references(place: Path) -> None:
+    done("new.json")
+    found = entries_of("new.json")
+    data = str(place / "new.json.data")
+    assert found["a/y"] == ["target"]
+    assert found["a/x"] == b"new"
+    assert (found["large"], found["sparse"]) == ([data, 0, 2_000_000], [data, 2_000_000, 64 << 20])
+    assert allocated(place / "new.json.data") < 4 << 20
+
+
+def test_a_data_file_may_be_named_from_the_set(place: Path) -> None:
+    (place / "sub").mkdir()
+    done("sub/new.json", "--relative")
+    found = entries_of("sub/new.json")
+    assert found["large"] == ["new.json.data", 0, 2_000_000]
+    assert found["a/y"] == [str(place / "target")]
+    os.rename("sub", "moved")
+    assert trio.run(read, place / "moved/new.json", "large") == b"0123456789" * 200_000
+
+
+async def read(path: Path, key: str) -> bytes:
+    store = sources.open_source(str(path), Options(), child=False)
+    data = bytes(await store.get(key))
+    await store.aclose()
+    return data
+
+
+def test_in_place_nothing_large_is_copied(place: Path) -> None:
+    done("new.json", "--in-place")
+    assert entries_of("new.json")["large"] == [f"file://{place}/up/large", 0, 2_000_000]
+    assert not (place / "new.json.data").exists()
+
+
+def test_a_threshold_decides_what_is_inline(place: Path) -> None:
+    (place / "up/sparse").unlink()
+    done("new.json", "--inline-threshold", "2MB")
+    assert entries_of("new.json")["large"] == b"0123456789" * 200_000
+    done("other.json", "--inline-threshold", "0")
+    assert entries_of("other.json")["a/x"] == [str(place / "other.json.data"), 0, 3]
+
+
+def test_a_sparse_file_stays_sparse(place: Path) -> None:
+    done("new.zarr")
+    assert allocated(place / "new.zarr/sparse") < 1 << 20
+    (place / "blobs").mkdir()
+    done("new.json", "--format", "archive", "--blobs", "blobs")
+    (entry,) = [entry for entry in json.loads((place / "new.json").read_text()) if entry["path"] == "sparse"]
+    assert entry["size"] == 64 << 20
+    assert [region[:2] for region in entry["data"]] == [[32 << 20, 4096]]
+
+
+def test_a_large_file_of_an_archive_is_cut_as_flux_cuts_it(place: Path) -> None:
+    (place / "blobs").mkdir()
+    done("new.json", "--format", "archive", "--blobs", "blobs")
+    (entry,) = [entry for entry in json.loads((place / "new.json").read_text()) if entry["path"] == "large"]
+    assert entry["mode"] == (place / "up/large").stat().st_mode
+    assert [region[:2] for region in entry["data"]] == [[0, 1 << 20], [1 << 20, 2_000_000 - (1 << 20)]]
+    assert {region[2] for region in entry["data"]} <= set(os.listdir("blobs"))
+    assert not [name for name in os.listdir("blobs") if not name.startswith("sha1-")]
+
+
+def test_bytes_that_flux_cannot_read_as_text_are_base64(place: Path) -> None:
+    (place / "up/large").unlink()
+    (place / "up/sparse").unlink()
+    (place / "up/nul").write_bytes(b"a\0b")
+    done("new.json", "--format", "archive")
+    found = {entry["path"]: entry.get("encoding") for entry in json.loads((place / "new.json").read_text())}
+    assert found == {".zgroup": "utf-8", "a": None, "a/x": "utf-8", "a/y": "base64", "nul": "base64"}
+
+
+def test_a_directory_has_links_owners_and_attributes(place: Path) -> None:
+    os.link("up/large", "up/a/again")
+    os.symlink("../large", "up/a/link")
+    os.chown("up/large", 12, 34)
+    os.chmod("up/large", 0o6755)
+    os.setxattr("up/large", "user.note", b"kept")
+    done("out", "--format", "directory")
+    status = os.stat("out/large")
+    assert os.path.samefile("out/large", "out/a/again")
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12, 34, 0o6755)
+    assert os.getxattr("out/large", "user.note") == b"kept"
+    assert os.readlink("out/a/link") == "../large"
+
+
+def test_what_new_cannot_hold_is_an_error_or_left_out(place: Path) -> None:
+    os.mkfifo("up/fifo")
+    os.symlink("large", "up/link")
+    for new, rule in {
+        "new.json": "up: fifo: a fifo", "new.zip": "up: fifo: a fifo", "new.zarr": "up: fifo: a fifo",
+    }.items():  # fmt: skip
+        refused(rule, new)
+    os.unlink("up/fifo")
+    refused("up: link: a symbolic link, which no reference set can hold", "new.json")
+    refused("up: link: a symbolic link, which a zip file shows as a file", "new.zip")
+    os.mkfifo("up/fifo")
+    result = commit_to("new.zip", "--skip-unsupported")
+    assert result.exit_code == 0
+    assert [line.split(":")[2].strip() for line in result.stderr.splitlines()] == ["fifo", "link"]
+    names = CliRunner().invoke(main, ["ls", "new.zip"]).output.split()
+    assert names == [".zgroup", "a", "large", "sparse"]
+    assert commit_to("new.zarr", "--skip-unsupported").stderr.count("\n") == 1
+    assert os.readlink("new.zarr/link") == "large"
+
+
+def test_a_name_that_is_not_utf8(place: Path) -> None:
+    (place / "up" / os.fsdecode(b"\xff")).write_text("x")
+    for new in ("new.json", "new.zip"):
+        refused("not UTF-8", new)
+    done("new.zarr")
+    assert (place / "new.zarr" / os.fsdecode(b"\xff")).read_text() == "x"
+
+
+def test_what_is_there_stays_unless_forced(place: Path) -> None:
+    for new in ("new.json", "new.zip", "new.zarr"):
+        done(new)
+        refused("--force", new, status=2)
+    (place / "up/large").write_bytes(b"later" * 1000)
+    (place / "new.zarr/more").write_text("gone afterwards")
+    for new in ("new.json", "new.zip", "new.zarr"):
+        done(new, "--force")
+        assert trio.run(read, place / new, "large") == b"later" * 1000
+    assert not (place / "new.zarr/more").exists()
+    assert (place / "new.json.data").read_bytes()[:10] == b"0123456789", "what the old set refers to"
+    assert entries_of("new.json")["large"][0] == str(place / "new.json.2.data")
+
+
+def test_new_is_no_part_of_what_is_read(place: Path) -> None:
+    (place / "blobs").mkdir()
+    refused("is the upper directory", "up/new.json", status=2)
+    refused("is the source", "refs.json", "--force", status=2)
+    refused("lies inside it", ".", "--format", "directory", "--force", status=2)
+    (place / "link").symlink_to("up")
+    refused("is the upper directory", "link/sub/../new.zip", status=2)
+    refused("is the upper directory", "a.json", "--format", "archive", "--blobs", "up/a", status=2)
+    refused("its name does not tell", "new", status=2)
+    refused("no such directory", "none/new.json", status=2)
+
+
+def test_a_mount_that_writes_is_ended_first(place: Path) -> None:
+    overlay, _plan = opened(place / "refs.json", place / "up")
+    overlay.upper.lock(True)
+    refused(f"up: is in use by another mount (process {os.getpid()})", "new.json")
+    trio.run(overlay.aclose)
+    done("new.json")
+
+
+def test_an_archive_takes_blobs(place: Path) -> None:
+    refused("large: 2,000,000 bytes, which go to a blob", "new.json", "--format", "archive", status=2)
+
+
+@pytest.mark.parametrize("new", ["new.json", "new.zarr", "new.zip", "new.index"])
+def test_what_cannot_be_read_leaves_nothing(place: Path, new: str) -> None:
+    (place / "archive.json").write_text(
+        json.dumps([{"path": "z", "mode": 0o100644, "size": 5000, "encoding": "blobvec",
+                     "data": [[0, 5000, "sha1-" + "0" * 40]]}])
+    )  # fmt: skip
+    (place / "up/.zarrfs-upper").unlink()
+    upper = {path.name: path for path in (place / "up").iterdir()}
+    (place / "other").mkdir()
+    changed(place / "other", place / "archive.json")
+    for name, path in upper.items():
+        path.rename(place / "other" / name)
+    before = sorted(os.listdir("."))
+    arguments = ["commit", "archive.json", "-q", "--upperdir", "other", "--format", form_of(new), "-o", new]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "z" in result.stderr
+    assert sorted(os.listdir(".")) == before
+
+
+def form_of(new: str) -> str:
+    return {".zarr": "directory", ".zip": "zip"}.get(Path(new).suffix, "references")
+
+
+# -- sources and sets of other kinds
+
+
+def array(place: Path) -> None:
+    """A set in the Parquet layout, arr.parquet, of an array of three chunks, and changes to it in up2."""
+    zarray = {"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "<u2", "compressor": None, "fill_value": 7,
+              "order": "C", "filters": None}  # fmt: skip
+    refs = {".zgroup": '{"zarr_format":2}', "v/.zarray": json.dumps(zarray), "v/.zattrs": "{}"}
+    refs |= {f"v/{number}": [str(place / "target"), 4 * number, 4] for number in range(3)}  # type: ignore[misc]
+    (place / "arr.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    assert CliRunner().invoke(main, ["refs", "convert", "arr.json", "arr.parquet"]).exit_code == 0
+    (place / "up2").mkdir()
+    changed(place / "up2", place / "arr.parquet")
+    (place / "up2/v").mkdir()
+    (place / "up2/v/.wh.1").touch()
+    (place / "up2/v/2").write_bytes(b"\1\0\2\0")
+    (place / "up2/v/.zattrs").write_text('{"units": "K"}')
+
+
+@pytest.mark.parametrize("new", ["new.parquet", "new.json"])
+@pytest.mark.parametrize("inline", ["1KiB", "0"])
+def test_a_set_in_parquet(place: Path, new: str, inline: str) -> None:
+    array(place)
+    arguments = ["commit", "arr.parquet", "--upperdir", "up2", "-o", new, "--inline-threshold", inline]
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.output) == (0, "")
+    found = entries_of(new)
+    assert found["v/0"] == [str(place / "target"), 0, 4]
+    assert "v/1" not in found
+    assert found["v/2"] == (b"\1\0\2\0" if inline == "1KiB" else [str(place / f"{new}.data"), 0, 4])
+    assert json.loads(found["v/.zattrs"]) == {"units": "K"}
+    fs = fsspec.filesystem("reference", fo=str(place / new), remote_protocol="file", skip_instance_cache=True)
+    # what the layout consolidates is made anew; in JSON it is a file like others, and that was not changed
+    group = zarr.open_group(fs.get_mapper(""), mode="r", zarr_format=2, use_consolidated=new == "new.parquet")
+    assert group["v"][:].tolist() == [0x0100, 0x0302, 7, 7, 1, 2]
+    assert group["v"].attrs["units"] == "K"
+
+
+def test_fsspec_finds_the_same(place: Path) -> None:
+    (place / "up/sparse").unlink()
+    done("new.json")
+    found = as_fsspec_reads(place / "new.json")
+    assert found == {
+        ".zgroup": b'{"zarr_format":2}', "a/x": b"new", "a/y": TARGET, "large": b"0123456789" * 200_000
+    }  # fmt: skip
+
+
+def test_a_zip_file_as_the_source(place: Path) -> None:
+    done("first.zip")
+    (place / "up2").mkdir()
+    changed(place / "up2", place / "first.zip")
+    (place / "up2/.wh.sparse").touch()
+    arguments = ["commit", "first.zip", "--upperdir", "up2", "-o", "second.json"]
+    assert CliRunner().invoke(main, arguments).output == ""
+    assert entries_of("second.json")["large"] == [f"zip://large::{place}/first.zip", 0, 2_000_000]
+    assert trio.run(read, place / "second.json", "large") == b"0123456789" * 200_000
+
+
+def test_a_store_that_is_its_own_upper_has_no_difference(place: Path) -> None:
+    done("new.zarr")
+    result = CliRunner().invoke(main, ["commit", "new.zarr", "--upperdir", "new.zarr", "-o", "other.zip"])
+    assert result.exit_code == 2
+    assert "is the source itself" in result.stderr
+
+
+def test_names_that_mean_something_in_an_upper_are_not_there(place: Path) -> None:
+    done("odd.json", source=reference_set(place))
+    assert sorted(entries_of("odd.json")) == ["sub/w", "x"]
+
+
+def reference_set(place: Path) -> str:
+    """A set with such names, over which there are no changes in up."""
+    (place / "up").rename(place / "kept")
+    (place / "up").mkdir()
+    refs = dict.fromkeys(("x", ".wh.y", ".zarrfs-upper", "sub/.wh.z", "sub/w", ".wh.d/v"), "data")
+    (place / "odd-refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return "odd-refs.json"

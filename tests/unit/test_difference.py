@@ -1,0 +1,195 @@
+"""zarrfs diff and discard: what an upper changes is told, and can be given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+
+from tests.conftest import PROGRAM
+from tests.unit.mergedtrees import Model, change, model_of, opened, operations, sets, write_source
+from tests.unit.refsets import targets
+from zarrfs.cli import main
+
+_URLS = tempfile.TemporaryDirectory(prefix="zarrfs-targets-")
+
+
+def diff(place: Path, *more: str) -> Result:
+    arguments = ["diff", place / "source", "--upperdir", place / "upper", *more]
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def discard(upper: Path, *more: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["discard", "--upperdir", str(upper), *more], input=answer)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A source with changes of every kind."""
+    write_source(tmp_path, "archive", {"a/b": b"1", "a/c": b"2", "d/e": b"3", "f": b"4", "g/h": b"5"})
+    upper = tmp_path / "upper"
+    upper.mkdir()
+
+    async def make() -> None:
+        overlay, _plan = opened(tmp_path / "source", upper)
+        overlay.upper.lock(True)
+        await overlay.set("a/b", b"changed")
+        await overlay.delete("d")
+        await overlay.delete("f")
+        await overlay.set("f/new", b"in a directory where a file was")
+        await overlay.copy_up("g")
+        os.chmod(upper / "g", 0o700)
+        os.symlink("nowhere\n", upper / "link\x1b")
+        await overlay.aclose()
+
+    trio.run(make)
+    return tmp_path
+
+
+def test_letters_and_keys_in_order(place: Path) -> None:
+    result = diff(place)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["M a/b", "D d", "D f", "A f", "A f/new", "M g", "A link\\x1b"]
+    assert result.stderr == ""
+
+
+def test_json_is_one_document(place: Path) -> None:
+    found = json.loads(diff(place, "--json").stdout)
+    assert [(entry["kind"], entry["key"], entry["type"]) for entry in found] == [
+        ("changed", "a/b", "file"), ("deleted", "d", None), ("deleted", "f", None), ("added", "f", "directory"),
+        ("added", "f/new", "file"), ("changed", "g", "directory"), ("added", "link\x1b", "symlink"),
+    ]  # fmt: skip
+    status = (place / "upper/a/b").stat()
+    assert found[0] | {"mode": "0640"} == {
+        "kind": "changed", "key": "a/b", "type": "file", "size": 7, "mode": "0640", "mtime_ns": status.st_mtime_ns
+    }  # fmt: skip
+    assert found[0]["mode"] == f"{status.st_mode & 0o7777:04o}"
+    assert found[1] == {"kind": "deleted", "key": "d", "type": None, "size": None, "mode": None, "mtime_ns": None}
+
+
+def test_the_status_tells_a_difference_when_asked(place: Path) -> None:
+    assert diff(place, "--exit-code").exit_code == 1
+    assert discard(place / "upper", "--yes").exit_code == 0
+    for more in ([], ["--exit-code"]):
+        result = diff(place, *more)
+        assert (result.exit_code, result.output) == (0, "")
+    assert json.loads(diff(place, "--json").stdout) == []
+
+
+def test_without_an_upper_directory(place: Path) -> None:
+    for command in (["diff", "x"], ["commit", "x", "-o", "y.zip"], ["discard"]):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("zarrfs: --upperdir: ")
+    result = CliRunner().invoke(main, ["diff", str(place / "source"), "--upperdir", str(place / "none")])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "no such file or directory" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["references", "archive", "zarr"])
+def test_the_difference_leads_from_the_source_to_the_merged_tree(kind: str) -> None:
+    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(sets(targets(Path(_URLS.name))), operations(links=True))
+    def check(entries: dict[str, Any], changes: list[Any]) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            trio.run(check_difference, Path(place), kind, entries, changes)
+
+    check()
+
+
+async def check_difference(place: Path, kind: str, entries: dict[str, Any], changes: list[Any]) -> None:
+    (place / "upper").mkdir()
+    before = model_of(entries)
+    after = dict(before)
+    overlay, _plan = opened(write_source(place, kind, entries), place / "upper")
+    for operation in changes:
+        await change(overlay, after, operation)
+    made = dict(before)
+    keys = []
+    async for found in overlay.changes():
+        keys.append(found.key.split("/"))
+        if found.kind == "deleted":
+            assert found.key in made
+            for key in [key for key in made if key == found.key or key.startswith(f"{found.key}/")]:
+                del made[key]
+        else:
+            assert (found.key in made) == (found.kind == "changed")
+            made[found.key] = after[found.key]
+    await overlay.aclose()
+    assert made == after
+    assert keys == sorted(keys)
+    assert unequal(before, after) <= {"/".join(key) for key in keys}
+
+
+def unequal(before: Model, after: Model) -> set[str]:
+    """Keys of what is not in both the same, less what lies in a directory that is gone."""
+    return {
+        key
+        for key in before.keys() | after.keys()
+        if before.get(key, ...) != after.get(key, ...)  # type: ignore[arg-type]
+        and not (key not in after and os.path.dirname(key) and os.path.dirname(key) not in after)
+        and not (key not in after and after.get(os.path.dirname(key)) is not None)
+    }
+
+
+# -- discard
+
+
+def test_discard_leaves_an_empty_directory(place: Path) -> None:
+    (place / "upper/a/deep").mkdir()
+    (place / "upper/a/deep/file").touch()
+    os.chmod(place / "upper/a/deep", 0)
+    outside = place / "outside"
+    outside.mkdir(mode=0o500)
+    (outside / "file").touch()
+    os.symlink(outside, place / "upper/a/out")
+    result = discard(place / "upper", "--yes")
+    assert (result.exit_code, result.output) == (0, "")
+    assert os.listdir(place / "upper") == []
+    assert (outside / "file").exists()
+    assert outside.stat().st_mode & 0o7777 == 0o500
+
+
+def test_discard_asks(place: Path) -> None:
+    upper = place / "upper"
+    before = sorted(os.listdir(upper))
+    result = discard(upper)
+    assert result.exit_code == 2
+    assert "--yes" in result.stderr
+    for answer, left in ("n", before), ("y", []):
+        command = f"{PROGRAM} discard --upperdir {upper}"
+        asked = subprocess.run(
+            ["script", "-qec", command, "/dev/null"], input=f"{answer}\n", capture_output=True, text=True, check=False,
+            timeout=60,
+        )  # fmt: skip
+        assert "Delete the 6 entries" in asked.stdout
+        assert sorted(os.listdir(upper)) == left
+        assert asked.returncode == (1 if left else 0)
+
+
+def test_a_foreign_directory_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    result = discard(tmp_path, "--yes")
+    assert result.exit_code == 1
+    assert result.stderr == f"zarrfs: {tmp_path}: is no upper directory of zarrfs (no .zarrfs-upper): it stays\n"
+    os.symlink(tmp_path / "precious", tmp_path / ".zarrfs-upper")
+    assert discard(tmp_path, "--yes").exit_code == 1
+    assert (tmp_path / "precious").exists()
+
+
+def test_an_upper_in_use_stays(place: Path) -> None:
+    overlay, _plan = opened(place / "source", place / "upper")
+    overlay.upper.lock(False)
+    result = discard(place / "upper", "--yes")
+    assert result.exit_code == 1
+    assert f"is in use by another mount (process {os.getpid()})" in result.stderr
+    assert (place / "upper/a/b").read_text() == "changed"
+    trio.run(overlay.aclose)
