@@ -34,6 +34,9 @@ from zarrfs import sources
 from zarrfs.cli import main
 from zarrfs.options import Options
 from zarrfs.stage.commit import New, commit
+from zarrfs.stage.commitset import Choices, DataFile, references_of
+from zarrfs.stage.committree import Tree
+from zarrfs.stage.output import Output
 from zarrfs.store.api import Kind
 
 # -- the property: a random source, random changes, and NEW shows what the mount would
@@ -180,6 +183,27 @@ def test_unchanged_values_keep_their_references(place: Path) -> None:
     assert found["a/x"] == b"new"
     assert (found["large"], found["sparse"]) == ([data, 0, 2_000_000], [data, 2_000_000, 64 << 20])
     assert allocated(place / "new.json.data") < 4 << 20
+
+
+@pytest.mark.parametrize("new", ["new.json", "new.zarr"])
+def test_an_opaque_directory_hides_what_was_in_it(place: Path, new: str) -> None:
+    (place / "up/a/.wh..wh..opq").touch()
+    done(new)
+    names = CliRunner().invoke(main, ["ls", "-R", new]).output.split()
+    assert names == [".zgroup", "a", "a/x", "large", "sparse"]
+
+
+def test_each_key_is_written_once(place: Path) -> None:
+    async def keys() -> list[str]:
+        overlay, plan = opened(place / "refs.json", place / "up")
+        to = Output("new.json", "json")
+        with DataFile(to, relative=False) as data:
+            found = references_of(Tree(overlay, "refs.json", print), plan, to, data, Choices(in_place=True))
+            listed = [reference.key async for reference in found]
+        await overlay.aclose()
+        return listed
+
+    assert sorted(trio.run(keys)) == [".zgroup", "a/x", "a/y", "large", "sparse"]
 
 
 def test_a_data_file_may_be_named_from_the_set(place: Path) -> None:
