@@ -146,7 +146,8 @@ def test_a_disk_that_becomes_read_only(small_disk: Path, tmp_path: Path) -> None
     large = (tmp_path / "target.bin").read_bytes()
     with mounted(source, tmp_path / "mnt", options) as root:
         (root / "d/own").write_bytes(b"own")
-        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        command = ["mount", "-o", "remount,ro", str(small_disk)]
+        wait_until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0)
         try:
             for call, *arguments in (
                 ((root / "d/own").write_bytes, b"x"), ((root / "d/small").write_bytes, b"x"),

@@ -63,10 +63,6 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
         assert place in line
         assert str(pid) in line
         (tmp_path / "one/new").write_text("new")
-        if not own:
-            with mounted(source, tmp_path / "three", options, "ro") as shared:
-                assert (shared / "new").read_text() == "new"
-                assert error_of((shared / "new").write_text, "x") == errno.EROFS
     finally:
         kill(pid, tmp_path / "one")
     with mounted(source, tmp_path / "two", options) as root:  # the lock of a dead process is none
@@ -74,6 +70,29 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
         (root / "new").write_text("newer")
     with mounted(source, tmp_path / "one", options) as root:
         assert (root / "new").read_text() == "newer"
+
+
+def test_readers_share_an_upper(tmp_path: Path) -> None:
+    """With each other; not with a writer, as they keep what they have seen in the kernel's caches."""
+    source, options = sample(tmp_path), upper(tmp_path)
+    with mounted(source, tmp_path / "one", options) as root:
+        (root / "new").write_text("new")
+        assert "in use" in refused(source, tmp_path / "two", options, "ro")
+    with mounted(source, tmp_path / "one", options, "ro") as one, mounted(source, tmp_path / "two", options, "ro"):
+        for root in (one, tmp_path / "two"):
+            assert (root / "new").read_text() == "new"
+            assert error_of((root / "new").write_text, "x") == errno.EROFS
+        assert f"{tmp_path}/upper" in refused(source, tmp_path / "three", options)
+
+
+def test_a_directory_over_itself_is_rw(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with mounted(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/source") as root:
+        (root / ".wh.x").write_text("no whiteout: nothing lies below")
+        (root / "x").write_text("x")
+        (root / "x").unlink()
+        assert os.listdir(root) == [".wh.x"]
+    assert os.listdir(tmp_path / "source") == [".wh.x"]
 
 
 def test_reading_changes_nothing_in_an_upper(tmp_path: Path) -> None:
@@ -110,7 +129,7 @@ def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
         assert str(path) in refused(source, tmp_path / "mnt", f"upperdir={path}")
 
 
-@pytest.mark.parametrize("place", ["mnt", "mnt/below", "source", "source/below", "."])
+@pytest.mark.parametrize("place", ["mnt", "mnt/below", "source/below", "."])
 def test_an_upper_that_would_show_itself(place: str, tmp_path: Path) -> None:
     """In the mount point, in the source, or around them."""
     (tmp_path / "source/below").mkdir(parents=True)
@@ -243,15 +262,19 @@ def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
         before = contents(outside)
         for name in ("e/own", "d/small"):
             (root / name).write_text("changed")
+            descriptor = os.open(root / name, os.O_PATH | os.O_NOFOLLOW)
             (tmp_path / "upper" / name).unlink()
             (tmp_path / "upper" / name).symlink_to(outside / "small")
-            for call in (
-                lambda name=name: (root / name).write_text("written"),
-                lambda name=name: os.truncate(root / name, 0), lambda name=name: os.chmod(root / name, 0o777),
-                lambda name=name: os.utime(root / name, (1, 1)), lambda name=name: os.chown(root / name, 1, 1),
-                lambda name=name: os.setxattr(root / name, "user.x", b"1"),
-            ):
-                error_of(call)
+            itself = f"/proc/self/fd/{descriptor}"  # by its name, the kernel would follow the link on our behalf
+            changes: list[tuple[Callable[..., object], object]] = [
+                (os.truncate, 0), (os.open, os.O_WRONLY), (os.open, os.O_RDWR | os.O_TRUNC), (os.chmod, 0o777),
+                (os.utime, (1, 1)),
+            ]  # fmt: skip
+            for call, argument in changes:
+                assert error_of(call, itself, argument) is not None, call
+            assert error_of(os.chown, itself, 1, 1) is not None
+            assert error_of(os.setxattr, itself, "user.x", b"1") is not None
+            os.close(descriptor)
             assert contents(outside) == before, name
 
 
