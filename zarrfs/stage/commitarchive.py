@@ -63,7 +63,7 @@ async def write_archive(tree: Tree, file: IO[bytes], blobs: BlobDirectory | None
     UsageError where that takes blobs and there is no place for them; SourceError for what no archive can hold.
     """
     lead = b"[\n"
-    async for node in tree.nodes(_rule):
+    async for node in tree.with_values_ahead(tree.nodes(_rule)):
         entry = await _entry(tree, node, blobs, inline)
         file.write(lead + orjson.dumps(entry))
         lead = b",\n"

@@ -25,7 +25,7 @@ async def write_directory(tree: Tree, path: str) -> None:
     """
     writer = _Directory(tree, path)
     os.mkdir(path, 0o700)
-    async for node in tree.nodes(lambda node: None):
+    async for node in tree.with_values_ahead(tree.nodes(lambda node: None)):
         await writer.add(node)
     writer.finish(await tree.root())
 
@@ -132,7 +132,7 @@ async def write_zip(tree: Tree, path: str) -> None:
     Modes and times are noted as Info-ZIP notes them. SourceError for what no zip file that is a source can hold.
     """
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as file:
-        async for node in tree.nodes(_rule):
+        async for node in tree.with_values_ahead(tree.nodes(_rule)):
             await _add_to_zip(tree, node, file)
 
 

@@ -10,12 +10,14 @@ from typing import NamedTuple
 import trio
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, join_key
+from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, PrefetchStore, join_key
 from zarrfs.store.extents import data_extents
 from zarrfs.store.overlay import Overlay
 from zarrfs.transfer.local import read_file
 
 PIECE = 4 << 20  # bytes read at a time
+_BATCH = 1000  # entries held meanwhile
+_AHEAD = 64  # values asked for at the same time, where they come over a network
 _SPECIAL = {
     stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
@@ -58,6 +60,27 @@ class Tree:
                 yield node
                 if node.kind is Kind.DIRECTORY:
                     levels.append(iter(await self._children(node.key, changed)))
+
+    async def with_values_ahead(self, nodes: AsyncIterator[Node]) -> AsyncIterator[Node]:
+        """`nodes`, whose files are to be read in this order: those that come over a network come many at a time."""
+        batch: list[Node] = []
+        files = 0
+        async for node in nodes:
+            batch.append(node)
+            files += node.kind is Kind.FILE and node.status is None
+            if files == _AHEAD or len(batch) == _BATCH:
+                async for ready in self._fetched(batch):
+                    yield ready
+                batch, files = [], 0
+        async for ready in self._fetched(batch):
+            yield ready
+
+    async def _fetched(self, batch: list[Node]) -> AsyncIterator[Node]:
+        lower = self.overlay.lower
+        if isinstance(lower, PrefetchStore):
+            await lower.prefetch([node.key for node in batch if node.kind is Kind.FILE and node.status is None])
+        for node in batch:
+            yield node
 
     async def root(self) -> os.stat_result:
         """The root, which is always in the upper."""

@@ -1,0 +1,92 @@
+"""zarrfs commit over a network: interrupted it leaves nothing, and it does not read one value at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from zarrfs.store.whiteouts import RECORD
+
+VALUES = 128
+
+
+def source(place: Path, url: str) -> list[str]:
+    """The arguments that commit a set of values at `url`, and a file in an upper, to something in `place`."""
+    refs = {f"v/{number}": [f"{url}/{number}", 0, 5000] for number in range(VALUES)}
+    (place / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    digest = hashlib.sha256((place / "refs.json").read_bytes()).hexdigest()
+    (place / "upper").mkdir()
+    record = {"zarrfs_upper": 1, "source": str(place / "refs.json"), "fingerprint": digest}
+    (place / "upper" / RECORD).write_text(json.dumps(record))
+    (place / "upper/first").write_bytes(b"1" * 10_000)
+    return ["commit", str(place / "refs.json"), "--upperdir", str(place / "upper"), "-o"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("new", ["new.zarr", "new.zip"])
+def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, new: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        arguments = source(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        child = subprocess.Popen([PROGRAM, *arguments, str(tmp_path / new)], stderr=subprocess.PIPE)
+        connection = silent.accept()[0]
+        child.send_signal(number)
+        _out, told = child.communicate(timeout=60)
+        connection.close()
+    assert child.returncode == (-number if number == signal.SIGKILL else 130), told
+    assert not (tmp_path / new).exists()
+    if number != signal.SIGKILL:
+        assert sorted(os.listdir(tmp_path)) == ["refs.json", "upper"]
+
+
+class Together(http.server.BaseHTTPRequestHandler):
+    """Answers when as many requests as `barrier` takes have come; sooner, and it fails."""
+
+    protocol_version = "HTTP/1.1"
+    barrier: threading.Barrier
+
+    def do_GET(self) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait(30)
+        data = self.path.encode().ljust(5000, b".")
+        self.send_response(206 if not self.barrier.broken else 503)
+        self.send_header("Content-Range", f"bytes 0-4999/{len(data)}")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *values: object) -> None:
+        pass
+
+
+@pytest.fixture
+def together() -> Iterator[str]:
+    Together.barrier = threading.Barrier(4)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Together) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("new", ["new.zarr", "new.zip", "new.json"])
+def test_values_come_many_at_a_time(tmp_path: Path, together: str, new: str) -> None:
+    """The server answers no request alone."""
+    more = ["--format", "archive", "--inline-threshold", "1MiB"] if new == "new.json" else []
+    done = run(*source(tmp_path, together), tmp_path / new, *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    for number in (0, 17, VALUES - 1):
+        found = run("cat", tmp_path / new, f"v/{number}").stdout
+        assert found == f"/{number}".ljust(5000, ".")
