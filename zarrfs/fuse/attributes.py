@@ -39,6 +39,7 @@ T = TypeVar("T")
 _OURS = b"user.zarrfs."  # extended attributes that are answered, not kept
 _KEPT = (b"user.", b"trusted.")  # extended attributes that a file of the upper may have
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
+_ABSENT = 1000
 _PRIVILEGES = stat.S_ISUID | stat.S_ISGID
 _ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
 REFUSALS = frozenset(
@@ -83,7 +84,11 @@ class AttributeOperations(Operations):
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper
         self.inodes = self.nodes = NodeTable()
-        self.enable_writeback_cache = False
+        lower = overlay.lower
+        # The kernel then keeps sizes itself, so it has to be told the right ones at once; and what others see of a
+        # directory that is its own upper has to be there at once.
+        self.enable_writeback_cache = lower is not None and lower.immutable and getattr(lower, "sizes_known", False)
+        self.absent: set[str] = set()  # keys that the lower store does not show, and never will
         self.changes = 0  # how often something was changed
         self.under_way = 0  # changes that have begun
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
@@ -100,7 +105,10 @@ class AttributeOperations(Operations):
             key, found = await self._find(parent_inode, name)
         except NotFound:
             with contextlib.suppress(NotFound):  # of the parent
-                self.nodes.unlink(self._key_in(parent_inode, name))
+                key = self._key_in(parent_inode, name)
+                self.nodes.unlink(key)
+                if self.overlay.immutable:
+                    self._note_absent(key)
             entry = EntryAttributes()
             entry.st_ino = InodeT(0)
             entry.entry_timeout = self._negative_timeout
@@ -262,6 +270,11 @@ class AttributeOperations(Operations):
             if isinstance(held, int):
                 os.close(held)
 
+    def _note_absent(self, key: str) -> None:
+        if len(self.absent) >= _ABSENT:
+            self.absent.clear()
+        self.absent.add(key)
+
     def _in_upper(self, inode: int) -> bool:
         """Whether an inode is a file of the upper, as far as has been seen."""
         return self.nodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
@@ -319,6 +332,10 @@ class AttributeOperations(Operations):
             return self._fill(self._new_entry(), gone, inode)
         wanted = self.nodes.file(inode)
         try:
+            if wanted is not None and not stat.S_ISDIR(wanted[2]):
+                status = self.upper.status(self.nodes.key(inode))
+                if status is not None and file_of(status) == wanted:
+                    return self._fill_status(status, inode)
             key, found = await self._find(inode)
             if found.status is None and found.info is not None:
                 found = Found(None, await self.overlay.info(key)) if found.info.size is None else found

@@ -228,10 +228,12 @@ class WritableOperations(HandleOperations):
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
         if self.overlay.lower is not None:
-            with contextlib.suppress(NotFound):
-                await self.overlay.find(key)
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
-            await self.overlay.make_parents(key)
+            if key not in self.absent:  # else it is left to the system call to find it in the upper
+                with contextlib.suppress(NotFound):
+                    await self.overlay.find(key)
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
+            if not self._in_upper(parent_inode):
+                await self.overlay.make_parents(key)
         return key
 
     def _give(self, directory: int, entry: bytes, mode: int, ctx: RequestContext) -> None:
