@@ -42,6 +42,8 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
 
     async def body(store: Store, plan: Plan) -> int:
         assert isinstance(store, Overlay)
+        if store.lower is None:
+            raise UsageError(f"{store.upper.path}: is the source itself, and nobody knows what it was before")
         found, first = 0, "["
         async for change in store.changes():
             if as_json:

@@ -11,8 +11,9 @@ from zarrfs.errors import UsageError
 from zarrfs.options import Parsed
 
 EPILOG = """\b
-Example:
+Examples:
   zarrfs discard --upperdir changes
+  zarrfs discard --upperdir changes --yes
 """
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 import trio
 
-from zarrfs.errors import SourceError
+from zarrfs.errors import SourceError, ZarrfsError
 from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, PrefetchStore, join_key
 from zarrfs.store.extents import data_extents
 from zarrfs.store.overlay import Overlay
@@ -93,39 +94,38 @@ class Tree:
         return not await self.overlay.entries(node.key)
 
     async def size(self, node: Node) -> int:
-        """The bytes of a file. ReadError where its target does not tell."""
+        """The bytes of a file. SourceError where its target does not tell."""
         if node.size is None:
-            return (await self.overlay.info(node.key)).size or 0
+            with self._reading(node):
+                return (await self.overlay.info(node.key)).size or 0
         return node.size
 
     async def extents(self, node: Node, size: int) -> list[tuple[int, int]]:
-        """(start, stop) of what is not a hole in a file of `size` bytes, in order."""
-        if not size:
-            return []
+        """(start, stop) of what is not a hole in a file of `size` bytes, in order. SourceError."""
+        with self._reading(node):
+            return await self._extents(node, size) if size else []
+
+    async def _extents(self, node: Node, size: int) -> list[tuple[int, int]]:
         lower = self.overlay.lower
         if node.status is not None:
             if node.status.st_blocks * 512 >= size:
                 return [(0, size)]
-            return _extents(self.open(node), size)
+            return _data_of(self.open(node), size)
         assert lower is not None
         if isinstance(lower, DescriptorStore):
-            return _extents(await lower.open_value(node.key), size)
+            return _data_of(await lower.open_value(node.key), size)
         place = await lower.locate(node.key)
         if "regions" in place:
             return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
         return [] if "hole" in place else [(0, size)]
 
     async def pieces(self, node: Node, start: int, stop: int) -> AsyncIterator[Buffer]:
-        """The bytes [start, stop) of a file, none of them missing. ReadError; SourceError where it is cut short."""
+        """The bytes [start, stop) of a file, none of them missing; SourceError where they cannot be had."""
         descriptor = -1 if node.status is None else self.open(node)
         try:
             while start < stop:
-                length = min(PIECE, stop - start)
-                if descriptor >= 0:
-                    piece = await read_file(descriptor, start, length)
-                else:
-                    assert self.overlay.lower is not None
-                    piece = await self.overlay.lower.get(node.key, start, length)
+                with self._reading(node):
+                    piece = await self._read(node, descriptor, start, min(PIECE, stop - start))
                 if not len(piece):
                     raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
                 yield piece
@@ -134,16 +134,32 @@ class Tree:
             if descriptor >= 0:
                 os.close(descriptor)
 
+    async def _read(self, node: Node, descriptor: int, start: int, length: int) -> Buffer:
+        if descriptor >= 0:
+            return await read_file(descriptor, start, length)
+        assert self.overlay.lower is not None
+        return await self.overlay.lower.get(node.key, start, length)
+
+    @contextlib.contextmanager
+    def _reading(self, node: Node) -> Iterator[None]:
+        """Turns what goes wrong into a SourceError that names the entry."""
+        try:
+            yield
+        except SourceError:
+            raise
+        except ZarrfsError as exc:
+            raise SourceError(self.place(node), str(exc), node.key) from exc
+        except OSError as exc:
+            raise SourceError(self.place(node), (exc.strerror or str(exc)).lower(), node.key) from exc
+
     async def read(self, node: Node, start: int, stop: int) -> bytes:
         """As pieces(), in one."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
     def open(self, node: Node) -> int:
         """A descriptor of a file or directory of the upper, for reading. SourceError."""
-        try:
+        with self._reading(node):
             return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError as exc:
-            raise SourceError(self.place(node), (exc.strerror or str(exc)).lower(), node.key) from exc
 
     def place(self, node: Node) -> str:
         """Where an entry comes from, for messages."""
@@ -190,7 +206,7 @@ def _unchanged(key: str, info: Info) -> Node:
     return Node(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)
 
 
-def _extents(descriptor: int, size: int) -> list[tuple[int, int]]:
+def _data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
     try:
         return data_extents(descriptor, size)
     finally:
