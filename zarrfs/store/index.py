@@ -59,6 +59,11 @@ class IndexStore:
         self._usage: Usage | None = None
 
     @property
+    def sizes_known(self) -> bool:
+        """Whether no target will have to be asked for the size of its file."""
+        return self.meta.get("sizes") == "known"
+
+    @property
     def meta(self) -> dict[str, str]:
         """What the compiler noted about the document."""
         return dict(self._db.execute("SELECT name, value FROM meta"))

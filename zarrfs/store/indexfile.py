@@ -145,6 +145,7 @@ class IndexWriter:
     def __init__(self, path: str) -> None:
         self.path = path
         self._whole = False
+        self._sizes_known = True
         self._db = sqlite3.connect(path, isolation_level=None)
         self._db.executescript(
             "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;"
@@ -212,6 +213,7 @@ class IndexWriter:
 
     def whole(self, key: str, url: str) -> None:
         """A file whose bytes are all of `url`; its size is found out when first needed."""
+        self._sizes_known = False
         self._add(key, Kind.FILE, None, None, None, Place.WHOLE, self.target_id(url))
 
     def regions(
@@ -270,6 +272,8 @@ class IndexWriter:
         self._write_targets()
         notes = ((name, value.encode("utf-8", "backslashreplace").decode()) for name, value in meta)
         self._db.executemany("INSERT INTO meta VALUES (?,?)", notes)
+        if self._sizes_known:
+            self._db.execute("INSERT INTO meta VALUES ('sizes', 'known')")
         self._db.execute("COMMIT")
         self._db.close()
         with open(self.path, "rb") as file:
