@@ -247,6 +247,19 @@ def test_a_sparse_file_stays_sparse(place: Path) -> None:
     assert [region[:2] for region in entry["data"]] == [[32 << 20, 4096]]
 
 
+def test_an_empty_file_and_a_hole_have_a_size_alone(place: Path) -> None:
+    """RFC 37, "Empty Files"."""
+    (place / "up/large").unlink()
+    for name, size in ("empty", 0), ("sparse", 64 << 20):
+        with open(place / "up" / name, "wb") as file:
+            file.truncate(size)
+    done("new.json", "--format", "archive")
+    found = {entry["path"]: entry for entry in json.loads((place / "new.json").read_text())}
+    for name, size in ("empty", 0), ("sparse", 64 << 20):
+        assert found[name].keys() == {"path", "mode", "mtime", "size"}
+        assert found[name]["size"] == size
+
+
 def test_a_large_file_of_an_archive_is_cut_as_flux_cuts_it(place: Path) -> None:
     (place / "blobs").mkdir()
     done("new.json", "--format", "archive", "--blobs", "blobs")

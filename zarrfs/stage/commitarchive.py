@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import orjson
 
-from zarrfs.errors import UsageError
+from zarrfs.errors import SourceError, UsageError
 from zarrfs.stage.committree import Node, Tree
 from zarrfs.stage.destination import is_utf8, sync_file_system
 from zarrfs.store.api import Kind
@@ -33,7 +33,7 @@ class BlobDirectory:
         self._written = False
 
     def put(self, data: bytes) -> str:
-        """The blobref of `data`, which is there from now on. OSError where it cannot be written."""
+        """The blobref of `data`, which is there from now on. SourceError where it cannot be written."""
         name = f"sha1-{hashlib.sha1(data, usedforsecurity=False).hexdigest()}"  # what Flux takes unless told otherwise
         path = os.path.join(self.path, name)
         with contextlib.suppress(FileNotFoundError):
@@ -44,9 +44,11 @@ class BlobDirectory:
             with open(work, "xb") as file:
                 file.write(data)
             os.rename(work, path)
-        except BaseException:
+        except BaseException as exc:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(work)
+            if isinstance(exc, OSError):
+                raise SourceError(path, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
             raise
         self._written = True
         return name

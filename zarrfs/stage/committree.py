@@ -8,8 +8,6 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
-import trio
-
 from zarrfs.errors import SourceError, ZarrfsError
 from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, PrefetchStore, join_key
 from zarrfs.store.extents import data_extents
@@ -96,13 +94,13 @@ class Tree:
     async def size(self, node: Node) -> int:
         """The bytes of a file. SourceError where its target does not tell."""
         if node.size is None:
-            with self._reading(node):
+            with _reading(self.place(node), node.key):
                 return (await self.overlay.info(node.key)).size or 0
         return node.size
 
     async def extents(self, node: Node, size: int) -> list[tuple[int, int]]:
         """(start, stop) of what is not a hole in a file of `size` bytes, in order. SourceError."""
-        with self._reading(node):
+        with _reading(self.place(node), node.key):
             return await self._extents(node, size) if size else []
 
     async def _extents(self, node: Node, size: int) -> list[tuple[int, int]]:
@@ -124,7 +122,7 @@ class Tree:
         descriptor = -1 if node.status is None else self.open(node)
         try:
             while start < stop:
-                with self._reading(node):
+                with _reading(self.place(node), node.key):
                     piece = await self._read(node, descriptor, start, min(PIECE, stop - start))
                 if not len(piece):
                     raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
@@ -140,25 +138,13 @@ class Tree:
         assert self.overlay.lower is not None
         return await self.overlay.lower.get(node.key, start, length)
 
-    @contextlib.contextmanager
-    def _reading(self, node: Node) -> Iterator[None]:
-        """Turns what goes wrong into a SourceError that names the entry."""
-        try:
-            yield
-        except SourceError:
-            raise
-        except ZarrfsError as exc:
-            raise SourceError(self.place(node), str(exc), node.key) from exc
-        except OSError as exc:
-            raise SourceError(self.place(node), (exc.strerror or str(exc)).lower(), node.key) from exc
-
     async def read(self, node: Node, start: int, stop: int) -> bytes:
         """As pieces(), in one."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
     def open(self, node: Node) -> int:
         """A descriptor of a file or directory of the upper, for reading. SourceError."""
-        with self._reading(node):
+        with _reading(self.place(node), node.key):
             return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
 
     def place(self, node: Node) -> str:
@@ -168,11 +154,13 @@ class Tree:
     async def _children(self, key: str, changed: bool) -> list[Node]:
         upper = self.overlay.upper
         if changed:
-            names = await trio.to_thread.run_sync(lambda: sorted(upper.names(key)[0]))
-            keys = [join_key(key, name) for name in names]
-            return [self._changed(at, status) for at in keys if (status := upper.status(at)) is not None]
+            with _reading(upper.path, key):
+                keys = [join_key(key, name) for name in sorted(upper.names(key)[0])]
+                return [self._changed(at, status) for at in keys if (status := upper.status(at)) is not None]
         nodes = []
-        for name, status, info in await self.overlay.entries(key):
+        with _reading(self.source, key):
+            entries = await self.overlay.entries(key)
+        for name, status, info in entries:
             at = join_key(key, name)
             if status is not None:
                 nodes.append(self._changed(at, status))
@@ -199,6 +187,19 @@ class Tree:
             raise SourceError(self.place(node), f"{broken} (--skip-unsupported leaves it out)", node.key)
         self.warn(f"{node.key}: {broken}: left out")
         return True
+
+
+@contextlib.contextmanager
+def _reading(place: str, key: str) -> Iterator[None]:
+    """Turns what goes wrong into a SourceError that names the entry."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except ZarrfsError as exc:
+        raise SourceError(place, str(exc), key or "/") from exc
+    except OSError as exc:
+        raise SourceError(place, (exc.strerror or str(exc)).lower(), key or "/") from exc
 
 
 def _unchanged(key: str, info: Info) -> Node:

@@ -48,20 +48,22 @@ def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
         yield Place(new, (path, work))
         if form == "directory":
             sync_file_system(work)  # of what is in it, links are not ours to follow, and not all may be opened
+            _make_writable(path)
         else:
             _sync_all(new)
         check_destination(shown, form, replace)  # it may have taken long
         _rename(new, path, old)
         _sync(directory)
         if form == "directory":
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(old)
         else:
             _remove_set(old)
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         raise SourceError(shown, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
     finally:
         if not os.path.lexists(old):
-            shutil.rmtree(work, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(work)
     if os.path.lexists(old):
         raise SourceError(shown, f"is written; what came into the old directory meanwhile is in {old}")
 
@@ -166,6 +168,30 @@ def _remove_set(directory: str) -> None:
 
 
 # -- names
+
+
+def remove_tree(path: str) -> None:
+    """Delete a file, a link itself, or a directory with all below it, whatever its mode; nothing there is fine.
+
+    OSError for what is another user's.
+    """
+    if os.path.islink(path) or not os.path.isdir(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return
+    _make_writable(path)
+    for at, names, _ in os.walk(path):
+        for name in names:
+            _make_writable(os.path.join(at, name))
+    shutil.rmtree(path)
+
+
+def _make_writable(path: str) -> None:
+    """Let its owner write to a directory: without that it can neither be moved nor emptied."""
+    with contextlib.suppress(OSError):  # what really is in the way shows later
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(path, mode | stat.S_IRWXU)
 
 
 def _rename(new: str, path: str, old: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Callable
 
 from zarrfs.errors import SourceError
+from zarrfs.stage.destination import remove_tree
 from zarrfs.store.upper import Upper
 from zarrfs.store.whiteouts import RECORD
 
@@ -24,26 +24,14 @@ def discard(path: str, agreed: Callable[[int], bool]) -> bool:
         if status is None or not stat.S_ISREG(status.st_mode):
             raise SourceError(path, f"is no upper directory of zarrfs (no {RECORD}): it stays")
         upper.lock(True)
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # a mount may have taken that away
         names = sorted(os.listdir(path), key=lambda name: (name == RECORD, name))
         if not agreed(len(names) - 1):
             return False
         for name in names:
-            _remove(os.path.join(path, name))
+            remove_tree(os.path.join(path, name))
     except OSError as exc:
         raise SourceError(exc.filename or path, f"cannot be deleted: {(exc.strerror or str(exc)).lower()}") from exc
     finally:
         upper.close()
     return True
-
-
-def _remove(path: str) -> None:
-    """Delete a file, a link itself, or a directory with all below it, whatever its mode."""
-    if os.path.islink(path) or not os.path.isdir(path):
-        os.unlink(path)
-        return
-    for at, names, _ in os.walk(path):  # a directory of ours that nobody may write to
-        os.chmod(at, stat.S_IRWXU)
-        for name in names:
-            if not os.path.islink(os.path.join(at, name)):
-                os.chmod(os.path.join(at, name), stat.S_IRWXU)
-    shutil.rmtree(path)
