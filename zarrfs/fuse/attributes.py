@@ -151,12 +151,6 @@ class AttributeOperations(Operations):
             return await self._attributes(inode)
         if not (owner or fields.update_size or fields.update_mode or fields.update_atime or fields.update_mtime):
             return await self._attributes(inode)  # the time of change alone, of a file that lost or got a name
-        gone = self._gone.get(inode)
-        if isinstance(gone, Info):  # only its permissions and time can be asked for, by who has it open for reading
-            mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else gone.mode
-            mtime_ns = attr.st_mtime_ns if fields.update_mtime else gone.mtime_ns
-            self._gone[inode] = gone._replace(mode=mode, mtime_ns=mtime_ns)
-            return await self._attributes(inode)
         await self.copy_up(inode, attr.st_size if fields.update_size else None)
         file = self._files.get(fh) if fh is not None else None
         with self._path(inode) as path:

@@ -15,7 +15,7 @@ def configure(options: Options, foreground: bool) -> None:
     """Send the log of this process to log_file=, else to stderr (foreground) or syslog (daemon)."""
     handler: logging.Handler
     if options.log_file is not None:
-        handler = logging.handlers.WatchedFileHandler(options.log_file)
+        handler = logging.handlers.WatchedFileHandler(options.log_file, errors="backslashreplace")
         stamp = "%(asctime)s "
     elif foreground:
         handler, stamp = logging.StreamHandler(), ""

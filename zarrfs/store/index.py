@@ -250,9 +250,12 @@ class IndexStore:
                 raise NotFound(key)
             prefix, name = split_key(key)
             parent = self._directory(prefix) if key else 0
-            found = self._db.execute(
-                f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name=?", (parent, name)
-            ).fetchone()
+            try:
+                found = self._db.execute(
+                    f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name=?", (parent, name)
+                ).fetchone()
+            except UnicodeEncodeError:  # bytes that are no UTF-8 are nobody's name in a document
+                raise NotFound(key) from None
             if found is None:
                 raise NotFound(key)
             row = _remember(self._rows, key, _Row._make(found))
