@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import trio
 from hypothesis import strategies as st
 
 from tests.unit.refsets import KEYS, TARGET, random_sets
@@ -99,6 +100,13 @@ def opened(path: Path, upper: Path, **options: Any) -> tuple[Overlay, Plan]:
     overlay = open_plan(plan, chosen)
     assert isinstance(overlay, Overlay)
     return overlay, plan
+
+
+def changed(upper: Path, source: Path) -> None:
+    """Have the record in `upper` that a mount writes."""
+    overlay, _plan = opened(source, upper)
+    overlay.upper.lock(True)
+    trio.run(overlay.aclose)
 
 
 async def change(overlay: Overlay, model: Model, operation: Operation) -> None:

@@ -21,6 +21,7 @@ from tests.unit.mergedtrees import (
     Model,
     Shown,
     change,
+    changed,
     model_of,
     opened,
     operations,
@@ -143,13 +144,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.seek(32 << 20)
         file.write(b"data")
     return tmp_path
-
-
-def changed(upper: Path, source: Path) -> None:
-    """Have the record in `upper` that a mount writes."""
-    overlay, _plan = opened(source, upper)
-    overlay.upper.lock(True)
-    trio.run(overlay.aclose)
 
 
 def commit_to(new: str, *more: str, source: str = "refs.json") -> Result:
