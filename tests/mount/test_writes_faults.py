@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import itertools
 import os
@@ -284,3 +285,55 @@ def test_copies_of_local_files_are_whole_or_not_there(tmp_path: Path) -> None:
         if there:
             shutil.rmtree(tmp_path / "upper/d")
     assert outcomes, "nothing was tried"
+
+
+# -- many at a time
+
+
+def work(root: Path, number: int, size: int) -> dict[str, bytes]:
+    """Random operations on names that no other worker uses, in directories that all use; what must be left."""
+    chance, own = random.Random(number), {}
+    for step in range(60):
+        directory = chance.choice(["d", "d/sub", "e", "shared"])
+        name, data = f"{directory}/w{number}-{step}", b"%d" % step * chance.randrange(500)
+        with contextlib.suppress(FileExistsError):
+            (root / "shared").mkdir()
+        (root / name).write_bytes(data)
+        own[name] = data
+        victim = chance.choice(sorted(own))
+        what = chance.randrange(4)
+        if what == 0:
+            (root / victim).unlink()
+            del own[victim]
+        elif what == 1:
+            moved = f"{chance.choice(['d', 'e', 'shared'])}/w{number}-{step}-moved"
+            os.rename(root / victim, root / moved)
+            own[moved] = own.pop(victim)
+        elif what == 2:
+            with open(root / victim, "ab") as file:
+                file.write(b"more")
+            own[victim] += b"more"
+        with open(root / "d/large", "r+b") as file:  # all change one file of the source, each its own bytes
+            file.seek((step * 8 + number) * size)
+            file.write(bytes([number + 1]) * size)
+        assert (root / victim).exists() == (victim in own)
+        os.listdir(root / directory)
+    return own
+
+
+def test_many_write_at_a_time(tmp_path: Path) -> None:
+    source, options, size = sample(tmp_path), upper(tmp_path), 1000
+    expected = bytearray((tmp_path / "target.bin").read_bytes())
+    for at in range(60 * 8):
+        expected[at * size : (at + 1) * size] = bytes([at % 8 + 1]) * size
+    with mounted(source, tmp_path / "mnt", options) as root, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        left = {}
+        for own in pool.map(lambda number: work(root, number, size), range(8)):
+            left.update(own)
+        for _ in range(2):
+            found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")}
+            assert found == left
+            assert (root / "d/large").read_bytes() == expected
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")} == left
+        assert (root / "d/large").read_bytes() == expected
