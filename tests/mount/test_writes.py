@@ -346,6 +346,42 @@ def test_long_and_reserved_names(root: Path, tmp_path: Path) -> None:
         assert "reserved" in log_of(root)
 
 
+def test_paths_longer_than_one_system_call_takes(root: Path) -> None:
+    name, here = "x" * 250, os.getcwd()
+    try:
+        os.chdir(root)
+        for _ in range(18):
+            os.mkdir(name)
+            os.chdir(name)
+        Path("file").write_text("deep")
+        os.rename("file", "moved")
+        assert (Path("moved").read_text(), os.listdir(".")) == ("deep", ["moved"])
+    finally:
+        os.chdir(here)
+    shutil.rmtree(root / name)
+    assert sorted(os.listdir(root)) == ["top", "v"]
+
+
+def test_what_others_do_in_a_directory_is_seen(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "a").write_text("old")
+    with mounted(plain, tmp_path / "mnt", "rw", "attr_timeout=0") as root:
+        held = os.open(root / "a", os.O_RDWR)
+        (plain / "beside").write_text("another")
+        (plain / "beside").rename(plain / "a")
+        assert (root / "a").read_text() == "another"
+        assert (os.pread(held, 9, 0), os.fstat(held).st_size) == (b"old", 3)
+        os.close(held)
+        with open(root / "a", "a") as file:
+            file.write(" one")
+        (plain / "a").rename(plain / "b")
+        assert ((root / "b").read_text(), os.listdir(root)) == ("another one", ["b"])
+        os.rename(root / "b", root / "c")
+        (plain / "c").unlink()
+        assert code_of(os.stat, root / "c") == errno.ENOENT
+
+
 # -- an upper
 
 
@@ -427,3 +463,29 @@ def test_an_upper_that_is_the_source(tmp_path: Path) -> None:
         pid = int(json.loads(os.getxattr(root, "user.zarrfs.mount"))["pid"])
         assert alive(pid)
     assert os.listdir(plain) == [".wh.x"]
+
+
+def test_what_mount_says_rw_or_ro_for(tmp_path: Path) -> None:
+    """mount(8) says rw where a line of fstab says neither: that is no wish to write, but an upper directory is."""
+    plain, upper = tmp_path / "plain", tmp_path / "upper"
+    for directory in (plain, upper):
+        directory.mkdir()
+    for source, options, writable in (
+        (plain, "rw", False),
+        (source_of(tmp_path), f"rw,upperdir={upper}", True),
+        (source_of(tmp_path), f"ro,upperdir={upper}", False),
+    ):
+        mountpoint = tmp_path / "mnt"
+        mountpoint.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
+        subprocess.run([*command, source, mountpoint, "-o", options], check=True, timeout=30)
+        try:
+            assert os.access(mountpoint, os.W_OK) == writable
+            for flag, status in (("ro", 0), ("rw", 0 if writable else 1)):
+                done = subprocess.run(
+                    [*command, source, mountpoint, "-o", f"remount,{flag}"], check=False, timeout=30
+                )
+                assert done.returncode == status
+                assert os.access(mountpoint, os.W_OK) == (writable and flag == "rw")
+        finally:
+            run("umount", mountpoint)

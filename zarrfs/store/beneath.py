@@ -13,6 +13,7 @@ import stat
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
 _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x02, 0x04, 0x08, 0x20
+_PATH_MAX = 4096  # bytes that one system call takes, with the NUL
 _LINKS_MAX = 40  # as the kernel's own limit
 _BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
@@ -93,7 +94,7 @@ class BaseDirectory:
     def directory(self, path: bytes) -> int:
         """An O_PATH descriptor of the directory `path`; a symbolic link on the way is no directory (ENOTDIR)."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        while self._kernel_walks:
+        while self._kernel_walks and len(path) < _PATH_MAX:
             try:
                 return _openat2(self.descriptor, path or b".", flags, _BENEATH | _NO_SYMLINKS)
             except OSError as exc:
