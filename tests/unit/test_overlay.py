@@ -280,3 +280,18 @@ def test_directories_that_are_no_upper(tmp_path: Path) -> None:
     write(tmp_path / "bad", {".zarrfs-upper": b"{"})
     with pytest.raises(SourceError, match=r"\.zarrfs-upper cannot be read"):
         Upper(str(tmp_path / "bad"), over=OVER)
+
+
+def test_what_covers_a_lower_entry(tmp_path: Path) -> None:
+    upper = write(tmp_path / "upper", {"a/a/f": b"", "a/.wh.gone": b"", "o/.wh..wh..opq": b"", "o/d/x": b""})
+    os.symlink("a", upper / "link")
+    tree = Upper(str(upper))
+    for key in ("a/gone", "a/gone/x", "o/x", "o/d", "o/d/y", "a/a/f", "a/a/f/x", "link", "link/a"):
+        assert tree.covers(key), key
+    for key in ("", "a", "a/a", "a/a/a", "a/b/c", "o", "b"):
+        assert not tree.covers(key), key
+    assert not tree.covers("a/a/f", itself=False)
+    assert not tree.covers("link", itself=False)
+    assert tree.covers("a/a/f/x", itself=False)
+    assert tree.covers("a/gone", itself=False)
+    tree.close()

@@ -112,7 +112,7 @@ class Overlay:
 
     async def below(self, key: str) -> Info | None:
         """What the lower store shows at `key`; None where it has nothing, or something above hides it."""
-        if self.lower is None or self._hidden(key):
+        if self.lower is None or self.upper.covers(key):
             return None
         try:
             return _shown(await self.lower.info(key, sized=False))
@@ -121,7 +121,7 @@ class Overlay:
 
     async def would_show(self, key: str) -> bool:
         """Whether the lower store would show something at `key` without what the upper has there: hide that first."""
-        if self.lower is None or self._hidden(key, itself=False):
+        if self.lower is None or self.upper.covers(key, itself=False):
             return False
         try:
             await self.lower.info(key, sized=False)
@@ -158,22 +158,6 @@ class Overlay:
             for name in key.split("/"):
                 if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
                     raise NotFound(key)
-
-    def _hidden(self, key: str, itself: bool = True) -> bool:
-        """Whether something in the upper hides the lower entry `key`: a whiteout, what is above it, or `itself`."""
-        upper, at = self.upper, ""
-        for name in key.split("/") if key else ():
-            if upper.opaque(at):
-                return True
-            at = join_key(at, name)
-            if upper.hides(at):
-                return True
-            status = upper.status(at)
-            if status is None:
-                return False
-            if not stat.S_ISDIR(status.st_mode):
-                return itself or at != key
-        return False
 
     # -- copying up
 
@@ -231,7 +215,7 @@ class Overlay:
                 await trio.to_thread.run_sync(write_sparse, staged.descriptor, data, at)
             await trio.to_thread.run_sync(self._finish, staged, info, size)
             async with self.lock:
-                if self.upper.status(key) is None and not self._hidden(key):
+                if self.upper.status(key) is None and not self.upper.covers(key):
                     await self.make_parents(key)
                     with self.upper.at(key) as (directory, name), same_time(directory):
                         staged.place(directory, name)

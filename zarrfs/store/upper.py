@@ -20,9 +20,10 @@ from zarrfs.errors import SourceError
 from zarrfs.store.api import join_key
 from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.staging import RESERVED, Staging
-from zarrfs.store.whiteouts import OPAQUE, RECORD, hidden_name, reserved, whiteout_name
+from zarrfs.store.whiteouts import OPAQUE, PREFIX, RECORD, hidden_name, reserved, whiteout_name
 
 _VERSION = 1
+_OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no whiteout has such a name
 
 
@@ -162,6 +163,27 @@ class Upper:
 
     # -- whiteouts
 
+    def covers(self, key: str, itself: bool = True) -> bool:
+        """Whether the lower entry `key` is hidden: by a whiteout, or by what is above it, or by `itself`."""
+        names, directory = os.fsencode(key).split(b"/") if key else [], self._base.descriptor
+        try:
+            for left, name in zip(range(len(names) - 1, -1, -1), names, strict=True):
+                if _marked(_OPAQUE, directory) or _marked(_PREFIX + name, directory):
+                    return True
+                try:
+                    below = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+                except FileNotFoundError:
+                    return False
+                if directory != self._base.descriptor:
+                    os.close(directory)
+                directory = below
+                if not stat.S_ISDIR(os.fstat(below).st_mode):
+                    return itself or left > 0
+            return False
+        finally:
+            if directory != self._base.descriptor:
+                os.close(directory)
+
     def hides(self, key: str) -> bool:
         """Whether a whiteout hides the lower entry `key`."""
         return not self.plain and self._is_there(_beside(key))
@@ -175,10 +197,6 @@ class Upper:
         with contextlib.suppress(FileNotFoundError), self.at(_beside(key)) as (directory, name):
             os.unlink(name, dir_fd=directory)
 
-    def opaque(self, key: str) -> bool:
-        """Whether the directory `key` hides all that the lower one has."""
-        return not self.plain and self._is_there(join_key(key, OPAQUE))
-
     def make_opaque(self, key: str) -> None:
         """Let the directory `key` hide all that the lower one has."""
         self._touch(join_key(key, OPAQUE))
@@ -189,6 +207,15 @@ class Upper:
 
     def _touch(self, key: str) -> None:
         os.close(self.open(key, os.O_WRONLY | os.O_CREAT, 0o644))
+
+
+def _marked(name: bytes, directory: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except OSError as exc:
+        if exc.errno in _GONE:
+            return False
+        raise
 
 
 def _beside(key: str) -> str:
