@@ -29,6 +29,7 @@ from pyfuse3 import (
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.nodes import NodeTable, file_of
 from zarrfs.fuse.operations import MOUNT_XATTR, OpenFile, Operations, handler
+from zarrfs.fuse.staleness import is_metadata, warn_of_stale
 from zarrfs.options import Options
 from zarrfs.store.api import Info, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
@@ -40,7 +41,6 @@ _OURS = b"user.zarrfs."  # extended attributes that are answered, not kept
 _KEPT = (b"user.", b"trusted.")  # extended attributes that a file of the upper may have
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
 _ABSENT = 1000
-_PRIVILEGES = stat.S_ISUID | stat.S_ISGID
 _ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
 REFUSALS = frozenset(
     (
@@ -93,7 +93,13 @@ class AttributeOperations(Operations):
         self.under_way = 0  # changes that have begun
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
         self._gone: dict[int, int | Info] = {}  # inodes without a name: an O_PATH descriptor, or of the lower store
+        self._stale: set[str] = set()  # consolidated documents that the log has told of
         self._copied: set[int] = set()  # inodes whose new directories nobody has told to be written to the disk
+
+    def metadata_changes(self, key: str) -> None:
+        """Somebody writes, removes or renames `key`: if it is metadata, what was consolidated may be stale."""
+        if self.background is not None and is_metadata(key):
+            self.background.start_soon(warn_of_stale, self.overlay, key, self._stale)
 
     # -- attributes
 
@@ -155,7 +161,7 @@ class AttributeOperations(Operations):
         file = self._files.get(fh) if fh is not None else None
         with self._path(inode) as path:
             if fields.update_size:
-                self._truncate(path, file, attr.st_size, ctx)
+                self._truncate(path, file, attr.st_size)
             if fields.update_uid or fields.update_gid:
                 os.chown(
                     path, attr.st_uid if fields.update_uid else -1, attr.st_gid if fields.update_gid else -1
@@ -379,21 +385,8 @@ class AttributeOperations(Operations):
         entry.attr_timeout, entry.entry_timeout = self._attr_timeout, self._entry_timeout
         return entry
 
-    def _truncate(self, path: str, file: OpenFile | None, size: int, ctx: RequestContext) -> None:
+    def _truncate(self, path: str, file: OpenFile | None, size: int) -> None:
         if file is not None and file.upper and file.descriptor is not None:
             os.ftruncate(file.descriptor, size)  # who has it open for writing needs no permission any more
         else:
             os.truncate(path, size)
-        if ctx.uid and (mode := os.stat(path).st_mode) & _PRIVILEGES:
-            os.chmod(path, _without_privileges(mode))
-
-    def drop_privileges(self, descriptor: int, uid: int) -> None:
-        """What a user other than root writes to is not set-uid any more: the kernel leaves that to us."""
-        if uid:
-            mode = os.fstat(descriptor).st_mode
-            if mode & _PRIVILEGES and _without_privileges(mode) != stat.S_IMODE(mode):
-                os.fchmod(descriptor, _without_privileges(mode))
-
-def _without_privileges(mode: int) -> int:
-    """Permission bits without set-uid, and set-gid where it is one (and no mandatory lock)."""
-    return stat.S_IMODE(mode) & ~(_PRIVILEGES if mode & stat.S_IXGRP else stat.S_ISUID)

@@ -61,6 +61,8 @@ class HandleOperations(AttributeOperations):
         """Open a file. For writing it is copied up first; O_TRUNC leaves out its bytes."""
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
+            if not self.nodes.is_nameless(inode):
+                self.metadata_changes(self.nodes.key(inode))
         if not self._in_upper(inode):
             info = await super().open(inode, flags, ctx)
             if not self._in_upper(inode):
@@ -70,9 +72,7 @@ class HandleOperations(AttributeOperations):
         self.counters["open"] += 1
         with self._path(inode) as path:
             descriptor = self._reopen(path, flags)
-        if flags & os.O_TRUNC:
-            self.drop_privileges(descriptor, ctx.uid)
-        return self._opened_file(descriptor, inode, ctx.uid)
+        return self._opened_file(descriptor, inode)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -92,8 +92,6 @@ class HandleOperations(AttributeOperations):
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
-        if file.uid:
-            self.drop_privileges(file.descriptor, file.uid)
         try:
             done = os.pwrite(file.descriptor, buf, off)
             while done < len(buf):
@@ -201,7 +199,7 @@ class HandleOperations(AttributeOperations):
                 return os.open(path, wanted & ~os.O_ACCMODE | os.O_RDWR)
         return os.open(path, wanted)
 
-    def _opened_file(self, descriptor: int, inode: int, uid: int) -> FileInfo:
+    def _opened_file(self, descriptor: int, inode: int) -> FileInfo:
         """The handle of an open file of the upper."""
         keep = self.overlay.immutable
         if not keep:
@@ -213,7 +211,7 @@ class HandleOperations(AttributeOperations):
             key = self.nodes.key(inode)
         except NotFound:
             key = ""
-        fh = self._handle(self._files, OpenFile(key, inode, descriptor, upper=True, uid=uid))
+        fh = self._handle(self._files, OpenFile(key, inode, descriptor, upper=True))
         self._opened.setdefault(inode, set()).add(fh)
         return FileInfo(fh=fh, keep_cache=keep)
 

@@ -67,7 +67,8 @@ class WritableOperations(HandleOperations):
             inode = self._looked_up(key, found)
             info = await self.open(InodeT(inode), flags, ctx)
             return info, await self._attributes(inode)
-        return self._opened_file(descriptor, inode, ctx.uid), self._fill_found(found, inode)
+        self.metadata_changes(key)
+        return self._opened_file(descriptor, inode), self._fill_found(found, inode)
 
     @handler
     @changing
@@ -136,6 +137,7 @@ class WritableOperations(HandleOperations):
                 if found.status is not None:
                     with self.upper.at(key) as (directory, entry):
                         os.unlink(entry, dir_fd=directory)
+            self.metadata_changes(key)
 
     @handler
     @changing
@@ -220,6 +222,7 @@ class WritableOperations(HandleOperations):
             with contextlib.nullcontext() if target is None else self.losing(new, target):
                 os.rename(old_entry, new_entry, src_dir_fd=old_directory, dst_dir_fd=new_directory)
             self.nodes.rename(old, new)
+        self.metadata_changes(new)
 
     # -- parts
 
