@@ -107,6 +107,9 @@ def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
     assert os.pread(reader, 10, 0) == b"zero"
     with open(root / "v/a/0", "r+b") as file:
         file.write(b"Z")
+        file.flush()
+        os.fsync(file.fileno())
+    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel asks again
     assert os.pread(reader, 10, 0) == b"Zero"
     (root / "v/a/0").unlink()
     assert os.pread(reader, 10, 0) == b"Zero"
@@ -205,6 +208,8 @@ def test_files_belong_to_who_makes_them(root: Path) -> None:
     as_user(f"os.chdir({str(work)!r}); open('g', 'w').close(); os.mkdir('e')")
     assert (os.stat(work / "g").st_gid, os.stat(work / "e").st_gid) == (77, 77)
     assert os.stat(work / "e").st_mode & stat.S_ISGID
+    as_user(f"os.chdir({str(work)!r}); os.umask(0); os.open('p', os.O_CREAT, 0o4755); os.mknod('n', 0o104711)")
+    assert [stat.S_IMODE(os.stat(work / name).st_mode) for name in "pn"] == [0o4755, 0o4711]
     denied = "try: open('w', 'w')\nexcept PermissionError: pass\nelse: raise SystemExit('written')"
     as_user(f"os.chdir({str(root / 'v')!r})\n{denied}")
 

@@ -88,7 +88,6 @@ class OpenFile:
     descriptor: int | None  # of a value that is a file: held, so that it stays one version
     begun: bool = False  # some of it was read
     upper: bool = False  # of a writable mount: the descriptor is that of a file in the upper directory
-    uid: int = 0  # of who opened it
 
 
 class Operations(pyfuse3.Operations):
