@@ -33,8 +33,9 @@ class Place:
         (directory / "upper").mkdir()
         (directory / "target.bin").write_bytes(os.urandom(300_000))
         target = str(directory / "target.bin")
-        refs = {"d/a": "text", "d/sub/large": [target], "d/sub/part": [target, 1000, 100_000], "e/x": "x" * 5000,
-                "day0.nc": [str(DATA / "references/data/day0.nc")]}  # fmt: skip
+        day = DATA / "references/data/day0.nc"
+        refs = {"d/a": "text", "d/sub/large": [target, 0, 300_000], "d/sub/part": [target, 1000, 100_000],
+                "e/x": "x" * 5000, "day0.nc": [str(day), 0, day.stat().st_size]}  # fmt: skip
         self.source = document(directory, refs)
 
     def mounted(self) -> contextlib.AbstractContextManager[Path]:
