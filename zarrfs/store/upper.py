@@ -67,14 +67,11 @@ class Upper:
             raise SourceError(self.path, f"is in use by another mount{holder}") from None
         except OSError:  # a file system without locks
             pass
+        if self._locked >= 0:
+            os.close(self._locked)
         self._locked = descriptor
         if exclusive and not self.plain and self._over is not None and self._record() is None:
-            with self.at(RECORD) as (directory, name):
-                descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644, dir_fd=directory)
-                with open(descriptor, "w") as file:
-                    json.dump({"zarrfs_upper": _VERSION, **self._over}, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+            self._write_record({"zarrfs_upper": _VERSION, **self._over})
 
     def close(self) -> None:
         """Give the lock and descriptors back."""
@@ -84,6 +81,17 @@ class Upper:
         if self._base.descriptor >= 0:
             self.staging.close()
         self._base.close()
+
+    def _write_record(self, record: dict[str, Any]) -> None:
+        staged = self.staging.create(None, 0o644)
+        try:
+            os.write(staged.descriptor, json.dumps(record).encode())
+            os.fsync(staged.descriptor)
+            with self.at(RECORD) as (directory, name):
+                staged.place(directory, name)
+        except BaseException:
+            staged.discard()
+            raise
 
     def _check_record(self, over: dict[str, Any]) -> None:
         """SourceError where the directory holds something else, or changes of another source or version."""
