@@ -102,6 +102,7 @@ def test_write_append_truncate(root: Path) -> None:
     assert code_of(os.open, root / "v", os.O_WRONLY) == errno.EISDIR
 
 
+@pytest.mark.promise("S24")
 def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
     reader = os.open(root / "v/a/0", os.O_RDONLY)
     assert os.pread(reader, 10, 0) == b"zero"
@@ -117,6 +118,7 @@ def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
     os.close(reader)
 
 
+@pytest.mark.promise("S22")
 def test_unlinked_while_open(root: Path) -> None:
     new = os.open(root / "new", os.O_RDWR | os.O_CREAT, 0o644)
     old = os.open(root / "v/a/1", os.O_RDONLY)
@@ -195,6 +197,7 @@ def test_attributes(root: Path) -> None:
     assert (found.st_uid, found.st_mtime_ns, (root / "v/a/0").stat().st_uid) == (56, 6, 12)
 
 
+@pytest.mark.promise("S28")
 def test_files_belong_to_who_makes_them(root: Path) -> None:
     work = root / "work"
     work.mkdir()
@@ -214,6 +217,7 @@ def test_files_belong_to_who_makes_them(root: Path) -> None:
     as_user(f"os.chdir({str(root / 'v')!r})\n{denied}")
 
 
+@pytest.mark.promise("S28")
 def test_a_user_who_writes_takes_set_uid_away(root: Path) -> None:
     for name, call in (("w", "os.write(f, b'x')"), ("t", "os.ftruncate(f, 0)")):
         (root / name).write_text("text")
@@ -390,6 +394,7 @@ def test_what_others_do_in_a_directory_is_seen(tmp_path: Path) -> None:
 # -- an upper
 
 
+@pytest.mark.promise("S27")
 def test_a_lower_directory_is_copied_not_renamed(over: tuple[Path, Path]) -> None:
     root, upper = over
     assert code_of(os.rename, root / "v", root / "w") == errno.EXDEV
@@ -413,6 +418,7 @@ def test_the_upper_is_a_layer(over: tuple[Path, Path]) -> None:
     assert sorted(os.listdir(upper / "v")) == [".wh.a"]
 
 
+@pytest.mark.promise("S24")
 def test_truncating_open_reads_nothing(tmp_path: Path) -> None:
     source, upper = tmp_path / "refs.json", tmp_path / "upper"
     source.write_text(json.dumps({"gone": ["/nowhere/at/all", 0, 1000], "kept": "kept"}))

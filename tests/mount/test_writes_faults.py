@@ -96,6 +96,7 @@ def fill(path: Path) -> bytes:
     raise AssertionError("the disk is never full")
 
 
+@pytest.mark.promise("S30")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
@@ -119,6 +120,7 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
         assert (root / "d/large").read_bytes() == large
 
 
+@pytest.mark.promise("S30")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_disk_without_room_for_another_file(small_disk: Path, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(small_disk)
@@ -182,6 +184,7 @@ def test_an_upper_that_vanishes(tmp_path: Path) -> None:
 # -- kill -9
 
 
+@pytest.mark.promise("S25")
 @pytest.mark.timeout(300)
 def test_what_was_fsynced_survives_a_killed_daemon(tmp_path: Path) -> None:
     """A writer appends records and replaces a file by rename; after the kill all that it was told is there."""
@@ -235,6 +238,7 @@ def write_until_it_fails(root: Path, synced: int, renamed: int) -> tuple[int, in
     return synced, renamed
 
 
+@pytest.mark.promise("S24")
 @pytest.mark.timeout(300)
 def test_a_copy_that_is_cut_short_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
     """The bytes come from a server that stops in the middle; then the daemon is killed."""
@@ -266,6 +270,7 @@ def test_a_copy_that_is_cut_short_leaves_the_source_file(nginx: Nginx, proxy: Fa
     assert (tmp_path / "upper/d/x").read_bytes() == b"new" + data[3:]
 
 
+@pytest.mark.promise("S24")
 @pytest.mark.timeout(300)
 def test_copies_of_local_files_are_whole_or_not_there(tmp_path: Path) -> None:
     source, options, root = sample(tmp_path, 24 << 20), upper(tmp_path), tmp_path / "mnt"

@@ -338,6 +338,7 @@ class OwnUpper(Machine):
         return set()
 
 
+@pytest.mark.promise("S22")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("write_source", [write_references, write_archive], ids=["references", "archive"])
 def test_a_merged_tree_is_a_plain_tree(write_source: Callable[[Path], Path], tmp_path: Path) -> None:
@@ -348,6 +349,7 @@ def test_a_merged_tree_is_a_plain_tree(write_source: Callable[[Path], Path], tmp
     run_machine(Merged, tmp_path / "original", source=source)
 
 
+@pytest.mark.promise("S22")
 @pytest.mark.timeout(600)
 def test_a_directory_mounted_rw_is_a_plain_tree(tmp_path: Path) -> None:
     with mounted(write_archive(tmp_path), tmp_path / "mnt") as root:

@@ -50,6 +50,7 @@ def contents(directory: Path) -> dict[str, tuple[object, ...]]:
 # -- who may write
 
 
+@pytest.mark.promise("S26")
 @pytest.mark.parametrize("own", [False, True], ids=["upperdir", "rw"])
 def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
     source, options = sample(tmp_path), upper(tmp_path)
@@ -72,6 +73,7 @@ def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
         assert (root / "new").read_text() == "newer"
 
 
+@pytest.mark.promise("S26")
 def test_readers_share_an_upper(tmp_path: Path) -> None:
     """With each other; not with a writer, as they keep what they have seen in the kernel's caches."""
     source, options = sample(tmp_path), upper(tmp_path)
@@ -189,6 +191,7 @@ def test_rw_of_what_cannot_be_written(tmp_path: Path) -> None:
 RESERVED = (".wh.x", ".wh.", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging")
 
 
+@pytest.mark.promise("S29")
 def test_reserved_names(tmp_path: Path) -> None:
     with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
         (root / "d/own").write_text("own")
@@ -238,6 +241,7 @@ def changes_in(directory: int, own: Path) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.promise("S31")
 def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
     """The kernel still takes it for a directory, and asks for names in it."""
     source, outside = attacked(tmp_path)
@@ -256,6 +260,7 @@ def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> No
         assert (root / "e/y").read_text() == "y"
 
 
+@pytest.mark.promise("S31")
 def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
     with mounted(source, tmp_path / "mnt", upper(tmp_path), "entry_timeout=100s", "attr_timeout=100s") as root:
@@ -278,6 +283,7 @@ def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
             assert contents(outside) == before, name
 
 
+@pytest.mark.promise("S31")
 @pytest.mark.parametrize("name", [".zarrfs-staging", "d/.wh.small", "d/.wh..wh..opq", "d/.wh.sub"])
 def test_links_with_the_names_of_our_own_files(name: str, tmp_path: Path) -> None:
     source, outside = attacked(tmp_path)
@@ -321,6 +327,7 @@ def test_a_record_file_that_is_a_link(tmp_path: Path) -> None:
 # -- the source
 
 
+@pytest.mark.promise("S23")
 def test_the_source_is_never_touched(tmp_path: Path) -> None:
     shutil.copytree(DATA / "zarr/v2_hier", tmp_path / "source", symlinks=True)
     (tmp_path / "source/link").symlink_to(".zgroup")

@@ -278,6 +278,7 @@ def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
         np.testing.assert_array_equal(new["x"][...], np.arange(1000))
 
 
+@pytest.mark.promise("S32")
 @pytest.mark.parametrize("name", ["d/sub/large", "new"])
 def test_shared_memory(name: str, place: Place) -> None:
     with place.mounted() as root:
@@ -309,6 +310,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.promise("S32")
 @pytest.mark.parametrize("kind", ["flock", "lockf"])
 def test_locks_between_processes(kind: str, shared: Path) -> None:
     lock: Callable[..., None] = getattr(fcntl, kind)
