@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -169,6 +169,9 @@ class Machine(RuleBasedStateMachine):
         self.keys = sorted(expected)
         lines = differences(snapshot(self.found.root), expected)
         assert not lines, "\n".join(lines)
+        for handle in self.plain.handles:
+            self.both("pread", handle, 0, 9000)
+            self.both("fstat", handle)
 
     # -- names
 
@@ -255,6 +258,16 @@ class Machine(RuleBasedStateMachine):
         self.opened += 1
         self.both("open", self.opened, self.key(data), flags)
 
+    @precondition(lambda self: len(self.plain.handles) < MAX_HANDLES)
+    @rule(data=st.data(), how=st.sampled_from(["write", "truncate", "unlink"]), offset=OFFSETS)
+    def change_what_a_reader_has_open(self, data: st.DataObject, how: str, offset: int) -> None:
+        key = self.key(data)
+        self.opened += 1
+        if self.both("open", self.opened, key, os.O_RDONLY)[0] == "done":
+            self.both("pread", self.opened, 0, 100)
+            arguments = {"write": (0, 0o644, offset, b"changed"), "truncate": (offset,), "unlink": ()}[how]
+            self.both(how, key, *arguments)
+
     def linked(self, handle: int) -> bool:
         return os.fstat(self.plain.handles[handle]).st_nlink > 0
 
@@ -310,11 +323,12 @@ def is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def run_machine(machine: type[Machine], original: Path, examples: int = 6, **more: Any) -> None:
+def run_machine(machine: type[Machine], original: Path, examples: int = 12, **more: Any) -> None:
     named = type(machine.__name__, (machine,), {"original": original, **more})
     health = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    found = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink an example takes minutes, with real mounts
     bounds = settings(max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=health)
-    run_state_machine_as_test(named, settings=bounds)
+    run_state_machine_as_test(named, settings=settings(bounds, phases=found))
 
 
 class Merged(Machine):
