@@ -1,45 +1,68 @@
 """What the columns of a Parquet file expand to, as the headers of their pages say: the footer is not believed.
 
-Source: Apache Parquet format, parquet.thrift (PageHeader) and the Thrift compact protocol. pyarrow gets memory
-for a page by its header, and has no bound of its own.
+Source: Apache Parquet format, parquet.thrift (FileMetaData, PageHeader) and the Thrift compact protocol. pyarrow gets
+memory for a page by its header, and has no bound of its own; asked for the metadata of a damaged column, it ends
+the process.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection
 from typing import Any
 
-_DEPTH = 8  # structs within structs; a page header has two
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BYTES, _STRUCT = 1, 2, 3, 7, 8, 12  # types of fields
+_DEPTH = 8  # structs within structs; a footer has six
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12  # types of fields
 _SHARED_PREFIXES = 7  # the encoding DELTA_BYTE_ARRAY: what it expands to no header tells
+_END = struct.Struct("<I4s")  # length of the footer, "PAR1"
 
 
-def expanded_size(data: memoryview, about: Any, columns: Collection[str]) -> int:
-    """Bytes of all pages of `columns` once decompressed; `about`: pyarrow's metadata of the file `data`.
+def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]:
+    """(rows, bytes of all pages of `columns` once decompressed) of the Parquet file `data`.
 
     ValueError where a header is damaged, or a page has an encoding that no bound is known for.
     """
-    total = 0
-    for group in range(about.num_row_groups):
-        group = about.row_group(group)
-        for number in range(group.num_columns):
-            column = group.column(number)
-            if column.path_in_schema in columns:
-                total += max(column.total_uncompressed_size, _pages(data, column))
-    return total
+    length, _magic = _END.unpack(data[-_END.size :])
+    stop = len(data) - _END.size
+    if length > stop:
+        raise ValueError("a footer longer than the file")
+    footer = _Thrift(data, stop - length, stop).struct(0)
+    rows = total = 0
+    for group in _structs(footer.get(4)):
+        rows += max(0, _integer(group, 3))
+        for chunk in _structs(group.get(1)):
+            column = chunk.get(3)
+            if not isinstance(column, dict):
+                raise ValueError("a column without metadata")  # noqa: TRY004
+            path = column.get(3)
+            if isinstance(path, list) and b".".join(part for part in path if part).decode(errors="replace") in columns:
+                total += max(_integer(column, 6), _pages(data, column))
+    return rows, total
 
 
-def _pages(data: memoryview, column: Any) -> int:
-    start: int = column.data_page_offset
-    first: int | None = column.dictionary_page_offset
-    if first is not None and 0 < first < start:
+def _structs(found: Any) -> list[dict[int, Any]]:
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError("a footer without its lists")
+    return found
+
+
+def _integer(found: dict[int, Any], field: int) -> int:
+    number = found.get(field)
+    if not isinstance(number, int):
+        raise ValueError("a footer without its numbers")  # noqa: TRY004
+    return number
+
+
+def _pages(data: memoryview, column: dict[int, Any]) -> int:
+    start, first = _integer(column, 9), column.get(11)
+    if isinstance(first, int) and 0 < first < start:
         start = first
-    stop = start + column.total_compressed_size
+    stop = start + _integer(column, 7)
     if not 0 <= start <= stop <= len(data):
         raise ValueError("a column beyond the end")
     total = 0
     while start < stop:
-        header = _Header(data, start, stop)
+        header = _Thrift(data, start, stop)
         found = header.struct(0)
         size, stored = found.get(2), found.get(3)
         if not isinstance(size, int) or not isinstance(stored, int) or size < 0 or stored < 0:
@@ -53,16 +76,16 @@ def _pages(data: memoryview, column: Any) -> int:
     return total
 
 
-class _Header:
+class _Thrift:
     """A struct in the Thrift compact protocol, from `at` on."""
 
     def __init__(self, data: memoryview, at: int, stop: int) -> None:
         self._data, self.at, self._stop = data, at, stop
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """Its fields by number: integers and structs; others as None."""
+        """Its fields by number: integers, bytes, structs and lists; others as None."""
         if depth > _DEPTH:
-            raise ValueError("a page header nested too deeply")
+            raise ValueError("a header nested too deeply")
         found: dict[int, Any] = {}
         number = 0
         while head := self._byte():
@@ -77,22 +100,35 @@ class _Header:
         if kind == _STRUCT:
             return self.struct(depth + 1)
         if kind == _BYTES:
-            self._skip(self._varint())
-        elif kind in (_DOUBLE, _BYTE):
-            self._skip(8 if kind == _DOUBLE else 1)
-        else:  # no page header has lists, sets or maps
-            raise ValueError("a damaged page header")
+            count = self._varint()
+            start = self.at
+            self._skip(count)
+            return bytes(self._data[start : self.at])
+        if kind in (_LIST, _SET):
+            return self._list(depth)
+        if kind not in (_DOUBLE, _BYTE, _TRUE, _FALSE):  # there are no maps
+            raise ValueError("a damaged header")
+        self._skip(8 if kind == _DOUBLE else 1)
         return None
+
+    def _list(self, depth: int) -> list[Any]:
+        if depth > _DEPTH:
+            raise ValueError("a header nested too deeply")
+        head = self._byte()
+        count = self._varint() if head >> 4 == 15 else head >> 4
+        if count > self._stop - self.at:
+            raise ValueError("a list beyond the end of its header")
+        return [self._value(head & 15, depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
         if self.at >= self._stop:
-            raise ValueError("a page header is cut off")
+            raise ValueError("a header is cut off")
         self.at += 1
         return self._data[self.at - 1]
 
     def _skip(self, count: int) -> None:
         if count > self._stop - self.at:
-            raise ValueError("a page header is cut off")
+            raise ValueError("a header is cut off")
         self.at += count
 
     def _varint(self) -> int:
@@ -104,7 +140,7 @@ class _Header:
                 return value
             shift += 7
             if shift > 63:
-                raise ValueError("a damaged page header")
+                raise ValueError("a damaged header")
 
     def _integer(self) -> int:
         value = self._varint()

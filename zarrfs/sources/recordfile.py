@@ -172,12 +172,8 @@ def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
     try:
         about = pq.read_metadata(pa.BufferReader(data))
         schema = about.schema.to_arrow_schema()
-        rows = sum(about.row_group(number).num_rows for number in range(about.num_row_groups))
     except Exception as exc:
         raise ValueError(f"not a Parquet file: {_reason(exc)}") from None
-    rows = max(rows, about.num_rows)
-    if rows > record_size:
-        raise ValueError(f"{rows} rows, record_size is {record_size}")
     for name in COLUMNS:
         if schema.names.count(name) > 1:
             raise ValueError(f"two columns {name}")
@@ -185,9 +181,12 @@ def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
     for name in found:  # before anything is read
         _check_type(name, schema.field(name).type)
     try:
-        size = expanded_size(memoryview(data).cast("B"), about, found)
+        rows, size = expanded_size(memoryview(data).cast("B"), found)
     except ValueError as exc:
         raise ValueError(f"a damaged Parquet file: {exc}") from None
+    rows = max(rows, about.num_rows)
+    if rows > record_size:
+        raise ValueError(f"{rows} rows, record_size is {record_size}")
     if size + rows * _ROW_BYTES > limit.size:
         raise ValueError(f"expands to {limit}")
     texts = [name for name in found if name in ("path", "raw") and _is_text(schema.field(name).type)]
