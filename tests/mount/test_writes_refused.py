@@ -212,6 +212,20 @@ def test_reserved_names(tmp_path: Path) -> None:
     assert names_in(tmp_path / "upper") == ["d", "d/own"]
 
 
+def test_a_name_of_the_source_that_is_too_long_for_a_whiteout(tmp_path: Path) -> None:
+    """It can be changed, but neither removed nor renamed, and then nothing has happened."""
+    name = "n" * 252
+    with mounted(document(tmp_path, {f"d/{name}": "x", "d/y": "y"}), tmp_path / "mnt", upper(tmp_path)) as root:
+        assert error_of(os.unlink, root / "d" / name) == errno.ENAMETOOLONG
+        assert error_of(os.rename, root / "d" / name, root / "d/new") == errno.ENAMETOOLONG
+        assert sorted(os.listdir(root / "d")) == [name, "y"]
+        (root / "d" / name).write_text("changed")
+        assert error_of(os.unlink, root / "d" / name) == errno.ENAMETOOLONG
+        assert (root / "d" / name).read_text() == "changed"
+        (root / "d" / name[1:]).write_text("new")
+        (root / "d" / name[1:]).unlink()
+
+
 # -- links in an upper
 
 
