@@ -218,6 +218,19 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
         assert len(list(record.all_rows(4))) == 4
 
 
+def test_damage_to_every_byte_of_a_footer() -> None:
+    """pyarrow's own metadata of a damaged column would end the process."""
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.table(columns([b"x", None, ["u", 1, 2]], 4)), sink)
+    whole = sink.getvalue().to_pybytes()
+    for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
+        for value in (0, 1, whole[at] ^ 128, 35, 255):
+            data = bytearray(whole)
+            data[at] = value
+            with contextlib.suppress(ValueError):
+                assert len(list(parse_record(bytes(data), 4, Bound(1 << 20, "memory_limit")).all_rows(4))) == 4
+
+
 @pytest.mark.parametrize("far", [False, True])
 def test_a_set_that_is_replaced_under_its_store(far: bool, nginx: Nginx, tmp_path: Path) -> None:
     """What was read stays; rows of the other version are never given, those of the same one are again."""

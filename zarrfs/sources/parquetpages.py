@@ -34,8 +34,7 @@ def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]
             column = chunk.get(3)
             if not isinstance(column, dict):
                 raise ValueError("a column without metadata")  # noqa: TRY004
-            path = column.get(3)
-            if isinstance(path, list) and b".".join(part for part in path if part).decode(errors="replace") in columns:
+            if _path(column.get(3)) in columns:
                 total += max(_integer(column, 6), _pages(data, column))
     return rows, total
 
@@ -44,6 +43,12 @@ def _structs(found: Any) -> list[dict[int, Any]]:
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError("a footer without its lists")
     return found
+
+
+def _path(found: Any) -> str:
+    if not isinstance(found, list) or not all(isinstance(part, bytes) for part in found):
+        raise ValueError("a column without a name")
+    return b".".join(found).decode(errors="replace")
 
 
 def _integer(found: dict[int, Any], field: int) -> int:
