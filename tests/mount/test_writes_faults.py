@@ -233,7 +233,8 @@ def write_until_it_fails(root: Path, synced: int, renamed: int) -> tuple[int, in
                 os.rename(root / "temporary", root / "d/small")
                 renamed += 1
     except OSError as exc:
-        if exc.errno not in (*DEAD, errno.EIO):  # EIO: what the kernel had of a file can no longer be written
+        # EIO: what the kernel had of a file can no longer be written; ENOENT: the bare directory, after the unmount
+        if exc.errno not in (*DEAD, errno.EIO, errno.ENOENT):
             raise
     return synced, renamed
 

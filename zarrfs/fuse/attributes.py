@@ -249,9 +249,16 @@ class AttributeOperations(Operations):
         if self._in_upper(inode):
             return
         key = self.nodes.key(inode)
-        status = await self.overlay.copy_up(key, size)
+        try:
+            status = await self.overlay.copy_up(key, size)
+        except NotFound:
+            if self.nodes.is_nameless(inode):
+                raise Refused(key, errno.ESTALE) from None
+            raise
         if self.nodes.file(inode) is not None:
             return
+        if self.nodes.is_nameless(inode) or self.nodes.key(inode) != key:  # what has the name now is another file
+            raise Refused(key, errno.ESTALE)
         self.nodes.bind(inode, file_of(status))
         self._copied.add(inode)
         for fh in self._opened.get(inode, ()):

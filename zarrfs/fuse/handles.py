@@ -92,6 +92,7 @@ class HandleOperations(AttributeOperations):
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
+        kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel's clock counts then
         try:
             done = os.pwrite(file.descriptor, buf, off)
             while done < len(buf):
@@ -101,6 +102,8 @@ class HandleOperations(AttributeOperations):
                 raise Refused(file.key, exc.errno) from exc
             if not done or self.enable_writeback_cache:  # of pages that are written back, all or an error
                 raise
+        if kept is not None:
+            os.utime(file.descriptor, ns=(kept.st_atime_ns, kept.st_mtime_ns))
         return done
 
     @handler

@@ -189,7 +189,8 @@ class Overlay:
             if info is None:
                 raise NotFound(key)
             if info.kind is Kind.FILE:
-                await self._copy_file(key, info, size)
+                if not await self._copy_file(key, info, size):  # what is there by now is another file
+                    raise NotFound(key)
             else:
                 async with self.lock:
                     await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
@@ -202,7 +203,8 @@ class Overlay:
                 raise NotFound(key)
             return status
 
-    async def _copy_file(self, key: str, info: Info, most: int | None) -> None:
+    async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
+        """Whether the copy was put in place: not where the name was taken, or taken away, meanwhile."""
         size = info.size
         if size is None and self.lower is not None:
             size = (await self.lower.info(key)).size
@@ -219,11 +221,10 @@ class Overlay:
                     await self.make_parents(key)
                     with self.upper.at(key) as (directory, name), same_time(directory):
                         staged.place(directory, name)
-                else:
-                    staged.discard()
-        except BaseException:
+                    return True
+        finally:
             staged.discard()
-            raise
+        return False
 
     async def _read(self, key: str, start: int, length: int) -> Buffer:
         """Bytes of the lower store; ReadError where there are fewer."""
@@ -241,6 +242,7 @@ class Overlay:
         os.fchmod(descriptor, info.mode if info.mode is not None else _MODES[info.kind])
         if info.mtime_ns is not None:
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
+        os.fsync(descriptor)  # or after a power failure an empty file might hide the lower one
 
     def _dress(self, directory: int, name: bytes, info: Info) -> None:
         """Owner, mode and time of a directory or link that was made after one of the lower store."""

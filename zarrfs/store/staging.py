@@ -26,9 +26,9 @@ _TRIES = 100
 class Staging:
     """The staging directory of one base directory; made when first needed. All methods block."""
 
-    def __init__(self, base: int) -> None:
-        """`base` is a descriptor of the base directory, which stays the caller's."""
-        self._base = base
+    def __init__(self, base: int, mode: int = 0o777) -> None:
+        """`base` is a descriptor of the base directory, which stays the caller's; `mode`: of the staging directory."""
+        self._base, self._mode = base, mode
         self._cleaned: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
 
@@ -87,7 +87,7 @@ class Staging:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         while True:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(_NAME, 0o777, dir_fd=self._base)
+                os.mkdir(_NAME, self._mode, dir_fd=self._base)
             with contextlib.suppress(FileNotFoundError):
                 return os.open(_NAME, flags, dir_fd=self._base)
 
@@ -117,14 +117,18 @@ class StagedFile:
         self._close()
 
     def discard(self) -> None:
-        """Remove it."""
+        """Remove it, unless it was placed."""
+        if self.descriptor < 0:
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._directory)
         self._close()
 
     def _close(self) -> None:
-        os.close(self.descriptor)
-        os.close(self._directory)
+        descriptors = self.descriptor, self._directory
+        self.descriptor = self._directory = -1
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool | None:

@@ -49,7 +49,7 @@ class Upper:
         except BaseException:
             self._base.close()
             raise
-        self.staging = Staging(self._base.descriptor)
+        self.staging = Staging(self._base.descriptor, 0o700)  # what is copied there is nobody else's to change
 
     # -- who may use it
 
@@ -89,9 +89,9 @@ class Upper:
             os.fsync(staged.descriptor)
             with self.at(RECORD) as (directory, name):
                 staged.place(directory, name)
-        except BaseException:
+        finally:
             staged.discard()
-            raise
+            self.staging.close()  # until something is copied there
 
     def _check_record(self, over: dict[str, Any]) -> None:
         """SourceError where the directory holds something else, or changes of another source or version."""
