@@ -30,10 +30,10 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.copying import same_time, write_sparse
-from zarrfs.store.staging import StagedFile
+from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.upper import Upper
 from zarrfs.store.uri import file_uri
-from zarrfs.store.whiteouts import reserved
+from zarrfs.store.whiteouts import RECORD, reserved
 from zarrfs.transfer.local import read_file
 
 log = logging.getLogger("zarrfs.store")
@@ -93,7 +93,7 @@ class Overlay:
         if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
             if name not in self._told and len(self._told) < 100:
                 self._told.add(name)
-                log.warning("%s: a reserved name: what begins with .wh. or .zarrfs- is zarrfs' own here", name)
+                log.warning("%s: a reserved name, as all that begin with .wh., %s or %s", name, RECORD, RESERVED)
             raise OSError(errno.EINVAL, "a reserved name", name)
 
     async def find(self, key: str) -> Found:
