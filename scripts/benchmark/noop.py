@@ -94,7 +94,12 @@ def main() -> None:
             fs.add(directories[directory], name, number % pieces * PIECE, PIECE)
         for children in fs.children.values():
             children.sort()
-    pyfuse3.init(fs, mountpoint, {"fsname=noop", "subtype=noop", "ro", "default_permissions"})
+    serve(fs, mountpoint, {"fsname=noop", "subtype=noop", "ro", "default_permissions"})
+
+
+def serve(operations: pyfuse3.Operations, mountpoint: str, options: set[str]) -> None:
+    """Mount, and serve until unmounted."""
+    pyfuse3.init(operations, mountpoint, options)
     try:
         trio.run(pyfuse3.main)
     finally:

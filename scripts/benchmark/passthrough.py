@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import pyfuse3
 import trio
+from noop import serve
 from pyfuse3 import EntryAttributes as Entry
 from pyfuse3 import RequestContext as Context
 
@@ -288,11 +289,7 @@ def main() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = {"fsname=passthrough", "subtype=passthrough", "default_permissions"}
-    pyfuse3.init(PassThrough(root, "writeback" in rest), mountpoint, options)
-    try:
-        trio.run(pyfuse3.main)
-    finally:
-        pyfuse3.close(unmount=False)
+    serve(PassThrough(root, "writeback" in rest), mountpoint, options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Callable
 
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, RequestContext
@@ -76,12 +77,9 @@ class WritableOperations(HandleOperations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a file, fifo, socket or device."""
-        async with self.overlay.lock:
-            key = await self._new_key(parent_inode, name)
-            with self.upper.at(key) as (directory, entry):
-                os.mknod(entry, mode, rdev, dir_fd=directory)
-                self._give(directory, entry, mode, ctx)
-            return self._made(key)
+        return await self._make(
+            parent_inode, name, ctx, lambda at, entry: os.mknod(entry, mode, rdev, dir_fd=at), mode
+        )
 
     @handler
     @changing
@@ -89,12 +87,7 @@ class WritableOperations(HandleOperations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a directory. It hides what the lower store has there: a whiteout stays beside it."""
-        async with self.overlay.lock:
-            key = await self._new_key(parent_inode, name)
-            with self.upper.at(key) as (directory, entry):
-                os.mkdir(entry, mode & 0o7777, dir_fd=directory)
-                self._give(directory, entry, 0, ctx)
-            return self._made(key)
+        return await self._make(parent_inode, name, ctx, lambda at, entry: os.mkdir(entry, mode & 0o7777, dir_fd=at))
 
     @handler
     @changing
@@ -102,12 +95,7 @@ class WritableOperations(HandleOperations):
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a symbolic link."""
-        async with self.overlay.lock:
-            key = await self._new_key(parent_inode, name)
-            with self.upper.at(key) as (directory, entry):
-                os.symlink(target, entry, dir_fd=directory)
-                self._give(directory, entry, 0, ctx)
-            return self._made(key)
+        return await self._make(parent_inode, name, ctx, lambda at, entry: os.symlink(target, entry, dir_fd=at))
 
     @handler
     @changing
@@ -133,7 +121,7 @@ class WritableOperations(HandleOperations):
             if found.is_directory:
                 raise IsDirectory(key)
             with self.losing(key, found):
-                await self._hide_lower(key)
+                await self.overlay.hide_lower(key)
                 if found.status is not None:
                     with self.upper.at(key) as (directory, entry):
                         os.unlink(entry, dir_fd=directory)
@@ -147,7 +135,7 @@ class WritableOperations(HandleOperations):
             key, found = await self._find(parent_inode, name)
             await self._check_empty(key, found)
             with self.losing(key, found):
-                await self._hide_lower(key)
+                await self.overlay.hide_lower(key)
                 if found.status is not None:
                     self._remove_whiteouts(key)
                     with self.upper.at(key) as (directory, entry):
@@ -209,9 +197,9 @@ class WritableOperations(HandleOperations):
             return
         await self.overlay.make_parents(new)
         if not exchange or (target is not None and target.is_directory):
-            await self._hide_lower(old)
+            await self.overlay.hide_lower(old)
         if source.is_directory:  # it must not merge with what the lower store has there
-            await self._hide_lower(new)
+            await self.overlay.hide_lower(new)
         with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
             if exchange:
                 _exchange(old_directory, old_entry, new_directory, new_entry)
@@ -225,6 +213,17 @@ class WritableOperations(HandleOperations):
         self.metadata_changes(new)
 
     # -- parts
+
+    async def _make(
+        self, parent_inode: int, name: bytes, ctx: RequestContext, make: Callable[[int, bytes], None], mode: int = 0
+    ) -> EntryAttributes:
+        """A new entry, which `make` makes in an open directory of the upper; `mode`: what chown may take bits of."""
+        async with self.overlay.lock:
+            key = await self._new_key(parent_inode, name)
+            with self.upper.at(key) as (directory, entry):
+                make(directory, entry)
+                self._give(directory, entry, mode, ctx)
+            return self._made(key)
 
     async def _new_key(self, parent_inode: int, name: bytes) -> str:
         """The key of a new entry: nothing is there, and its directory is in the upper. Hold the overlay's lock."""
@@ -259,12 +258,6 @@ class WritableOperations(HandleOperations):
             raise NotDirectory(key)
         if await self.overlay.entries(key):
             raise Refused(key, errno.ENOTEMPTY)
-
-    async def _hide_lower(self, key: str) -> None:
-        """Make a whiteout where the lower store has something that would be shown."""
-        if await self.overlay.would_show(key):
-            await self.overlay.make_parents(key)
-            self.upper.hide(key)
 
     def _remove_whiteouts(self, key: str) -> None:
         """Make a directory of the upper that shows nothing really empty."""

@@ -11,7 +11,8 @@ import zipfile
 
 from zarrfs.stage.committree import Node, Tree
 from zarrfs.stage.destination import is_utf8
-from zarrfs.store.api import Buffer, Kind
+from zarrfs.store.api import Kind
+from zarrfs.store.copying import write_all
 
 _SET_IDS = stat.S_ISUID | stat.S_ISGID
 _NAME_MAX = 0xFFFF  # bytes of a name in a zip file
@@ -74,20 +75,12 @@ class _Directory:
             for low, high in await self._tree.extents(node, size):
                 at = low
                 async for piece in self._tree.pieces(node, low, high):
-                    at = _write(descriptor, piece, at)
+                    at = write_all(descriptor, piece, at)
             os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
         _copy_attributes(self._tree, node, path)
         _dress(path, node)
-
-
-def _write(descriptor: int, piece: Buffer, at: int) -> int:
-    view = memoryview(piece).cast("B")
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        at, view = at + count, view[count:]
-    return at
 
 
 def _dress(path: str, node: Node) -> None:

@@ -25,8 +25,16 @@ def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
     """Write `data`, leaving out long stretches of zeros: holes stay holes."""
     view = memoryview(data).cast("B")
     for start, stop in _written(view):
-        while start < stop:
-            start += os.pwrite(descriptor, view[start:stop], at + start)
+        write_all(descriptor, view[start:stop], at + start)
+
+
+def write_all(descriptor: int, data: Buffer, at: int) -> int:
+    """Write `data` from offset `at` on; returns the offset behind it."""
+    view = memoryview(data).cast("B")
+    while view:
+        count = os.pwrite(descriptor, view, at)
+        at, view = at + count, view[count:]
+    return at
 
 
 def _written(view: memoryview) -> Iterator[tuple[int, int]]:

@@ -271,9 +271,8 @@ class FileSystemStore:
             if self._fsync:
                 os.fsync(staged.descriptor)
             staged.place(parent, name)
-        except BaseException:
+        finally:
             staged.discard()
-            raise
 
     def _delete(self, path: bytes) -> None:
         parent_path, _, name = path.rpartition(b"/")

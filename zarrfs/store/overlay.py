@@ -90,7 +90,7 @@ class Overlay:
 
     def check_name(self, name: str) -> None:
         """OSError (EINVAL) for a name that means something in the upper."""
-        if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
+        if self._reserved(name):
             if name not in self._told and len(self._told) < 100:
                 self._told.add(name)
                 log.warning("%s: a reserved name, as all that begin with .wh., %s or %s", name, RECORD, RESERVED)
@@ -129,6 +129,12 @@ class Overlay:
             return False
         return True
 
+    async def hide_lower(self, key: str) -> None:
+        """Make a whiteout where the lower store would show something; before the upper's entry goes. Hold `lock`."""
+        if await self.would_show(key):
+            await self.make_parents(key)
+            self.upper.hide(key)
+
     async def entries(self, key: str) -> list[Merged]:
         """What is in a directory, by name. NotFound, NotDirectory."""
         found = await self.find(key)
@@ -154,10 +160,11 @@ class Overlay:
 
     def _check_shown(self, key: str) -> None:
         check_key(key, root=True)
-        if ".wh." in key or ".zarrfs-" in key:
-            for name in key.split("/"):
-                if reserved(name) and not (self.upper.plain and name.startswith(".wh.")):
-                    raise NotFound(key)
+        if (".wh." in key or ".zarrfs-" in key) and any(map(self._reserved, key.split("/"))):
+            raise NotFound(key)
+
+    def _reserved(self, name: str) -> bool:
+        return reserved(name) and not (self.upper.plain and name.startswith(".wh."))
 
     # -- copying up
 
@@ -239,7 +246,7 @@ class Overlay:
         os.ftruncate(descriptor, size)
         if self.owner is not None:
             os.fchown(descriptor, *self.owner)
-        os.fchmod(descriptor, info.mode if info.mode is not None else _MODES[info.kind])
+        os.fchmod(descriptor, _mode(info))
         if info.mtime_ns is not None:
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         os.fsync(descriptor)  # or after a power failure an empty file might hide the lower one
@@ -249,7 +256,7 @@ class Overlay:
         if self.owner is not None:
             os.chown(name, *self.owner, dir_fd=directory, follow_symlinks=False)
         if info.kind is Kind.DIRECTORY:
-            os.chmod(name, info.mode if info.mode is not None else _MODES[info.kind], dir_fd=directory)
+            os.chmod(name, _mode(info), dir_fd=directory)
         if info.mtime_ns is not None:
             times = info.mtime_ns, info.mtime_ns
             os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
@@ -338,9 +345,8 @@ class Overlay:
                 os.ftruncate(staged.descriptor, memoryview(value).nbytes)
                 with self.upper.at(key) as (directory, name_there):
                     staged.place(directory, name_there)
-            except BaseException:
+            finally:
                 staged.discard()
-                raise
             self.upper.show(key)
 
     async def delete(self, key: str) -> None:
@@ -348,9 +354,7 @@ class Overlay:
         check_key(key)
         async with self.lock:
             found = await self.find(key)
-            if await self.would_show(key):
-                await self.make_parents(key)
-                self.upper.hide(key)
+            await self.hide_lower(key)
             if found.status is not None:
                 with self.upper.at(key) as (directory, name):
                     if stat.S_ISDIR(found.status.st_mode):
@@ -459,7 +463,11 @@ class Overlay:
 
 def _shown(info: Info) -> Info:
     """An entry of the lower store with permission bits: without any, its owner may write."""
-    return info if info.mode is not None else info._replace(mode=_MODES[info.kind])
+    return info if info.mode is not None else info._replace(mode=_mode(info))
+
+
+def _mode(info: Info) -> int:
+    return _MODES[info.kind] if info.mode is None else info.mode
 
 
 def _is_key(status: os.stat_result) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import join_key
+from zarrfs.store.api import join_key, split_key
 from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.whiteouts import OPAQUE, PREFIX, RECORD, hidden_name, reserved, whiteout_name
@@ -194,7 +194,8 @@ class Upper:
 
     def hides(self, key: str) -> bool:
         """Whether a whiteout hides the lower entry `key`."""
-        return not self.plain and self._is_there(_beside(key))
+        status = None if self.plain else self.status(_beside(key))
+        return status is not None and stat.S_ISREG(status.st_mode)
 
     def hide(self, key: str) -> None:
         """Hide the lower entry `key`; its directory is in the upper."""
@@ -208,10 +209,6 @@ class Upper:
     def make_opaque(self, key: str) -> None:
         """Let the directory `key` hide all that the lower one has."""
         self._touch(join_key(key, OPAQUE))
-
-    def _is_there(self, key: str) -> bool:
-        status = self.status(key)
-        return status is not None and stat.S_ISREG(status.st_mode)
 
     def _touch(self, key: str) -> None:
         os.close(self.open(key, os.O_WRONLY | os.O_CREAT, 0o644))
@@ -227,7 +224,7 @@ def _marked(name: bytes, directory: int) -> bool:
 
 
 def _beside(key: str) -> str:
-    parent, _, name = key.rpartition("/")
+    parent, name = split_key(key)
     return join_key(parent, whiteout_name(name))
 
 
