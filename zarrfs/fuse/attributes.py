@@ -50,13 +50,11 @@ REFUSALS = frozenset(
 )  # fmt: skip
 
 
-def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """A handler that changes files: it is noted, and what the upper refuses is an answer, not a failure."""
+def answering(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """A handler that makes system calls on the upper: what they refuse is an answer, not a failure."""
 
     @functools.wraps(method)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        operations = cast(AttributeOperations, args[0])
-        operations.under_way += 1
         try:
             return await method(*args, **kwargs)
         except OSError as exc:
@@ -66,6 +64,20 @@ def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
             if code in REFUSALS:
                 raise Refused("", code) from exc
             raise
+
+    return wrapped
+
+
+def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """An answering() handler that changes files, which is noted: listings then look at their entries again."""
+    answered = answering(method)
+
+    @functools.wraps(method)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        operations = cast(AttributeOperations, args[0])
+        operations.under_way += 1
+        try:
+            return await answered(*args, **kwargs)
         finally:
             operations.under_way -= 1
             operations.changes += 1
@@ -198,7 +210,7 @@ class AttributeOperations(Operations):
     # -- extended attributes
 
     @handler
-    @changing
+    @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """What a file of the upper has; user.zarrfs.* as in a mount that is read-only."""
         if not name.startswith(_KEPT) or name.startswith(_OURS):
@@ -209,7 +221,7 @@ class AttributeOperations(Operations):
             return os.getxattr(path, name)
 
     @handler
-    @changing
+    @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """The names that getxattr answers."""
         if not self._in_upper(inode):

@@ -14,7 +14,7 @@ import trio
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToken, RequestContext
 
 from zarrfs.errors import NotDirectory, NotFound, Refused
-from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, changing
+from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.fuse.operations import OpenFile, handler
 from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind, split_key
@@ -173,7 +173,7 @@ class HandleOperations(AttributeOperations):
         del self._listings[fh]
 
     @handler
-    @changing
+    @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Write the names in a directory to the disk."""
         inode = self._listings[fh].inode
