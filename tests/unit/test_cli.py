@@ -18,10 +18,8 @@ from click.testing import CliRunner, Result
 from tests.conftest import DATA, PROGRAM, run
 from tests.unit.test_check import Targets
 from zarrfs import options, sources
-from zarrfs.cli import COMMANDS, common, main, show
-from zarrfs.cli.check import progress_line
+from zarrfs.cli import COMMANDS, common, main, meter, show
 from zarrfs.errors import NotFound, SourceError, UsageError
-from zarrfs.stage.check import Report
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
@@ -202,14 +200,13 @@ def test_check(opened: list[Any]) -> None:
 
 
 def test_the_progress_line() -> None:
-    report = Report(ok=500, read=1 << 30)
-    assert progress_line(report, 8.0) == "500 files, 1.0 GiB, 128.0 MiB/s"
-    report.expected_files, report.expected_bytes = 1000, 4 << 30
-    assert progress_line(report, 8.0) == (
+    counts = meter.Counts(500, 1 << 30)
+    assert meter.line(counts, 8.0) == "500 files, 1.0 GiB, 128.0 MiB/s"
+    counts = counts._replace(expected_files=1000, expected_bytes=4 << 30)
+    assert meter.line(counts, 8.0) == (
         "[#####---------------] 500 of 1,000 files, 1.0 GiB of 4.0 GiB, 128.0 MiB/s, 0:24 left"
     )
-    report.expected_bytes = 0
-    assert progress_line(report, 0.0).startswith("[####################]")
+    assert meter.line(counts._replace(expected_bytes=0), 0.0).startswith("[####################]")
 
 
 # -- options and errors

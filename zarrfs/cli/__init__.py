@@ -30,6 +30,11 @@ COMMANDS = {
     "diff": ("zarrfs.cli.diff", "Tell what an upper directory changes in SOURCE."),
     "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory as something new."),
     "discard": ("zarrfs.cli.discard", "Delete the changes in an upper directory."),
+    "archive": ("zarrfs.cli.archive", "Create, extract, list, verify and compare file archives."),
+    "stage": ("zarrfs.cli.stage", "Put SOURCE where a job wants it: mounted, copied or linked."),
+    "unstage": ("zarrfs.cli.unstage", "Take away what was staged, also what a killed job left."),
+    "stage-out": ("zarrfs.cli.stage_out", "Keep what a job has written: as an archive, or copied to a URL."),
+    "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it alone."),
     "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }
 

@@ -1,0 +1,32 @@
+"""zarrfs archive: file archives as things to work with; one module per command, imported when it runs."""
+
+from __future__ import annotations
+
+import click
+
+from zarrfs.cli import LazyGroup
+from zarrfs.cli.common import SETTINGS, process_options
+
+# name: (module, what it does in a line); the function has the command's name
+COMMANDS = {
+    "create": ("zarrfs.cli.archive.create", "Write files and directories to an archive."),
+    "extract": ("zarrfs.cli.archive.extract", "Write what an archive holds to a directory."),
+    "list": ("zarrfs.cli.archive.list", "List what an archive holds."),
+    "verify": ("zarrfs.cli.archive.verify", "Read all of an archive, and compare every blob with its hash."),
+    "diff": ("zarrfs.cli.archive.diff", "Compare an archive with a directory, or with another archive."),
+}
+
+EPILOG = """\b
+Examples:
+  zarrfs archive create -C /data -o job.json --blobs /srv/blobs input config.toml
+  zarrfs archive extract job.json -C /scratch --blobs /srv/blobs
+  zarrfs archive verify job.json --blobs /srv/blobs
+\b
+ARCHIVE is a file archive (RFC 37) or a jobspec that carries one: a path, an fsspec URL, "-" for standard input, or
+what `zarrfs mount` takes as one."""
+
+
+@click.group(cls=LazyGroup, table=COMMANDS, context_settings=SETTINGS, epilog=EPILOG)
+@process_options
+def archive() -> None:
+    """Work with file archives: create, extract, list, verify and compare them."""

@@ -1,0 +1,75 @@
+"""One line on the terminal that tells how far something is, and is gone when that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from zarrfs.cli import show
+
+_QUIET_FOR = 0.5  # seconds before the line is shown,
+_EVERY = 0.2  # and between one and the next
+_BAR = 20  # characters
+
+
+class Counts(NamedTuple):
+    """How far something is; what is expected may not be known."""
+
+    files: int
+    bytes: int
+    expected_files: int | None = None
+    expected_bytes: int | None = None
+
+
+@contextlib.contextmanager
+def shown(counts: Callable[[], Counts], quiet: bool) -> Iterator[None]:
+    """Keep a line with `counts()` up to date meanwhile, unless `quiet` or standard error is no terminal.
+
+    `counts` is called in a thread of its own.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_show, args=(counts, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _show(counts: Callable[[], Counts], ended: threading.Event) -> None:
+    began = time.monotonic()
+    if ended.wait(_QUIET_FOR):
+        return
+    while True:
+        text = line(counts(), time.monotonic() - began)
+        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+        sys.stderr.flush()
+        if ended.wait(_EVERY):
+            break
+    sys.stderr.write("\r\x1b[K")
+    sys.stderr.flush()
+
+
+def line(counts: Counts, elapsed: float) -> str:
+    """Such as: [#####-----] 500 of 1,000 files, 1.0 of 2.0 GiB, 85.3 MiB/s, 0:12 left; `elapsed` in seconds."""
+    rate = counts.bytes / elapsed if elapsed else 0.0
+    files, data = f"{counts.files:,}", show.human(counts.bytes)
+    if counts.expected_files is None or counts.expected_bytes is None:
+        return f"{files} files, {data}, {show.human(rate)}/s"
+    text = f"{files} of {counts.expected_files:,} files, {data} of {show.human(counts.expected_bytes)}"
+    done = counts.bytes / counts.expected_bytes if counts.expected_bytes else 1.0
+    filled = min(_BAR, int(_BAR * done))
+    left = ""
+    if 0 < done < 1:
+        minutes, seconds = divmod(int(elapsed / done - elapsed), 60)
+        left = f", {minutes}:{seconds:02} left"
+    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}, {show.human(rate)}/s{left}"

@@ -1,0 +1,14 @@
+"""Not there yet."""
+
+from __future__ import annotations
+
+import click
+
+from zarrfs.cli.common import SETTINGS
+from zarrfs.errors import UsageError
+
+
+@click.command(context_settings=SETTINGS, epilog="Examples: zarrfs stage-out ")
+def stage_out() -> None:
+    """Say that this is not there yet."""
+    raise UsageError("not there yet")
