@@ -8,7 +8,7 @@ from zarrfs.cli.common import SETTINGS
 from zarrfs.errors import UsageError
 
 
-@click.command(context_settings=SETTINGS, epilog="Examples: zarrfs run ")
+@click.command(context_settings=SETTINGS, epilog="Examples: zarrfs run ...")
 def run() -> None:
     """Say that this is not there yet."""
     raise UsageError("not there yet")

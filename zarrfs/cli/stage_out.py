@@ -8,7 +8,7 @@ from zarrfs.cli.common import SETTINGS
 from zarrfs.errors import UsageError
 
 
-@click.command(context_settings=SETTINGS, epilog="Examples: zarrfs stage-out ")
+@click.command(context_settings=SETTINGS, epilog="Examples: zarrfs stage-out ...")
 def stage_out() -> None:
     """Say that this is not there yet."""
     raise UsageError("not there yet")
