@@ -271,6 +271,41 @@ def test_the_second_place_where_the_first_has_another(
     assert BlobReader((str(one), str(two))).resolve(URL) == str(one / REF)
 
 
+# -- whole()
+
+
+def test_all_of_a_blob_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    one.mkdir()
+    two.mkdir()
+    reader = BlobReader((str(one), str(two)))
+    assert reader.whole(URL) is None
+    (one / REF).write_bytes(DATA[::-1])
+    with pytest.raises(WrongHash, match="another hash"):
+        reader.whole(URL)
+    put(two, DATA)
+    assert [reader.whole(url) for url in (URL, REF)] == [DATA, DATA]
+    assert len(caplog.messages) == 1
+    (one / REF).write_bytes(DATA[1:])
+    assert reader.whole(URL) == DATA
+    (two / REF).unlink()
+    with pytest.raises(OutOfRange, match="a blob of"):
+        reader.whole(URL)
+
+
+def test_what_is_not_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    os.mkfifo(tmp_path / blobref(b"fifo"))
+    reader = BlobReader((str(tmp_path),))
+    monkeypatch.setattr(blobs, "WHOLE_MAX", len(DATA) - 1)
+    assert reader.whole(URL) is None
+    with pytest.raises(ReadError, match="not a regular file"):
+        reader.whole(blobref(b"fifo"))
+    reader.forbidden_device = os.stat(tmp_path).st_dev
+    with pytest.raises(Loop):
+        reader.whole(URL)
+
+
 # -- places
 
 

@@ -38,9 +38,11 @@ log = logging.getLogger("zarrfs")
 
 MAX_OPEN = 128  # descriptors kept: reading another blob closes the one that was not read for longest
 MAX_VERDICTS = 65_536  # verified files remembered, open or not
+WHOLE_MAX = 4 << 20  # bytes of a blob that whole() gives
 _PIECE = 1 << 20  # bytes hashed at a time
 _HASHING = 4  # blobs hashed at once
 _ATTEMPTS = 3  # how often a blob may change under a reader before that is an error
+_ANOTHER_HASH = "its bytes have another hash than its name says"
 _TICK_NS = 20_000_000  # longer than the clock of file times stands still (10 ms at 100 Hz)
 
 
@@ -129,6 +131,29 @@ class BlobReader:
         blob = await self._acquire(*_split(url))
         self._release(blob)
         return blob.identity.size
+
+    def whole(self, url: str) -> memoryview | None:
+        """All bytes of a blob of at most WHOLE_MAX bytes that lies in a directory, verified; blocks, in any thread.
+
+        None: there is none, so ask read(). Where directories have nothing but wrong ones, the errors of read().
+        """
+        blobref, declared = _split(url)
+        failures: list[ReadError] = []
+        for place in self._places:
+            path = os.path.join(place, blobref)
+            try:
+                data = self._slurp(path, blobref, declared)
+            except OSError as exc:
+                failures.append(_read_error(path, exc))
+            except ReadError as exc:
+                failures.append(exc)
+            else:
+                self._tell(failures, path)
+                return data
+        for failure in failures:
+            if not isinstance(failure, TargetMissing):
+                raise failure
+        return None
 
     def resolve(self, url: str) -> str:
         """The file that is read for `url`: the first that exists, else where it is looked for first."""
@@ -221,9 +246,7 @@ class BlobReader:
             except ReadError as exc:
                 failures.append(exc)
             else:
-                for failure in failures:
-                    if not isinstance(failure, TargetMissing):
-                        self._warn(failure, blob.path)
+                self._tell(failures, blob.path)
                 return blob
         for failure in failures:
             if not isinstance(failure, TargetMissing):
@@ -233,8 +256,7 @@ class BlobReader:
 
     def _examine(self, path: str, blobref: str, declared: int | None) -> _Blob:
         """The blob at `path`, open, if it is the one."""
-        # a fifo must not hold us up, and a place may hold symlinks: the hash decides
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = _opened(path)
         try:
             return _Blob(path, fd, self._check(fd, path, blobref, declared))
         except BaseException:
@@ -243,6 +265,13 @@ class BlobReader:
 
     def _check(self, fd: int, path: str, blobref: str, declared: int | None) -> _Identity:
         """What identifies the blob, once everything about it is right."""
+        identity = _identity(self._status(fd, path, declared))
+        if not self._right(fd, path, blobref, identity):
+            raise WrongHash(path, _ANOTHER_HASH)
+        return identity
+
+    def _status(self, fd: int, path: str, declared: int | None) -> os.stat_result:
+        """What fstat says, if the file can be the blob."""
         status = os.fstat(fd)
         if status.st_dev == self.forbidden_device:
             raise Loop(path, "lies in the mount that refers to it")
@@ -250,10 +279,24 @@ class BlobReader:
             raise ReadError(path, "not a regular file")
         if declared is not None and status.st_size != declared:
             raise _wrong_length(path, status.st_size, declared)
-        identity = _identity(status)
-        if not self._right(fd, path, blobref, identity):
-            raise WrongHash(path, "its bytes have another hash than its name says")
-        return identity
+        return status
+
+    def _slurp(self, path: str, blobref: str, declared: int | None) -> memoryview | None:
+        """The bytes of the blob at `path`, verified; None if they are more than WHOLE_MAX."""
+        fd = _opened(path)
+        try:
+            size = self._status(fd, path, declared).st_size
+            if size > WHOLE_MAX:
+                return None
+            data, _ = _fill(fd, bytearray(), 0, size)
+        finally:
+            os.close(fd)
+        if hash_of(data, blobref) != blobref:
+            raise WrongHash(path, _ANOTHER_HASH)
+        with self._verdicts_lock:
+            self._hashed += 1
+            self._hashed_bytes += size
+        return memoryview(data)
 
     def _right(self, fd: int, path: str, blobref: str, identity: _Identity) -> bool:
         """Whether the file's bytes have the hash that `blobref` names: remembered, or found out now."""
@@ -277,11 +320,13 @@ class BlobReader:
                 self._verdicts.popitem(last=False)
         return right
 
-    def _warn(self, failure: ReadError, path: str) -> None:
-        """Say once that a place has a bad blob, where another place has the right one."""
-        if failure.where not in self._warned and len(self._warned) < MAX_VERDICTS:
-            self._warned.add(failure.where)
-            log.warning("%s; read from %s instead", failure, path)
+    def _tell(self, failures: list[ReadError], path: str) -> None:
+        """Say once of each place that has a bad blob that another place, `path`, has the right one."""
+        for failure in failures:
+            known = isinstance(failure, TargetMissing) or failure.where in self._warned
+            if not known and len(self._warned) < MAX_VERDICTS:
+                self._warned.add(failure.where)
+                log.warning("%s; read from %s instead", failure, path)
 
 
 def _split(url: str) -> tuple[str, int | None]:
@@ -294,6 +339,17 @@ def _split(url: str) -> tuple[str, int | None]:
 
 def _identity(status: os.stat_result) -> _Identity:
     return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _opened(path: str) -> int:
+    # a fifo must not hold us up, and a place may hold symlinks: the hash decides
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def hash_of(data: Buffer, blobref: str) -> str:
+    """The blobref of `data`, with the algorithm of `blobref`."""
+    algorithm = blobref.partition("-")[0]
+    return f"{algorithm}-{hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}"
 
 
 def _digest(fd: int, blobref: str, size: int) -> str:
