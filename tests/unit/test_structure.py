@@ -17,9 +17,10 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
-# cli -> fuse, stage -> sources, views -> store, zarr -> transfer -> errors
+# cli -> jobs -> fuse, stage -> sources, views -> store, zarr -> transfer -> errors
 LAYERS = [
-    {"errors", "options"}, {"transfer"}, {"store", "zarr"}, {"sources", "views"}, {"fuse", "stage"}, {"cli"},
+    {"errors", "options"}, {"transfer"}, {"store", "zarr"}, {"sources", "views"}, {"fuse", "stage"}, {"jobs"},
+    {"cli"},
 ]  # fmt: skip
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 LINES_MAX = 500

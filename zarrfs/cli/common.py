@@ -214,6 +214,14 @@ def _prepare_output(level: str) -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
+def time_given(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A callback of click: seconds, of an option that takes a time as those of the table do."""
+    try:
+        return None if value is None else options.seconds(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+
+
 def clean_key(text: str) -> str:
     """A key as a user may write it: slashes at its ends do not matter."""
     from zarrfs.store.api import check_key

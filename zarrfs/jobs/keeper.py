@@ -1,0 +1,102 @@
+"""The keeper: a small process that keeps a mount in use, so that nobody unmounts it under a job that reads it.
+
+It holds the root of the mount open, waits for the end of the processes that it is for, and then becomes `zarrfs
+unstage`. Signals do not end it but SIGKILL: a resource manager sends SIGTERM to every process of a job, long before
+that ends. It is Python without its library: 3 MB of memory of its own, where zarrfs has 60.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import IO
+
+from zarrfs.errors import MountError
+from zarrfs.jobs import processes
+from zarrfs.jobs.processes import Process
+
+# Arguments: the processes as PID:START, "-" for more of them on standard input, then "--" and what to become.
+_PROGRAM = """
+import posix, select, sys, _signal
+_signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+with open("/proc/self/comm", "w") as file:
+    file.write("zarrfs-keeper")
+at = sys.argv.index("--")
+poll, left, more = select.poll(), set(), b""
+def watch(word):
+    pid, start = word.split(":")
+    try:
+        descriptor = posix.pidfd_open(int(pid))
+        with open("/proc/" + pid + "/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return
+    if fields[19] == start and fields[0] not in "ZX":
+        poll.register(descriptor, select.POLLIN)
+        left.add(descriptor)
+for word in sys.argv[1:at]:
+    if word == "-":
+        poll.register(0, select.POLLIN)
+        left.add(0)
+    else:
+        watch(word)
+posix.write(1, b".")
+posix.dup2(2, 1)
+while left or at == 1:
+    for descriptor, _ in poll.poll():
+        said = posix.read(0, 4096) if descriptor == 0 else b""
+        if said:
+            *words, more = (more + said).split(b"\\n")
+            for word in words:
+                watch(word.decode())
+        else:
+            poll.unregister(descriptor)
+            left.discard(descriptor)
+posix.closerange(3, 65536)
+_signal.pthread_sigmask(_signal.SIG_UNBLOCK, _signal.valid_signals())
+posix.execv(sys.argv[at + 1], sys.argv[at + 1 :])
+"""
+
+
+def start(
+    record: str, root: int | None, owners: Iterable[Process], pipe: bool = False
+) -> tuple[Process, IO[bytes] | None]:
+    """Start a keeper: (it, where to tell of more processes, with `pipe`). It is there when this returns. MountError.
+
+    It holds the descriptor `root` and waits for the end of `owners` (of nobody: for good), to unstage `record`.
+    """
+    words = [f"{who.pid}:{who.start}" for who in owners] + (["-"] if pipe else [])
+    then = [sys.executable, "-I", "-m", "zarrfs", "unstage", "--record", record]
+    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *words, "--", *then]
+    keeper = subprocess.Popen(
+        command, stdin=subprocess.PIPE if pipe else subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, start_new_session=True, cwd="/", pass_fds=() if root is None else (root,),
+    )  # fmt: skip
+    assert keeper.stdout is not None
+    with keeper.stdout:
+        ready = keeper.stdout.read()
+    who = processes.process(keeper.pid)
+    if not ready or who is None:
+        raise MountError(f"the process that keeps the mount in use has ended with status {keeper.wait()}")
+    _children.append(keeper)
+    return who, keeper.stdin
+
+
+_children: list[subprocess.Popen[bytes]] = []  # not waited for: they stay when this process has ended
+
+
+def tell(stream: IO[bytes] | None, who: Process) -> None:
+    """Tell a keeper of one more process to wait for."""
+    if stream is not None:
+        stream.write(f"{who.pid}:{who.start}\n".encode())
+        stream.flush()
+
+
+def hold(mountpoint: str) -> int:
+    """A descriptor of the root of a mount, which keeps it in use; it asks the daemon for nothing. MountError."""
+    try:
+        return os.open(mountpoint, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise MountError(f"{mountpoint}: {(exc.strerror or str(exc)).lower()}") from None

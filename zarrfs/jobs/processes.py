@@ -1,0 +1,115 @@
+"""Processes and jobs, told apart for good: a number is given again, a number with a start time is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_ASK = 10.0  # seconds that a resource manager has for an answer
+_MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # and where each says which job this is
+_OTHERS = ("PBS_JOBID", "LSB_JOBID")
+
+
+class Process(NamedTuple):
+    """A process: its number and when it started, in clock ticks since boot. Source: proc(5), stat, field 22."""
+
+    pid: int
+    start: int
+
+
+def process(pid: int) -> Process | None:
+    """The process with this number; None where there is none, or one that has ended and waits for its parent."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in "ZX" else Process(pid, int(fields[19]))
+
+
+def alive(who: Process | None) -> bool:
+    """Whether a process is still there."""
+    return who is not None and process(who.pid) == who
+
+
+def children() -> list[Process]:
+    """The processes whose parent is this one, but those that have ended."""
+    own, found = str(os.getpid()), []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        fields = _stat(int(name))
+        if fields is not None and fields[1] == own and fields[0] not in "ZX":
+            found.append(Process(int(name), int(fields[19])))
+    return found
+
+
+def shown(who: Process) -> str:
+    """As "pid 12 (sleep)"."""
+    with contextlib.suppress(OSError), open(f"/proc/{who.pid}/comm") as file:
+        return f"pid {who.pid} ({file.read().strip()})"
+    return f"pid {who.pid}"
+
+
+def kill(who: Process | None, timeout: float = 5.0) -> None:
+    """End a process at once and wait for that; one that has ended is fine, another with its number is not touched."""
+    if who is None:
+        return
+    try:
+        descriptor = os.pidfd_open(who.pid)
+    except OSError:
+        return
+    try:
+        if alive(who):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], timeout)
+    except PermissionError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def boot() -> str:
+    """The id of this boot of the node."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def job_of(environment: Mapping[str, str], said: str | None = None) -> tuple[str, str]:
+    """(resource manager or "", job id or "") that `environment` tells, or `said`."""
+    for manager, variable in _MANAGERS.items():
+        found = environment.get(variable)
+        if found and said in (None, found):
+            return manager, found
+    return "", said or next((environment[name] for name in _OTHERS if environment.get(name)), "")
+
+
+def job_is_gone(manager: str, job: str) -> bool:
+    """Whether a job has ended for certain, as its resource manager says; False where nobody can tell."""
+    if manager == "slurm" and job:
+        done = _ask("squeue", "-h", "-j", job, "-o", "%T")
+        if done is None or done.returncode:
+            return done is not None and "Invalid job id" in done.stderr
+        return not done.stdout.strip()
+    if manager == "flux" and job:
+        done = _ask("flux", "jobs", "-n", "-o", "{state}", job)
+        return done is not None and not done.returncode and done.stdout.strip() == "INACTIVE"
+    return False
+
+
+def _ask(program: str, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    path = shutil.which(program)
+    if path is None:
+        return None
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_ASK, check=False)
+    return None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (state) on."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None

@@ -1,0 +1,142 @@
+"""One command with a source mounted for it alone."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, NamedTuple
+
+from zarrfs.errors import MountError
+from zarrfs.jobs import keeper, nodelocal, processes, stagein
+from zarrfs.jobs.processes import Process
+from zarrfs.jobs.records import Record
+from zarrfs.jobs.unstage import Taking, unstage
+from zarrfs.options import Parsed
+
+FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env(1), timeout(1) and others have it
+VARIABLE = "ZARRFS_MOUNT"
+_FORWARDED = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+)  # fmt: skip
+_AWAITED = {*_FORWARDED, signal.SIGCHLD}
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Command(NamedTuple):
+    """What is to be run, and how."""
+
+    source: str
+    words: Sequence[str]  # {} in them is the mount point
+    at: str | None  # the mount point; None: one in a directory of this node that nobody else can enter
+    wait: float  # seconds for what the command leaves behind
+
+
+def run(command: Command, parsed: Parsed, tell: Callable[[str], None]) -> int:
+    """Mount, run the command, unmount; gives the exit status: the command's, 128 + N where signal N ended it.
+
+    126 and 127 where it cannot be run, 125 where it has ended well but what it left behind uses the mount. Then that
+    stays mounted as long as it is used. UsageError, SourceError, MountError where it cannot be mounted.
+    """
+    dest = command.at
+    if dest is None:
+        local = nodelocal.directory("", f"zarrfs-run-{secrets.token_hex(8)}", True, bool(parsed.options.upperdir))
+        dest = os.path.join(local, "mnt")
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the command leaves behind becomes our child
+    wish = stagein.Wish(command.source, dest, "run", owner=os.getpid())
+    record, pipe = stagein.mount(wish, parsed, tell, pipe=True)
+    assert pipe is not None
+    with _signals_kept() as before:
+        status = _run(record, pipe, command.words, before, tell)
+        left = _wait_for(_left_behind(record), command.wait, tell)
+        record.owners = left
+        record.save()
+        if not left:
+            try:
+                unstage(record, Taking(command.wait, tell=tell))
+            except MountError as exc:
+                tell(f"{exc}; it stays mounted as long as that is so")
+                return status or FAILED
+            return status
+        for who in left:
+            keeper.tell(pipe, who)
+        tell(f"{record.place}: stays mounted as long as there is {', '.join(map(processes.shown, left))}")
+        return status or FAILED
+
+
+def _run(
+    record: Record, pipe: IO[bytes], words: Sequence[str], before: set[int], tell: Callable[[str], None]
+) -> int:
+    """Start the command, hand signals on to it until it ends, and give its exit status."""
+    words = [word.replace("{}", record.place) for word in words]
+    try:
+        pid = os.posix_spawnp(
+            words[0], words, {**os.environ, VARIABLE: record.place}, setsigmask=before,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )  # fmt: skip
+    except FileNotFoundError:
+        tell(f"{words[0]}: no such command")
+        return NOT_FOUND
+    except (OSError, ValueError) as exc:
+        tell(f"{words[0]}: cannot be run: {(getattr(exc, 'strerror', None) or str(exc)).lower()}")
+        return NOT_EXECUTABLE
+    who = processes.process(pid)
+    if who is not None:  # else it has ended already
+        keeper.tell(pipe, who)
+        record.owners.append(who)
+        record.save()
+    while True:
+        for ended, status in _reap():
+            if ended == pid:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+        got = signal.sigwaitinfo(_AWAITED)
+        if got.si_signo != signal.SIGCHLD and got.si_code <= 0:  # from a process; the terminal tells both of us
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, got.si_signo)
+
+
+def _reap() -> list[tuple[int, int]]:
+    """(number, status) of children that have ended, ours or inherited."""
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(ended)
+    return found
+
+
+def _left_behind(record: Record) -> Callable[[], list[Process]]:
+    own = {record.daemon, record.keeper}
+    return lambda: [who for who in processes.children() if who not in own]
+
+
+def _wait_for(left: Callable[[], list[Process]], wait: float, tell: Callable[[str], None]) -> list[Process]:
+    """Wait until nothing is left, at most `wait` seconds or until a signal says so; gives what is."""
+    deadline, told = time.monotonic() + wait, False
+    while True:
+        _reap()
+        found = left()
+        remaining = deadline - time.monotonic()
+        if not found or remaining <= 0:
+            return found
+        if not told:
+            tell(f"the command has ended, but has left behind {', '.join(map(processes.shown, found))}; waiting")
+            told = True
+        got = signal.sigtimedwait(_AWAITED, remaining)
+        if got is not None and got.si_signo != signal.SIGCHLD:
+            return left()
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[set[int]]:
+    """Keep the signals that are awaited from doing anything; gives the mask that was before."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)}
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

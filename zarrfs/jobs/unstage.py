@@ -1,0 +1,179 @@
+"""Taking away what was staged: the mount, the link, the directories, the record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from zarrfs.errors import MountError
+from zarrfs.fuse import mounts
+from zarrfs.jobs import keeper, nodelocal, processes, records
+from zarrfs.jobs.records import Record
+
+_POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
+
+
+class Taking(NamedTuple):
+    """How to take something away."""
+
+    timeout: float = 0.0  # seconds to wait for who uses the mount
+    lazy: bool = False  # detach the mount although it is in use
+    copies: bool = False  # remove copies, too
+    upper: bool = False  # and the directory with the job's changes
+    tell: Callable[[str], None] = lambda text: None
+
+
+def unstage(record: Record, how: Taking) -> None:
+    """Take away what `record` tells of, and the record. MountError where the mount is in use, naming by whom.
+
+    Then all is as before, and the mount is still kept in use.
+    """
+    if not _claimed(record, how.timeout):
+        return
+    if record.keeper == record.maker:  # it has become this very process
+        record.keeper = None
+    try:
+        if record.mounted and record.boot == processes.boot():
+            _end_mount(record, how)
+        else:
+            processes.kill(record.keeper)
+        _remove(record, how)
+    except BaseException:
+        if record.exists():
+            record.state = records.READY
+            record.save()
+        raise
+    record.remove()
+
+
+def mount_of(record: Record) -> mounts.Mount | None:
+    """The mount that belongs to a record; another one at its place is none of ours."""
+    found = mounts.mount_at(record.place)
+    if found is None or found.fstype != mounts.FSTYPE or record.device not in ("", found.device):
+        return None
+    return found
+
+
+def why_stale(record: Record) -> str:
+    """Why nobody needs what a record tells of any more; "" where somebody may."""
+    if record.boot != processes.boot():
+        return "the node has been started anew since"
+    if record.state != records.READY:
+        return "" if processes.alive(record.maker) else "whoever staged it has died"
+    if record.mounted:
+        mount = mount_of(record)
+        if mount is None:
+            return "it is not mounted any more"
+        if mounts.is_dead(record.place):
+            return "its daemon has died"
+    if record.owners:
+        return "" if any(map(processes.alive, record.owners)) else "the process that it was for has ended"
+    return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
+
+
+def keep(record: Record) -> None:
+    """Start a keeper where there is none; the mount is in use when this returns. MountError."""
+    if not record.mounted or processes.alive(record.keeper):
+        return
+    root = keeper.hold(record.place)
+    try:
+        record.keeper = keeper.start(record.id, root, record.owners)[0]
+    finally:
+        os.close(root)
+
+
+def _claimed(record: Record, timeout: float) -> bool:
+    """Whether it is ours to take away; False when another process has done that meanwhile."""
+    deadline = time.monotonic() + timeout
+    while not records.claim(record):
+        if not record.exists():
+            return False
+        if time.monotonic() >= deadline:
+            raise MountError(f"{record.dest}: process {record.maker.pid} is staging it, or taking it away")
+        time.sleep(_POLL)
+    return True
+
+
+def _end_mount(record: Record, how: Taking) -> None:
+    mount = mount_of(record)
+    if mount is None:
+        processes.kill(record.keeper)
+        return
+    if mounts.is_dead(record.place):
+        processes.kill(record.keeper)
+        mounts.unmount(record.place, lazy=True)
+        return
+    root = keeper.hold(record.place)
+    processes.kill(record.keeper)
+    record.keeper = None
+    deadline, told, pause = time.monotonic() + how.timeout, False, _POLL
+    try:
+        while True:
+            os.close(root)
+            root = -1
+            try:
+                mounts.unmount(record.place, how.lazy)
+            except MountError as exc:
+                root = keeper.hold(record.place)
+                if time.monotonic() >= deadline:
+                    raise
+                if not told:
+                    how.tell(f"{exc}; waiting")
+                    told = True
+                time.sleep(pause)
+                pause = min(1.5 * pause, _SLOWEST)
+            else:
+                break
+    except BaseException:
+        keep(record)
+        raise
+    finally:
+        if root >= 0:
+            os.close(root)
+    if record.daemon is not None and not how.lazy and not mounts.wait_for_end(record.daemon.pid, 10.0):
+        how.tell(f"{record.dest}: unmounted, but its daemon (pid {record.daemon.pid}) has not ended")
+
+
+def _remove(record: Record, how: Taking) -> None:
+    """Links, copies, directories: only what is as the record says, and nothing that something is mounted on."""
+    if record.link and os.path.islink(record.dest) and os.readlink(record.dest) == record.place:
+        os.unlink(record.dest)
+        if record.replaced is not None:
+            with contextlib.suppress(OSError):
+                os.mkdir(record.dest)
+                os.chmod(record.dest, record.replaced)
+    if not record.mounted and (record.local or how.copies):
+        _remove_copy(record)
+    if how.upper and record.upper:
+        from zarrfs.stage.discard import discard
+
+        if os.path.isdir(record.upper):
+            discard(record.upper, lambda count: True)
+            os.rmdir(record.upper)
+    for path in reversed([*record.made, *([record.local] if record.local else [])]):
+        with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
+            os.rmdir(path)
+
+
+def _remove_copy(record: Record) -> None:
+    from zarrfs.stage.destination import remove_tree
+
+    place = os.path.realpath(record.place)
+    inside = [mount.mountpoint for mount in mounts.mounts() if nodelocal.beneath(mount.mountpoint, place)]
+    if inside:
+        raise MountError(f"{record.place}: {inside[0]} is mounted in it; it stays")
+    try:
+        status = os.lstat(record.place)
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            remove_tree(record.place)
+        if record.manifest:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(record.manifest)
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        raise MountError(f"{exc.filename or record.place}: {(exc.strerror or str(exc)).lower()}") from None
