@@ -7,6 +7,7 @@ This module is imported before the fork and must stay light: what needs pyfuse3 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import logging
 import os
@@ -106,8 +107,10 @@ def _check_files(options: Options) -> None:
 def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
     """Mount in a daemon; returns once the mount answers, else raises MountError."""
     read_end, write_end = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
+        _end_with_parent(parent)
         _daemon(plan, mountpoint, options, kernel, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb", buffering=0) as pipe:
@@ -157,6 +160,7 @@ def _daemon(
     def ready() -> None:
         nonlocal told
         told = True
+        _end_with_parent(None)
         os.dup2(1, 2)  # whoever waits for the end of our stderr, $(mount ...) say, goes on now
         os.write(pipe, READY)
         os.close(pipe)
@@ -177,6 +181,13 @@ def _daemon(
                 os.write(pipe, text.encode(errors="replace"))
     finally:
         os._exit(status)
+
+
+def _end_with_parent(parent: int | None) -> None:
+    """Until the mount is ready, a parent that is killed takes the daemon along; None: from now on not any more."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL if parent else 0, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def _close_descriptors(keep: set[int]) -> None:
