@@ -4,59 +4,85 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from typing import Any
 
 import click
 
 from zarrfs.cli import common
-from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.errors import MountError, UsageError
 
 EPILOG = """\b
 Examples:
   zarrfs unstage /scratch/job/input
   zarrfs unstage --job $SLURM_JOB_ID --timeout 30s     (in an epilog)
   zarrfs unstage --stale                               (any time: what killed jobs have left)
-"""
+\b
+A mount in use stays, and its users are named: a Zarr reader that finds a store gone reads fill values without an
+error. --timeout waits for them; --lazy does not care. --stale takes away what is of an earlier boot; what a killed
+command has begun; mounts that have ended, or whose daemon has died; what was for a process (--for) or a job that has
+ended, as far as squeue or flux tell. A mount that is still needed and has lost the process that keeps it in use gets
+another one. Root does this for all users.
+\b
+Copies that stage made at DEST stay, unless --remove-copies says otherwise; those in a directory of the node are
+removed with it. The exit status is 1 if something is still there that should have been taken away, else 0; with
+--job, --stale and --all, to find nothing is fine."""
+
+_KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a mount was for may use it so long
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("dest", required=False)
 @click.option("--job", metavar="ID", help="All that was staged for this job.")
-@click.option("--stale", is_flag=True, help="All that nobody needs any more.")
+@click.option("--stale", is_flag=True, help="All that nobody needs any more, whoever has staged it if root asks.")
 @click.option("--all", "everything", is_flag=True, help="All that you have staged on this node.")
 @click.option("--record", hidden=True, help="The record with this id: what a keeper says.")
-@click.option("--timeout", callback=common.time_given, metavar="TIME", help="Wait so long for who uses a mount.")
+@click.option(
+    "--timeout", callback=common.time_given, default="0s", metavar="TIME",
+    help="How long to wait for who uses a mount (default: not at all).",
+)  # fmt: skip
 @click.option("-l", "--lazy", is_flag=True, help="Detach mounts even while they are in use.")
+@click.option("--remove-copies", is_flag=True, help="Remove copies, and their manifests, too.")
+@click.option(
+    "--keep-upper/--remove-upper", "keep_upper", default=True,
+    help="Keep the directory with the job's changes (the default), or remove it with them.",
+)  # fmt: skip
+@click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
 @common.process_options
-def unstage(
-    dest: str | None, job: str | None, stale: bool, everything: bool, record: str | None, timeout: float | None,
-    lazy: bool,
-) -> None:  # fmt: skip
-    """Take away what was staged."""
-    from zarrfs.jobs import records
-    from zarrfs.jobs.unstage import Taking, why_stale
-    from zarrfs.jobs.unstage import unstage as take
-
+def unstage(dest: str | None, **given: Any) -> None:
+    """Take away what was staged at DEST: the mount, the link, the directories that were made for it."""
     with common.errors_told():
-        if sum((dest is not None, job is not None, stale, everything, record is not None)) != 1:
+        ways = [dest, given["job"], given["stale"] or None, given["everything"] or None, given["record"]]
+        if sum(way is not None for way in ways) != 1:
             raise UsageError("say what: DEST, --job ID, --stale or --all")
+        sys.exit(_unstage(dest, given))
+
+
+def _unstage(dest: str | None, given: dict[str, Any]) -> int:
+    from zarrfs.jobs import cleaning, records, reports
+    from zarrfs.jobs.unstage import Taking
+
+    began = time.monotonic()
+    timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
+    shown, dest = dest, None if dest is None else records.resolved(dest)
+    report = reports.absolute(given["report"])
+    os.chdir("/")  # or we would use the mount ourselves
+    how = Taking(timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say)
+    if given["stale"]:
+        results = cleaning.take_stale(how)
+    else:
         found = records.found()
         if dest is not None:
-            parent, name = os.path.split(os.path.abspath(dest))
-            path = os.path.join(os.path.realpath(parent), name)
-            found = [one for one in found if path in (one.dest, one.place)]
-            if not found:
-                raise MountError(f"{dest}: nothing was staged there")
-        elif job is not None:
-            found = [one for one in found if one.job == job]
-        elif record is not None:
-            found = [one for one in found if one.id == record]
-        elif stale:
-            found = [one for one in found if why_stale(one)]
-        failed = False
-        for one in found:
-            try:
-                take(one, Taking(timeout or (3600.0 if record else 0.0), lazy, tell=common.say))
-            except (ZarrfsError, OSError) as exc:
-                common.say(str(exc))
-                failed = True
-        sys.exit(1 if failed else 0)
+            chosen = records.at(dest, found)
+            if not chosen:
+                raise MountError(f"{shown}: nothing is staged there")
+        elif given["everything"]:
+            chosen = found
+        else:
+            chosen = [one for one in found if given["record"] == one.id or (given["job"] and given["job"] == one.job)]
+        results = cleaning.take([(one, "asked for") for one in chosen], how)
+    failed = [result for result in results if result["error"]]
+    done = [result for result in results if not result["error"]]
+    seconds = round(time.monotonic() - began, 3)
+    reports.write(report, {"unstaged": done, "failed": failed, "seconds": seconds})
+    return 1 if failed else 0

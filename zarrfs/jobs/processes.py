@@ -113,3 +113,9 @@ def _stat(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def booted() -> float:
+    """When this node was started, in seconds since 1970."""
+    with open("/proc/stat") as file:
+        return next(float(line.split()[1]) for line in file if line.startswith("btime"))

@@ -251,3 +251,15 @@ def owner_of(pid: int) -> Process:
     if who is None:
         raise UsageError(f"--for {pid}: there is no such process")
     return who
+
+
+def resolved(dest: str) -> str:
+    """DEST as records have it: absolute, its directory without links; a link at its end is not followed."""
+    parent, name = os.path.split(os.path.abspath(dest))
+    return os.path.join(os.path.realpath(parent), name)
+
+
+def at(dest: str, among: list[Record]) -> list[Record]:
+    """Those that are staged at `dest`, by that name or where they really are."""
+    path = resolved(dest)
+    return [record for record in among if path in (record.dest, record.place)]

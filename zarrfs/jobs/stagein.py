@@ -38,7 +38,7 @@ def begin(wish: Wish, parsed: Parsed, tell: Callable[[str], None]) -> Record:
 
     UsageError where DEST cannot be used, MountError where something is staged there.
     """
-    dest = _dest(wish.dest)
+    dest = records.resolved(wish.dest)
     manager, job = processes.job_of(os.environ, wish.job)
     owners = [] if wish.owner is None else [records.owner_of(wish.owner)]
     upper = parsed.options.upperdir or ""
@@ -177,12 +177,6 @@ def link(record: Record) -> None:
             raise MountError(f"{record.dest}: something else has taken the place of the link")
     except OSError as exc:
         raise MountError(f"{record.dest}: no link can be made: {(exc.strerror or str(exc)).lower()}") from None
-
-
-def _dest(path: str) -> str:
-    """DEST as its records have it; a link to a directory of ours is not followed."""
-    parent, name = os.path.split(os.path.abspath(path))
-    return os.path.join(os.path.realpath(parent), name)
 
 
 def _look_at(record: Record) -> None:
