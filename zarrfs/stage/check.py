@@ -59,12 +59,7 @@ class Report:
 
     def add(self, key: str, exc: BaseException, url: str | None = None) -> None:
         """Count an entry that cannot be read."""
-        if isinstance(exc, ReadError):
-            bad = Bad(key, exc.kind, exc.where, exc.reason)
-        elif isinstance(exc, NotFound):
-            bad = Bad(key, "missing", url, exc.reason or "is listed, but not there")
-        else:
-            bad = Bad(key, "unreadable", url, str(exc) or type(exc).__name__)
+        bad = bad_entry(key, exc, url)
         self.counts[bad.kind] += 1
         if len(self.bad) < self.keep:
             self.bad.append(bad)
@@ -82,6 +77,15 @@ class Report:
             "bad": [bad._asdict() for bad in self.bad],
             "problems": [{"entry": entry, "rule": rule} for entry, rule in self.problems],
         }
+
+
+def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
+    """An entry that cannot be read, for that reason; `url`: where its bytes should be, if the reason does not say."""
+    if isinstance(exc, ReadError):
+        return Bad(key, exc.kind, exc.where, exc.reason)
+    if isinstance(exc, NotFound):
+        return Bad(key, "missing", url, exc.reason or "is listed, but not there")
+    return Bad(key, "unreadable", url, str(exc) or type(exc).__name__)
 
 
 async def check(store: Store, key: str, report: Report, memory: int = 256 << 20) -> None:
@@ -145,7 +149,7 @@ async def _check_file(store: Store, key: str, info: Info, report: Report, piece:
     try:
         if info.size is None:
             info = await store.info(key)
-        async for start, length in _extents(store, key, info):
+        async for start, length in extents(store, key, info):
             for at in range(start, start + length, piece):
                 wanted = min(piece, start + length - at)
                 data = await store.get(key, at, wanted)
@@ -162,8 +166,8 @@ async def _check_file(store: Store, key: str, info: Info, report: Report, piece:
         report.ok += 1
 
 
-async def _extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
-    """(start, length) of the parts of a file that hold data: a hole costs nothing, however large."""
+async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+    """(start, length) of the parts of a file that hold data, its size known: a hole costs nothing, however large."""
     size = info.size or 0
     where = await store.locate(key) if info.allocated is not None else {}
     if "hole" in where:

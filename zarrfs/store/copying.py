@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from zarrfs.store.api import Buffer
+from zarrfs.store.extents import data_extents
 
 _HOLE = 64 << 10  # bytes: zeros that begin at a multiple of this are not written
 _ZEROS = bytes(_HOLE)
+_PIECE = 64 << 20  # bytes copied by one call
+_READ = 1 << 20
+# what copy_file_range(2) says where the two file systems cannot do it
+_ELSEWHERE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 @contextlib.contextmanager
@@ -35,6 +41,33 @@ def write_all(descriptor: int, data: Buffer, at: int) -> int:
         count = os.pwrite(descriptor, view, at)
         at, view = at + count, view[count:]
     return at
+
+
+def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lambda: None) -> None:
+    """Copy the first `size` bytes of a file to another, but for holes. OSError, also where there are fewer.
+
+    `pause` is called now and then, and may raise. Source: copy_file_range(2).
+    """
+    in_kernel = True
+    for start, stop in data_extents(source, size):
+        at = start
+        while at < stop:
+            pause()
+            count = 0
+            if in_kernel:
+                try:
+                    count = os.copy_file_range(source, to, min(stop - at, _PIECE), at, at)
+                except OSError as exc:
+                    if exc.errno not in _ELSEWHERE:
+                        raise
+            if not count:  # some file systems say so instead of failing
+                in_kernel = False
+                data = os.pread(source, min(stop - at, _READ), at)
+                if not data:
+                    raise OSError(errno.EIO, f"ended at byte {at:,} while it was read")
+                count = write_all(to, data, at) - at
+            at += count
+    os.ftruncate(to, size)
 
 
 def _written(view: memoryview) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -13,7 +14,7 @@ import trio
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
 from zarrfs.store.indexfile import ROOT, Place, open_database
-from zarrfs.transfer.api import TargetReader
+from zarrfs.transfer.api import TargetReader, WholeReader
 from zarrfs.transfer.tasks import at_once
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
@@ -22,6 +23,19 @@ _FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones
 _TARGET_MAX = 4095  # bytes of a symbolic link's target
 _FIRST_REGIONS = 16  # of a file that are fetched before it is read
 _REMEMBERED = 16_384  # directories and rows kept in memory
+
+_AT_HAND = """
+SELECT e.name, e.place, v.data, r.start, r.length, t.url, r.offset FROM entry e
+LEFT JOIN value v ON e.place=0 AND v.id=e.ref
+LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
+LEFT JOIN target t ON t.id=r.target
+WHERE e.parent=? AND e.name IN (SELECT value FROM json_each(?)) AND e.kind=0 ORDER BY e.name, r.start
+"""
+_PARTS = """
+SELECT r.start, r.length, t.url, r.offset FROM region r JOIN target t ON t.id=r.target
+WHERE r.owner=?1 AND r.start<?2 AND r.start+r.length>?3
+AND r.start >= coalesce((SELECT max(start) FROM region WHERE owner=?1 AND start<=?3), 0) ORDER BY r.start
+"""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -39,6 +53,16 @@ class _Row(NamedTuple):
     held: int | None
 
 
+class Part(NamedTuple):
+    """`length` bytes of a file from `start` on: `data`, or those of `url` from `offset` on."""
+
+    start: int
+    length: int
+    data: Buffer | None
+    url: str = ""
+    offset: int = 0
+
+
 class IndexStore:
     """The tree of an index file written by IndexWriter.
 
@@ -51,6 +75,7 @@ class IndexStore:
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
         self._targets = targets
+        self._wholes = targets if isinstance(targets, WholeReader) else None
         self._mtime_ns = mtime_ns
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._rows: OrderedDict[str, _Row] = OrderedDict()
@@ -183,6 +208,46 @@ class IndexStore:
                 yield reference
         except sqlite3.Error as exc:
             raise ReadError("index", f"damaged: {exc}") from exc
+
+    def at_hand(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
+        """What files of a directory are made of; blocks, in any thread.
+
+        None for what is in a target that gives nothing at once.
+        """
+        found: dict[str, list[Part] | None] = {}
+        for name, place, data, start, length, url, offset in self._db.execute(
+            _AT_HAND, (self._directory(prefix), json.dumps(names))
+        ):
+            if place == Place.INLINE:
+                found[name] = [Part(0, len(data), data)] if data else []
+            elif place == Place.HOLE:
+                found[name] = []
+            elif place != Place.REGIONS or self._wholes is None:
+                found[name] = None
+            elif start is None:
+                found[name] = []
+            else:
+                parts = found.setdefault(name, [])
+                assert parts is not None
+                parts.append(Part(start, length, None, url, offset))
+        return found
+
+    def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
+        """As at_hand(), of the bytes [start, stop) of one file; regions that begin before or end after are cut."""
+        row = self._row(key)
+        if row.place == Place.HOLE:
+            return []
+        if row.place != Place.REGIONS or self._wholes is None:
+            return None
+        found = []
+        for at, length, url, offset in self._db.execute(_PARTS, (row.ref, stop, start)):
+            low, high = max(at, start), min(at + length, stop)
+            found.append(Part(low, high - low, None, url, offset + low - at))
+        return found
+
+    def whole(self, url: str) -> memoryview | None:
+        """As WholeReader.whole."""
+        return None if self._wholes is None else self._wholes.whole(url)
 
     async def usage(self) -> Usage:
         if self._usage is None:

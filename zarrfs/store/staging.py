@@ -52,16 +52,37 @@ class Staging:
                 os.close(directory)
                 raise
             staged = StagedFile(directory, name, descriptor)
-            if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+            if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
                 return staged
             staged.discard()  # a cleaning process was quicker than our lock
+        raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
+
+    def directory(self) -> StagedDirectory:
+        """A new, empty, locked directory that only its owner may use, for many files at less cost than create()."""
+        for _ in range(_TRIES):
+            staging, descriptor = self._open(), -1
+            name = secrets.token_hex(8).encode()
+            try:
+                self._clean_once(staging, b"")
+                os.mkdir(name, 0o700, dir_fd=staging)
+                descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=staging)
+            except FileNotFoundError:  # another process removed the empty staging directory, or ours before its lock
+                os.close(staging)
+                continue
+            except BaseException:
+                os.close(staging)
+                raise
+            staged = StagedDirectory(staging, name, descriptor)
+            if lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
+                return staged
+            staged.discard()
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def remove_tree(self, parent: int, name: bytes) -> None:
         """Remove the directory `name` in the directory `parent` with all below it: at once, for readers."""
         tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
-            _lock(tree)
+            lock(tree)
             staging = self._open()
             try:
                 self._clean_once(staging, b"")
@@ -101,8 +122,29 @@ class Staging:
             for entry in os.listdir(directory):
                 name = os.fsencode(entry)
                 if name.startswith(prefix):
-                    _remove_abandoned(directory, name)
+                    remove_abandoned(directory, name)
             self._cleaned.add(ident)
+
+
+class StagedDirectory:
+    """A directory for files that have no names of their own yet; `descriptor` is open and locked.
+
+    A process that was forked since has part in the lock.
+    """
+
+    def __init__(self, staging: int, name: bytes, descriptor: int) -> None:
+        self._staging, self._name, self.descriptor = staging, name, descriptor
+
+    def discard(self) -> None:
+        """Remove it with what is in it."""
+        if self.descriptor < 0:
+            return
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self._name, dir_fd=self._staging)
+        descriptors = self.descriptor, self._staging
+        self.descriptor = self._staging = -1
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 class StagedFile:
@@ -131,7 +173,7 @@ class StagedFile:
             os.close(descriptor)
 
 
-def _lock(descriptor: int) -> bool | None:
+def lock(descriptor: int) -> bool | None:
     """Whether the lock is ours; None where the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,7 +184,7 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
-def _remove_abandoned(directory: int, name: bytes) -> None:
+def remove_abandoned(directory: int, name: bytes) -> None:
     """Remove `name` in `directory` unless a living process holds it."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -150,7 +192,7 @@ def _remove_abandoned(directory: int, name: bytes) -> None:
     except OSError:
         return
     try:
-        status, locked = os.fstat(descriptor), _lock(descriptor)
+        status, locked = os.fstat(descriptor), lock(descriptor)
         old = time.time() - max(status.st_mtime, status.st_ctime) > _UNLOCKABLE_AGE
         if locked or (locked is None and old):
             with contextlib.suppress(OSError):

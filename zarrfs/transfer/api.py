@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-
 
 
 class TargetReader(Protocol):
@@ -51,4 +50,13 @@ class TargetReader(Protocol):
 
     async def aclose(self) -> None:
         """Give back descriptors, connections and threads."""
+        ...
+
+
+@runtime_checkable
+class WholeReader(Protocol):
+    """A TargetReader that has small targets at hand."""
+
+    def whole(self, url: str) -> memoryview | None:
+        """All bytes of a target, verified; None: ask read(). Blocks, in any thread; raises as read()."""
         ...

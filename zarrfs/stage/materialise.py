@@ -1,0 +1,487 @@
+"""Any store as a directory: all of it or what globs pick, many files at a time, and taken up where it was broken off.
+
+Bytes that this machine has (inline, holes, blobs in directories, files) are written by a few threads, a batch of
+entries at a time (materialisewrite.py). All others are asked for here, many at once, and then written in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+
+from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError
+from zarrfs.stage.check import Bad, bad_entry, extents
+from zarrfs.stage.destination import sync_file_system
+from zarrfs.stage.keyglobs import Globs
+from zarrfs.stage.materialisewrite import LARGE, Done, Item, Outcome, Writer, Writing
+from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key, name_rule
+from zarrfs.store.copying import copy_data, write_all
+from zarrfs.store.filling import EXISTING, Filling, Folder, InTheWay, ends_all
+from zarrfs.store.index import IndexStore, Part
+from zarrfs.store.staging import RESERVED
+
+log = logging.getLogger("zarrfs")
+
+_BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread writes in one go
+_BATCH_OPEN = 32  # the same, of files that are opened before
+_IN_FLIGHT = 4  # batches that are brought over a network while others are written
+_MEMORY = 64 << 20  # bytes that wait to be written
+_PIECE, _PIECES = 4 << 20, 4  # of a large file, and how many at once
+_TOLD = 1000  # failures that are kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is written, and how."""
+
+    existing: str = "refuse"  # of what is there: or overwrite, keep, update (the newer one wins)
+    include: tuple[str, ...] = ()  # globs over whole keys; what is below a directory belongs to it; (): everything
+    exclude: tuple[str, ...] = ()
+    jobs: int | None = None  # threads that write; None: as many as there are processors, at most 4
+    keep_going: bool = False  # failures are collected; else the first one ends the run
+    mark: str = ""  # names this version of the source: with the same one a run that was broken off is taken up
+    sums: bool = False  # tell the SHA-256 of files
+
+
+@dataclasses.dataclass
+class Report:
+    """What has been written so far; it grows while a run goes on."""
+
+    files: int = 0  # written, links and directories apart
+    bytes: int = 0  # of them, holes apart
+    directories: int = 0
+    links: int = 0
+    kept: int = 0  # entries that were there
+    resumed: int = 0  # entries that an earlier run has written
+    expected_files: int | None = None
+    expected_bytes: int | None = None
+    bad: int = 0  # entries that failed; the first of them:
+    failed: list[Bad] = dataclasses.field(default_factory=list)
+    unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` that match nothing
+
+    def as_json(self) -> dict[str, Any]:
+        """The report, ready for JSON."""
+        return {**dataclasses.asdict(self), "failed": [bad._asdict() for bad in self.failed]}
+
+
+Link = Callable[[str, Info], Awaitable[str | None]]
+
+
+async def materialise(
+    store: Store,
+    destination: str,
+    choice: Choice,
+    report: Report,
+    done: Callable[[Done], None] = lambda done: None,
+    link: Link | None = None,
+) -> None:
+    """Write what `store` holds to the directory `destination`, which is made if it is missing.
+
+    Every file appears whole or not at all, nothing is written outside, and all is on the disk at the end. `done` is
+    told of every entry once it is there; `link(key, info)` gives the target of a symbolic link that takes the place
+    of a copy, or None. UsageError where the destination cannot be used; SourceError, naming the entry, where
+    something cannot be had or written: what is whole stays, and a run with the same mark goes on from there.
+    """
+    if choice.existing not in EXISTING:
+        raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
+    filling = await trio.to_thread.run_sync(Filling, destination, choice.existing, choice.mark)
+    try:
+        root = await store.info("")
+        run = _Run(store, filling, choice, report, done, link)
+        await run.everything(root)
+        try:
+            await trio.to_thread.run_sync(sync_file_system, destination)
+            await trio.to_thread.run_sync(filling.finish, root)
+        except OSError as exc:
+            raise SourceError(destination, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(filling.abandon)
+        raise
+
+
+class _Room:
+    """Bytes that may be in memory at the same time."""
+
+    def __init__(self, size: int) -> None:
+        self._free = self._size = size
+        self._waiting = trio.Condition()
+
+    async def take(self, count: int) -> int:
+        """Wait for room for `count` bytes, or for all there is; returns what to give back."""
+        count = min(count, self._size)
+        async with self._waiting:
+            while self._free < count:
+                await self._waiting.wait()
+            self._free -= count
+        return count
+
+    async def give(self, count: int) -> None:
+        """Room that is free again."""
+        async with self._waiting:
+            self._free += count
+            self._waiting.notify_all()
+
+
+class _Run:
+    """One call of materialise()."""
+
+    def __init__(
+        self, store: Store, filling: Filling, choice: Choice, report: Report, done: Callable[[Done], None],
+        link: Link | None,
+    ) -> None:  # fmt: skip
+        self._store, self._filling, self._choice, self._report = store, filling, choice, report
+        self._done, self._link = done, link
+        self._index = store if isinstance(store, IndexStore) else None
+        self._opens = store if isinstance(store, DescriptorStore) else None
+        self._include, self._exclude = Globs(choice.include), Globs(choice.exclude)
+        self._writer = Writer(filling, self._index, choice.sums)
+        jobs = choice.jobs or min(4, os.cpu_count() or 1)
+        self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
+        self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
+        self._room = _Room(_MEMORY)
+        self._most = _BATCH if self._opens is None else _BATCH_OPEN
+        self._batch: list[Item] = []
+        self._batch_bytes = 0
+        self._scope = trio.CancelScope()
+        self._fatal: ZarrfsError | None = None
+
+    async def everything(self, root: Info) -> None:
+        """Write all that is asked for; the first failure that ends it is raised as itself."""
+        if self._index is not None and not self._choice.include and not self._choice.exclude:
+            usage = await self._index.usage()
+            self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
+        send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
+        with self._scope:
+            async with trio.open_nursery() as writers:
+                for _ in range(self._jobs):
+                    writers.start_soon(self._write_fetched, receive.clone())
+                receive.close()
+                async with send, trio.open_nursery() as nursery:
+                    self._nursery, self._fetched = nursery, send
+                    await self._walk(self._filling.root(root))
+                    await self._flush()
+        self._account(())
+        if self._fatal is not None:
+            raise self._fatal
+        self._report.unmatched = self._include.unused()
+
+    # -- which entries there are
+
+    async def _walk(self, root: Folder) -> None:
+        levels: list[tuple[Folder, bool, AsyncIterator[Info]]] = []
+        levels.append((root, not self._include, self._store.list_dir("")))
+        while levels:
+            folder, chosen, listing = levels[-1]
+            try:
+                info = await anext(listing, None)
+            except (ZarrfsError, OSError) as exc:
+                self._fail(folder.key, exc)
+                info = None
+            if info is None:
+                levels.pop()
+                await self._add(Item(folder, folder.key, folder.info, closing=True), 0)
+                continue
+            key = join_key(folder.key, info.name)
+            if self._exclude and self._exclude.match(key):
+                continue
+            # asked even where it makes no difference, to know which globs match nothing
+            picked = self._include.match(key) or chosen if self._include else True
+            rule = _name_rule(info.name, folder)
+            if rule is not None:
+                if picked:
+                    self._fail(key, InTheWay(rule))
+            elif info.kind is Kind.DIRECTORY:
+                below = Folder(key, info, folder)
+                self._writer.hold(folder)
+                if picked:
+                    _want(below)
+                levels.append((below, picked, self._store.list_dir(key)))
+            elif picked:
+                _want(folder)
+                await self._add_entry(folder, key, info)
+
+    async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
+        item = Item(folder, key, info)
+        if self._link is not None and info.kind is Kind.FILE:
+            try:
+                item.link = await self._link(key, info)
+            except (ZarrfsError, OSError) as exc:
+                self._fail(key, exc)
+                return
+        self._writer.hold(folder)
+        size = 0 if item.link is not None or info.kind is not Kind.FILE else _held(info)
+        if size > LARGE:
+            await self._slots.acquire()
+            self._nursery.start_soon(self._slot, self._write_large, item)
+        else:
+            await self._add(item, size)
+
+    async def _add(self, item: Item, size: int) -> None:
+        self._batch.append(item)
+        self._batch_bytes += size
+        if len(self._batch) >= self._most or self._batch_bytes >= _BATCH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._batch:
+            batch, self._batch, self._batch_bytes = self._batch, [], 0
+            await self._slots.acquire()
+            self._nursery.start_soon(self._slot, self._write_batch, batch)
+
+    async def _slot(self, function: Callable[[Any], Awaitable[None]], what: Any) -> None:
+        try:
+            await function(what)
+        finally:
+            self._slots.release()
+
+    # -- what becomes of them
+
+    def _account(self, outcomes: Sequence[Outcome]) -> list[Item]:
+        """Note what was done; returns the items whose bytes are to be brought."""
+        missing, report = [], self._report
+        for item, done, error in [*outcomes, *self._writer.ended()]:
+            if error is not None:
+                self._fail(item.key, error)
+            elif done is None:
+                missing.append(item)
+            else:
+                if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
+                    report.kept += done.how == "kept"
+                    report.resumed += done.how == "resumed"
+                elif done.kind is Kind.FILE:
+                    report.files += 1
+                    report.bytes += _held(item.info)
+                elif done.kind is Kind.DIRECTORY:
+                    report.directories += 1
+                else:
+                    report.links += 1
+                self._done(done)
+        return missing
+
+    def _fail(self, key: str, exc: Exception) -> None:
+        if self._fatal is not None:
+            return
+        if not isinstance(exc, ZarrfsError | OSError):
+            log.debug("%s: nobody expected this", key, exc_info=exc)
+        if isinstance(exc, InTheWay):
+            key = exc.key or key
+        self._report.bad += 1
+        if len(self._report.failed) < _TOLD:
+            self._report.failed.append(bad_entry(key, exc))
+        if not self._choice.keep_going or ends_all(exc):
+            self._fatal = _error(self._filling.path, key, exc)
+            self._scope.cancel()
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+
+    async def _write_batch(self, batch: list[Item]) -> None:
+        if self._opens is not None:
+            batch = await self._opened(self._opens, batch)
+        outcomes = await self._in_thread(self._writer.write, batch, self._choice.keep_going)
+        missing = self._account(outcomes)
+        if not missing:
+            return
+        if isinstance(self._store, PrefetchStore):
+            await self._store.prefetch([item.key for item in missing])
+        async with trio.open_nursery() as nursery:
+            for item in missing:
+                nursery.start_soon(self._fetch, item)
+
+    async def _opened(self, store: DescriptorStore, batch: list[Item]) -> list[Item]:
+        """`batch` with descriptors of its files; without those that cannot be opened."""
+        opened = []
+        try:
+            for item in batch:
+                if item.unread and not item.closing:
+                    try:
+                        item.descriptor = await store.open_value(item.key)
+                    except (ZarrfsError, OSError) as exc:
+                        self._drop(item, exc)
+                        continue
+                opened.append(item)
+        except BaseException:
+            for item in opened:
+                if item.descriptor >= 0:
+                    os.close(item.descriptor)
+            raise
+        return opened
+
+    def _drop(self, item: Item, exc: Exception) -> None:
+        self._fail(item.key, exc)
+        self._writer.release(item.folder)
+
+    # -- bytes that others have
+
+    async def _fetch(self, item: Item) -> None:
+        """Bring the bytes of a file, for _write_fetched(); of a large one, and write them."""
+        room = 0
+        try:
+            if item.info.size is None:
+                item.info = item.info._replace(size=(await self._store.info(item.key)).size)
+            if _held(item.info) > LARGE:
+                await self._write_large(item)
+                return
+            room = await self._room.take(_held(item.info))
+            parts = []
+            async for start, length in extents(self._store, item.key, item.info):
+                data = await self._store.get(item.key, start, length)
+                _check_length(item.key, len(data), start, length)
+                parts.append(Part(start, length, data))
+            item.content = parts
+            await self._fetched.send((item, room))
+        except Exception as exc:
+            await self._room.give(room)
+            self._drop(item, exc)
+
+    async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
+        """Write what has come, as much of it at a time as there is."""
+        async with receive:
+            async for item, room in receive:
+                batch = [item]
+                while len(batch) < _BATCH:
+                    try:
+                        item, more = receive.receive_nowait()
+                    except (trio.WouldBlock, trio.EndOfChannel):
+                        break
+                    batch.append(item)
+                    room += more
+                self._account(await self._in_thread(self._writer.write, batch, self._choice.keep_going))
+                batch.clear()
+                await self._room.give(room)
+
+    # -- large files
+
+    async def _write_large(self, item: Item) -> None:
+        begun = await self._in_thread(self._writer.begin, item)
+        if isinstance(begun, Outcome):
+            self._account([begun])
+            return
+        error: Exception | None = None
+        try:
+            if self._opens is not None:
+                await self._copy(self._opens, begun)
+            else:
+                error = await self._pieces(begun)
+        except (ZarrfsError, OSError) as exc:
+            error = exc
+        except BaseException as exc:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._writer.end, begun, ReadError(item.key, type(exc).__name__))
+            raise
+        self._account([await self._in_thread(self._writer.end, begun, error)])
+
+    async def _copy(self, store: DescriptorStore, writing: Writing) -> None:
+        source = await store.open_value(writing.item.key)
+        try:
+            size = os.fstat(source).st_size
+            writing.item.info = writing.item.info._replace(size=size)
+            pause = trio.from_thread.check_cancelled
+            await self._in_thread(copy_data, source, writing.staged.descriptor, size, pause)
+        finally:
+            os.close(source)
+
+    async def _pieces(self, writing: Writing) -> Exception | None:
+        """Write a file piece by piece; the first failure, if there is one."""
+        failed: list[Exception] = []
+        some = trio.Semaphore(_PIECES)
+
+        async def one(start: int, length: int) -> None:
+            try:
+                await self._piece(writing, start, length)
+            except (ZarrfsError, OSError) as exc:
+                failed.append(exc)
+                nursery.cancel_scope.cancel()
+            finally:
+                some.release()
+
+        async with trio.open_nursery() as nursery:
+            key, info = writing.item.key, writing.item.info
+            try:
+                async for low, length in _stretches(self._store, key, info):
+                    await some.acquire()
+                    nursery.start_soon(one, low, length)
+            except (ZarrfsError, OSError) as exc:
+                failed.append(exc)
+                nursery.cancel_scope.cancel()
+        return failed[0] if failed else None
+
+    async def _piece(self, writing: Writing, start: int, length: int) -> None:
+        parts = None if self._index is None else self._index.parts(writing.item.key, start, start + length)
+        if parts is None:
+            parts, at_hand = [Part(start, length, None)], 0
+        else:
+            at_hand = await self._in_thread(self._writer.fill, writing, parts)
+        for part in parts[at_hand:]:
+            room = await self._room.take(part.length)
+            try:
+                data = await self._store.get(writing.item.key, part.start, part.length)
+                _check_length(writing.item.key, len(data), part.start, part.length)
+                await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._room.give(room)
+
+
+async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+    """(start, length) of pieces of what is not a hole in a file; small neighbours come together."""
+    begin = stop = 0
+    async for start, length in extents(store, key, info):
+        if start == stop and stop - begin + length <= _PIECE:
+            stop += length
+            continue
+        for at in range(begin, stop, _PIECE):
+            yield at, min(_PIECE, stop - at)
+        begin, stop = start, start + length
+    for at in range(begin, stop, _PIECE):
+        yield at, min(_PIECE, stop - at)
+
+
+def _want(folder: Folder) -> None:
+    at: Folder | None = folder
+    while at is not None and not at.wanted:
+        at.wanted = True
+        at = at.parent
+
+
+def _name_rule(name: str, folder: Folder) -> str | None:
+    """The rule that a name breaks, whatever store it is from."""
+    rule = name_rule(name) or ("a name with a slash" if "/" in name else None)
+    if rule is None and folder.parent is None and name.startswith(RESERVED):
+        rule = f"a name that begins with {RESERVED}, which is reserved"
+    if rule is None:
+        try:
+            os.fsencode(name)
+        except UnicodeEncodeError:
+            rule = "a lone surrogate"
+    return rule
+
+
+def _held(info: Info) -> int:
+    """Bytes of a file that are not holes, as far as that is known."""
+    size = info.size or 0
+    return size if info.allocated is None else min(size, info.allocated)
+
+
+def _check_length(key: str, count: int, start: int, length: int) -> None:
+    if count != length:
+        raise ReadError(key, f"{count} bytes at {start}, not {length}")
+
+
+def _error(destination: str, key: str, exc: Exception) -> ZarrfsError:
+    """What ends a run, as one line that names the entry."""
+    if isinstance(exc, StoreError):
+        rule = exc.reason or type(exc).__doc__ or str(exc)
+    elif isinstance(exc, ZarrfsError):
+        rule = str(exc)
+    elif isinstance(exc, OSError):
+        rule = f"cannot be written: {(exc.strerror or str(exc)).lower()}"
+    else:
+        rule = f"{type(exc).__name__}: {exc}"
+    return SourceError(destination, rule, key or "/")
