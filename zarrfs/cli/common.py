@@ -51,6 +51,12 @@ def process_options(function: Function) -> Function:
     return function
 
 
+def verbosity() -> str | None:
+    """The log_level that -v, -q or -d of the command that runs, or of its group, said."""
+    level: str | None = click.get_current_context().meta.get(_VERBOSITY)
+    return level
+
+
 def source_options(
     *scopes: str, output: str | None = None, **defaults: Any
 ) -> Callable[[Function], Function]:
@@ -66,7 +72,7 @@ def source_options(
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def run(items: tuple[str, ...], **given: Any) -> Any:
-            level = click.get_current_context().meta.get(_VERBOSITY)
+            level = verbosity()
             with errors_told(debug=level == "debug"):
                 said = [part for item in items for part in options.split_commas(item)]
                 for name in options.TABLE:
@@ -121,7 +127,7 @@ def errors_told(debug: bool = False) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, SystemExit):
         raise
     except BaseException as exc:
-        cause = _first(exc)
+        cause = first_cause(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
             traceback.print_exception(exc)
         raise SystemExit(_tell(cause)) from None
@@ -141,7 +147,7 @@ def _tell(exc: BaseException) -> int:
     return 2 if isinstance(exc, UsageError) else 1
 
 
-def _first(exc: BaseException) -> BaseException:
+def first_cause(exc: BaseException) -> BaseException:
     """The error inside the groups that trio's nurseries make; Ctrl-C goes first."""
     while isinstance(exc, BaseExceptionGroup):
         interrupted = exc.subgroup(KeyboardInterrupt)

@@ -1,39 +1,139 @@
-"""zarrfs stage SOURCE DEST."""
+"""zarrfs stage SOURCE DEST: a source where a job wants it."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from zarrfs.cli import common
+from zarrfs.cli import common, meter
 from zarrfs.cli.refs import running
+from zarrfs.errors import UsageError
 from zarrfs.options import Parsed
 
+if TYPE_CHECKING:
+    from zarrfs.jobs.deadline import Deadline
+    from zarrfs.jobs.stagein import Wish
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+
+TIMED_OUT = 124  # as timeout(1)
 EPILOG = """\b
 Examples:
   zarrfs stage refs.json /scratch/job/input
   zarrfs stage s3://bucket/refs.json input --node-local -o s3.anon=true
-  zarrfs stage archive.json work -o upperdir=$SLURM_TMPDIR/changes
-"""
+  zarrfs stage archive.json work -o upperdir=changes --for $$
+  zarrfs stage --copy --include 'air/*' s3://bucket/store.zarr /local/input --report -
+  zarrfs stage --link refs.json input
+\b
+A mount is kept in use, so that nobody ends it while the job reads it: by a small process, until `zarrfs unstage`, or
+until the process of --for ends. What is there is on record on this node; `zarrfs unstage` takes it away, also what a
+killed job has left. A copy that was broken off is taken up by the same command, and every file of it is there whole or
+not at all.
+\b
+--node-local without DIR takes the first of these that is a directory of a local file system in which we may write:
+SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts, which Flux would empty), TMPDIR, /tmp, /var/tmp, XDG_RUNTIME_DIR. The
+same is done where fusermount3 refuses to mount on the file system of DEST. Say --node-local=DIR to name one.
+\b
+The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wrong command line; else 1, also with
+--keep-going if something could not be had."""
 
 
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("dest")
-@click.option("--mount", "how", flag_value="mount", default=True, help="Mount it: nothing is copied until it is read.")
+@click.option("--mount", "how", flag_value="mount", default=True, help="Mount it: bytes come when they are read.")
+@click.option("--copy", "how", flag_value="copy", help="Copy it, or what --include and --exclude pick.")
+@click.option("--link", "how", flag_value="link", help="As --copy, with links to files that this node has.")
+@click.option("--include", multiple=True, metavar="GLOB", help="Copy only what matches, or is below it. Repeatable.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Do not copy what matches. Repeatable.")
 @click.option(
-    "--node-local", is_flag=False, flag_value="", metavar="[DIR]",
-    help="Put it in a directory of this node (in DIR), and a link to that at DEST.",
+    "--node-local", is_flag=False, flag_value="", metavar="[=DIR]",
+    help="Put it in a directory of this node, and a link to that at DEST.",
 )  # fmt: skip
+@click.option("--timeout", callback=common.time_given, metavar="TIME", help="How long it may take (default: no end).")
+@click.option("--keep-going", is_flag=True, help="Copy what can be had, and report the rest.")
+@click.option("--manifest", metavar="FILE", help="Of a copy: sizes, times, SHA-256 (default: DEST.manifest.jsonl).")
+@click.option("--no-manifest", is_flag=True, help="Write none, and do not hash.")
+@click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads that write copies.")
 @click.option("--job", metavar="ID", help="The job that it is for (default: as the environment says).")
-@click.option("--for", "owner", type=click.IntRange(1), metavar="PID", help="Unstage when this process ends.")
+@click.option("--for", "owner", type=click.IntRange(1), metavar="PID", help="Unstage it when this process ends.")
 @common.source_options()
-def stage(
-    source: str, dest: str, how: str, node_local: str | None, job: str | None, owner: int | None, parsed: Parsed
-) -> None:
-    """Put SOURCE at DEST, where a job wants it."""
+def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> None:
+    """Put SOURCE at DEST, where a job wants it: mounted, copied, or linked to.
+
+    DEST is made if it is not there; --mount wants an empty directory. With -o upperdir=DIR the mount can be written
+    to; DIR is made, too. A manifest has a line of JSON for each file: key, size, mtime_ns, sha256; one whose name ends
+    in .sha256 is one for `sha256sum -c`, from within DEST.
+    """
+    from zarrfs.jobs import reports
+    from zarrfs.jobs.deadline import Deadline, TimedOut
+    from zarrfs.jobs.stagein import Wish
+    from zarrfs.transfer.urls import without_secrets
+
+    if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
+        raise UsageError("--include, --exclude and --manifest are for --copy and --link")
+    wish = Wish(source, dest, how, given["node_local"], given["job"], given["owner"])
+    report: dict[str, Any] = {"how": how, "source": without_secrets(source), "dest": os.path.abspath(dest), "error": None}
+    began = time.monotonic()
+    status, deadline = 1, Deadline(given["timeout"])
+    try:
+        with running.orderly_end(), deadline.armed():
+            status = (_mount if how == "mount" else _copy)(wish, parsed, given, report, deadline)
+    except TimedOut as exc:
+        common.say(f"{dest}: {exc}")
+        report["error"], status = str(exc), TIMED_OUT
+    except BaseException as exc:
+        report["error"] = str(common.first_cause(exc)) or type(exc).__name__
+        raise
+    finally:
+        report["seconds"] = round(time.monotonic() - began, 3)
+        reports.write(given["report"], report)
+    sys.exit(status)
+
+
+def _mount(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
     from zarrfs.jobs import stagein
 
     quiet = parsed.options.log_level == "error"
-    wish = stagein.Wish(source, dest, how, node_local, job, owner)
-    with running.orderly_end():
-        stagein.mount(wish, parsed, lambda text: None if quiet else common.say(text))
+    record, _ = stagein.mount(wish, parsed, lambda text: None if quiet else common.say(text))
+    report |= stagein.about(record)
+    return 0
+
+
+def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
+    from zarrfs.jobs import copies, stagein
+    from zarrfs.stage.materialise import Report
+
+    progress, linked = Report(), 0
+    manifest = None if given["no_manifest"] else given["manifest"] or f"{wish.dest.rstrip('/')}.manifest.jsonl"
+    how = copies.Copying(given["include"], given["exclude"], given["jobs"], given["keep_going"], manifest)
+    quiet = parsed.options.log_level == "error"
+
+    async def body(store: Store, plan: Plan) -> int:
+        with deadline.on_trio():
+            return await copies.write(record, store, plan, how, parsed.options, progress)
+        raise AssertionError("not reached")
+
+    def tell(text: str) -> None:
+        if not quiet:
+            common.say(text)
+
+    def counts() -> meter.Counts:
+        return meter.Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
+
+    try:
+        with copies.staged(wish, parsed, tell) as record, meter.shown(counts, quiet):
+            linked = common.run_on_store(wish.source, parsed, body)
+        report |= stagein.about(record)
+    finally:
+        report |= {**progress.as_json(), "linked": linked}
+    for bad in progress.failed:
+        common.say(f"{bad.key}: {bad.reason}")
+    if wish.how == "link" and not quiet:
+        common.say(f"{linked:,} files are links, {progress.files:,} were copied")
+    return 1 if progress.bad else 0

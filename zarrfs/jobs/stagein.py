@@ -82,7 +82,7 @@ def mount(
         raise UsageError("option foreground: a job's mount is served in the background (zarrfs mount has it)")
     record = begin(wish, parsed, tell)
     with undone_on_failure(record):
-        _make_directories(record)
+        make_directories(record)
         try:
             mount_here(record, wish.source, parsed, tell)
         except _Refused as exc:
@@ -91,7 +91,7 @@ def mount(
             tell(f"{record.dest}: {exc}; mounting on the node itself, with a link there")
             go_local(record, "")
             record.save()
-            _make_directories(record)
+            make_directories(record)
             mount_here(record, wish.source, parsed, tell)
         return record, hold_and_link(record, pipe)
 
@@ -160,6 +160,16 @@ def go_local(record: Record, said: str) -> None:
         record.replaced = os.stat(record.dest).st_mode & 0o7777
 
 
+def about(record: Record) -> dict[str, object]:
+    """What a report tells of what is staged."""
+    return {
+        "record": record.id, "mountpoint": record.place if record.mounted else None, "place": record.place,
+        "link": record.dest if record.link else None, "upper": record.upper or None, "job": record.job or None,
+        "daemon": record.daemon and record.daemon.pid, "keeper": record.keeper and record.keeper.pid,
+        "manifest": record.manifest or None,
+    }  # fmt: skip
+
+
 def link(record: Record) -> None:
     """Put the link at `dest`, in the place of an empty directory. MountError where something else is there."""
     if not record.link:
@@ -214,12 +224,15 @@ def _note_directories(record: Record) -> None:
     record.save()
 
 
-def _make_directories(record: Record) -> None:
+def make_directories(record: Record) -> None:
     """Make the directories that are noted; the one on the node is ours alone, but for root's, which a job reads."""
     try:
         for path in record.made:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700 if record.how == "run" else 0o777)
+        if record.upper:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(record.upper, 0o700)
         if record.local:
             os.mkdir(record.local, 0o755 if os.geteuid() == 0 else 0o700)
     except FileExistsError:

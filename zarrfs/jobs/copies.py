@@ -1,0 +1,135 @@
+"""Putting a source where a job wants it, as copies, or links to files that this node can read anyway."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING
+
+from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.jobs import nodelocal, stagein
+from zarrfs.jobs.records import Record
+from zarrfs.jobs.unstage import Taking, unstage
+from zarrfs.options import Options, Parsed
+from zarrfs.stage.materialise import Choice, Report, materialise
+from zarrfs.stage.materialisewrite import Done
+from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.uri import path_of_uri
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+
+SUMS = ".sha256"  # a manifest of this name is one for sha256sum -c
+
+
+@dataclasses.dataclass(frozen=True)
+class Copying:
+    """What is copied, and how."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    jobs: int | None = None
+    keep_going: bool = False
+    manifest: str | None = None  # None: none
+
+
+@contextlib.contextmanager
+def staged(wish: stagein.Wish, parsed: Parsed, tell: Callable[[str], None]) -> Iterator[Record]:
+    """A record of a copy that is made inside, at `record.place`; afterwards it is linked to, and kept for its owner.
+
+    If what is inside fails, what is whole stays at DEST, for a next run to go on from; a directory of the node goes.
+    """
+    record = stagein.begin(wish, parsed, tell)
+    try:
+        stagein.make_directories(record)
+        yield record
+        stagein.hold_and_link(record)
+    except BaseException:
+        with contextlib.suppress(ZarrfsError, OSError):
+            unstage(record, Taking())
+        raise
+
+
+async def write(
+    record: Record, store: Store, plan: Plan, how: Copying, options: Options, report: Report
+) -> int:
+    """Write all of `store`, or what `how` picks, to the record's place; gives how many files became links.
+
+    UsageError, SourceError as materialise().
+    """
+    linking = _Links(store, record, options) if record.how == "link" else None
+    mark = json.dumps([plan.source, plan.digest, os.path.basename(plan.index or ""), plan.mtime_ns, *how.include, "",
+                       *how.exclude, record.how])  # fmt: skip
+    choice = Choice(
+        include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
+        mark=hashlib.sha256(os.fsencode(mark)).hexdigest(), sums=how.manifest is not None,
+    )  # fmt: skip
+    with _manifest(how.manifest, record) as note:
+        await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)
+    return 0 if linking is None else linking.count
+
+
+class _Links:
+    """Which files can be links: those that are all of a file of this node, in a place that stays."""
+
+    def __init__(self, store: Store, record: Record, options: Options) -> None:
+        self._store, self.count = store, 0
+        removed = [os.environ.get(name) for name in (nodelocal.FLUX, "SLURM_TMPDIR")]
+        removed += [options.cache_dir, options.upperdir, record.local or None]
+        places = {os.path.realpath(path) for path in removed if path}
+        # what is removed together with the links is no reason against them
+        self._removed = {path for path in places if not nodelocal.beneath(os.path.realpath(record.place), path)}
+        self._removed |= {os.path.realpath(record.place)}
+
+    async def link(self, key: str, info: Info) -> str | None:
+        """The target of a link that takes the place of a copy; None where it is to be copied."""
+        where = await self._store.locate(key)
+        path = path_of_uri(where["url"]) if set(where) == {"url"} else None
+        if path is None or not path.startswith("/"):
+            return None
+        await self._store.info(key)  # whether it may be reached, and is there
+        real = os.path.realpath(path)
+        if not os.path.isfile(real) or any(nodelocal.beneath(real, place) for place in self._removed):
+            return None
+        self.count += 1
+        return path
+
+
+@contextlib.contextmanager
+def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], None]]:
+    """What notes an entry in the manifest `path`, which appears whole at the end. UsageError."""
+    if path is None:
+        yield lambda done: None
+        return
+    path = os.path.abspath(path)
+    if nodelocal.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
+        raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
+    new = f"{path}.{record.id}.tmp"
+    try:
+        with open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
+            yield _noting(file, path.endswith(SUMS))
+        os.rename(new, path)
+    except OSError as exc:
+        raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+    record.manifest = path
+
+
+def _noting(file: IO[str], sums: bool) -> Callable[[Done], None]:
+    def note(done: Done) -> None:
+        if done.kind is not Kind.FILE:
+            return
+        if not sums:
+            line = {name: value for name, value in done._asdict().items() if name != "kind"}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        elif done.sha256 is not None:
+            escaped = done.key.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+            file.write(f"{'' if escaped == done.key else chr(92)}{done.sha256}  {escaped}\n")
+
+    return note
