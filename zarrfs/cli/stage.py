@@ -78,7 +78,8 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
     wish = Wish(source, dest, how, given["node_local"], given["job"], given["owner"])
-    report: dict[str, Any] = {"how": how, "source": without_secrets(source), "dest": os.path.abspath(dest), "error": None}
+    shown = without_secrets(source)
+    report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
     began = time.monotonic()
     status, deadline = 1, Deadline(given["timeout"])
     try:
