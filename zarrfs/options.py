@@ -185,8 +185,9 @@ class Options:
         many=True,
     )
     blobs: tuple[str, ...] = _option(
-        "source", (), text, "DIR",
-        "Where blobs lie: a directory with one file per blobref. Repeatable.", many=True,
+        "source", (), text, "PLACE",
+        "Where blobs lie: a directory or URL with one file per blobref, a content.sqlite or dump tar of Flux, "
+        "or flux: for the running instance. Repeatable, tried in that order.", many=True,
     )
     gen_limit: int = _option(
         "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."

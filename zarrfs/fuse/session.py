@@ -23,6 +23,7 @@ from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.fuse import logs, mounts
 from zarrfs.options import Options, Parsed
 from zarrfs.sources import Plan, discard, plan_source
+from zarrfs.sources.blobrefs import absolute
 from zarrfs.transfer.urls import without_secrets
 
 log = logging.getLogger("zarrfs")
@@ -63,7 +64,7 @@ def mount(
         fsname=options.fsname or without_secrets(source),
         log_file=options.log_file and os.path.abspath(options.log_file),
         pid_file=options.pid_file and os.path.abspath(options.pid_file),
-        blobs=tuple(place if "://" in place else os.path.abspath(place) for place in options.blobs),
+        blobs=tuple(map(absolute, options.blobs)),
     )
     run = mount_foreground if options.foreground else mount_background
     try:

@@ -41,6 +41,7 @@ class Plan:
     lists: bool = True  # whether the server behind `url` can list
     warnings: tuple[str, ...] = ()
     digest: str = ""  # SHA-256 of the document, hexadecimal, where its index notes it
+    blobs: tuple[str, ...] = ()  # where blobs lie if -o blobs= does not say
 
 
 def plan_source(
@@ -63,7 +64,9 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
         from zarrfs.sources.blobrefs import check_places
 
         check_places(options.blobs)
-    path = path_of_uri(source)
+    from zarrfs.sources.blobrefs import is_flux
+
+    path = None if is_flux(source) else path_of_uri(source)
     if path is not None and options.type != "archive" and os.path.isdir(path):
         from zarrfs.sources.zarrstore import plan_directory
 
@@ -130,7 +133,7 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
     if plan.kind == "archive":
         from zarrfs.sources.blobs import BlobReader
 
-        targets = BlobReader(options.blobs)
+        targets = BlobReader(options.blobs or plan.blobs, options)
     else:
         from zarrfs.transfer.targets import Targets
 
@@ -191,7 +194,7 @@ def _environment(options: Options) -> dict[str, str] | None:
 
 def _plan_from(reply: dict[str, Any]) -> Plan:
     if "plan" in reply:
-        return Plan(**{**reply["plan"], "warnings": tuple(reply["plan"]["warnings"])})
+        return Plan(**reply["plan"] | {name: tuple(reply["plan"][name]) for name in ("warnings", "blobs")})
     if "usage" in reply:
         raise UsageError(reply["usage"])
     raise SourceError(reply["source"], reply["rule"], reply["entry"])

@@ -5,14 +5,30 @@ Source: RFC 10 (blobrefs). Apart from blobs.py, so that the child that compiles 
 
 from __future__ import annotations
 
+import enum
 import os
 import re
 import stat
 from collections.abc import Iterable
 
 from zarrfs.errors import UsageError
+from zarrfs.sources.compressed import is_compressed
+from zarrfs.store.uri import path_of_uri
 
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
+_PEEK = 512  # bytes that tell what a file is
+_SQLITE = b"SQLite format 3\0"
+FLUX = "flux:"  # begins the names of what a running Flux instance has
+
+
+class PlaceKind(enum.StrEnum):
+    """What a place of blobs is."""
+
+    DIRECTORY = "directory"
+    URL = "url"
+    DATABASE = "database"  # the content.sqlite of a stopped Flux instance
+    DUMP = "dump"  # a tar that flux dump has written
+    FLUX = "flux"  # the running Flux instance
 
 
 def canonical(text: str) -> str | None:
@@ -26,11 +42,67 @@ def sized(blobref: str, length: int) -> str:
     return f"{blobref}:{length}"
 
 
-def check_places(directories: Iterable[str]) -> None:
-    """Raise UsageError for a place of blobs that is not a directory."""
-    for directory in directories:
-        try:
-            if not stat.S_ISDIR(os.stat(directory).st_mode):
-                raise UsageError(f"option blobs={directory}: not a directory")
-        except OSError as exc:
-            raise UsageError(f"option blobs={directory}: {(exc.strerror or str(exc)).lower()}") from None
+def is_flux(text: str) -> bool:
+    """Whether a source is asked of the running Flux instance: flux:NAME, flux:job/ID."""
+    return text.startswith(FLUX)
+
+
+def absolute(place: str) -> str:
+    """A place of blobs as it is named from any directory."""
+    path = None if is_flux(place) else path_of_uri(place)
+    return place if path is None else os.path.abspath(path)
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file that begins with these 512 bytes is a tar (POSIX.1, "ustar Interchange Format")."""
+    return head[257:262] == b"ustar"
+
+
+def place_kind(place: str) -> PlaceKind:
+    """What the place of blobs `place` is, as far as its first bytes tell; asks no server.
+
+    UsageError, one line, for what is none, or cannot be read now.
+    """
+    if place == FLUX:
+        return PlaceKind.FLUX
+    if is_flux(place):
+        raise _unusable(place, "the running Flux instance is flux: and nothing else")
+    path = path_of_uri(place)
+    if path is None:
+        return PlaceKind.URL
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return PlaceKind.DIRECTORY
+        if stat.S_ISREG(status.st_mode):
+            return _file_kind(place, path)
+    except OSError as exc:
+        raise _unusable(place, (exc.strerror or str(exc)).lower()) from None
+    raise _unusable(place, "not a directory")
+
+
+def check_places(places: Iterable[str]) -> None:
+    """Raise UsageError for a place of blobs that is none."""
+    for place in places:
+        place_kind(place)
+
+
+def _file_kind(place: str, path: str) -> PlaceKind:
+    with open(path, "rb") as file:
+        head = file.read(_PEEK)
+    if head.startswith(_SQLITE):
+        from zarrfs.sources.contentdb import fault_of
+
+        fault = fault_of(path)
+        if fault:
+            raise _unusable(place, fault)
+        return PlaceKind.DATABASE
+    if is_tar(head):
+        return PlaceKind.DUMP
+    if is_compressed(head):
+        raise _unusable(place, "is compressed: a dump tar is read in pieces, so decompress it first")
+    raise _unusable(place, "not a directory, nor a content.sqlite of Flux, nor a tar of flux dump")
+
+
+def _unusable(place: str, why: str) -> UsageError:
+    return UsageError(f"option blobs={place}: {why}")

@@ -1,13 +1,16 @@
-"""Blobs: where they lie, and BlobReader, which serves no byte of one before its hash is right.
+"""BlobReader: reads blobs from their places, and serves no byte of one before its hash is right.
 
-Source: RFC 10 (blobrefs). A place is a directory with one file per blob, named by its blobref.
+Source: RFC 10 (blobrefs). A place is a directory with one file per blob, named by its blobref, or one of those of
+blobplaces.py, whose blobs are fetched whole, verified and held in memory (heldblobs.py), and with cache_dir= kept in
+its directory of blobs (transfer/diskblobs.py).
 
-A blob is verified when it is first read, and again whenever its file changes. What tells a change are the
-file's size, mtime and ctime, looked at after every read: the kernel sets them before it changes a byte.
+A blob in a directory is verified when it is first read, and again whenever its file changes. What tells a change are
+the file's size, mtime and ctime, looked at after every read: the kernel sets them before it changes a byte.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -30,9 +33,14 @@ from zarrfs.errors import (
     TargetMissing,
     WrongHash,
 )
+from zarrfs.options import Options
+from zarrfs.sources.blobplaces import Place, Places, in_thread
 from zarrfs.sources.blobrefs import canonical
+from zarrfs.sources.heldblobs import HeldBlobs
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.diskblobs import DiskBlobs
 from zarrfs.transfer.local import read_cached
+from zarrfs.transfer.memory import memory_limit
 
 log = logging.getLogger("zarrfs")
 
@@ -57,12 +65,12 @@ class _Identity(NamedTuple):
 
 
 class _Blob:
-    """A verified blob and its descriptor."""
+    """A verified blob: its descriptor, or its `data`."""
 
-    __slots__ = ("fd", "identity", "path", "retired", "users")
+    __slots__ = ("data", "fd", "identity", "path", "retired", "users")
 
-    def __init__(self, path: str, fd: int, identity: _Identity) -> None:
-        self.path, self.fd, self.identity = path, fd, identity
+    def __init__(self, path: str, fd: int, identity: _Identity, data: Buffer | None = None) -> None:
+        self.path, self.fd, self.identity, self.data = path, fd, identity, data
         self.users = 0
         self.retired = False  # to be closed by its last user
 
@@ -85,8 +93,20 @@ class BlobReader:
     (no regular file, or the disk's own).
     """
 
-    def __init__(self, directories: tuple[str, ...]) -> None:
-        self._places = tuple(os.path.abspath(directory) for directory in directories)
+    def __init__(self, places: tuple[str, ...], options: Options | None = None) -> None:
+        """Read from `places`, as -o blobs= names them, in that order. Opens nothing, and asks no server."""
+        options = options or Options()
+        self._makes = Places(options)
+        self._places: list[str | Place] = [self._makes.find(place) for place in places]  # directories are paths
+        far = [number for number, place in enumerate(self._places) if not isinstance(place, str)]
+        self._disk: DiskBlobs | None = None
+        if far and options.cache_dir is not None and options.cache != "none":
+            self._disk = DiskBlobs(options.cache_dir, options.cache_size, options.cache_min_free)
+            self._places.insert(far[0], self._disk.directory)
+        self.remote = bool(far)
+        self._timeout = options.read_timeout
+        self._held = HeldBlobs(memory_limit(options))
+        self._ahead = min(options.prefetch, self._held.limit // 4)  # bytes
         self.forbidden_device: int | None = None  # st_dev of the mount that asks
         self._open: OrderedDict[str, _Blob] = OrderedDict()
         self._queues: dict[str, _Queue] = {}
@@ -96,6 +116,7 @@ class BlobReader:
         self._warned: set[str] = set()
         self._closed = False
         self._reads = self._hashed = self._hashed_bytes = 0
+        self._fetched: dict[str, list[int]] = {}  # by kind of place: blobs, bytes
 
     # -- the TargetReader protocol
 
@@ -103,6 +124,11 @@ class BlobReader:
         blobref, declared = _split(url)
         for _ in range(_ATTEMPTS):
             blob = await self._acquire(blobref, declared)
+            if blob.data is not None:
+                if offset + length > len(blob.data):
+                    raise OutOfRange(blob.path, f"has {len(blob.data)} bytes, not {offset + length}")
+                self._reads += 1
+                return memoryview(blob.data)[offset : offset + length]
             try:
                 if offset + length > blob.identity.size:
                     raise OutOfRange(blob.path, f"has {blob.identity.size} bytes, not {offset + length}")
@@ -119,13 +145,28 @@ class BlobReader:
             self._retire(blobref, blob)
         raise TargetChanged(blob.path, "keeps changing")
 
-    remote = False
-
     async def get_ready(self, url: str) -> None:
         """As TargetReader.get_ready: there is nothing to do."""
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        """As TargetReader.prefetch: blobs are local files, which the page cache has."""
+        """As TargetReader.prefetch; blobs that are local files are left to the page cache."""
+        if not self.remote:
+            return
+        room, urls = self._ahead, {url: None for url, _, _ in wanted}
+        async with trio.open_nursery() as nursery:
+            for url in urls:
+                with contextlib.suppress(ReadError):
+                    blobref, declared = _split(url)
+                    if declared is None or blobref in self._open or self._held.has(blobref):
+                        continue
+                    room -= declared
+                    if room < 0:
+                        break
+                    nursery.start_soon(self._fetch_ahead, blobref, declared)
+
+    async def _fetch_ahead(self, blobref: str, declared: int) -> None:
+        with contextlib.suppress(ReadError):
+            self._release(await self._acquire(blobref, declared))
 
     async def size(self, url: str) -> int:
         blob = await self._acquire(*_split(url))
@@ -139,8 +180,7 @@ class BlobReader:
         """
         blobref, declared = _split(url)
         failures: list[ReadError] = []
-        for place in self._places:
-            path = os.path.join(place, blobref)
+        for path in self._paths(blobref):
             try:
                 data = self._slurp(path, blobref, declared)
             except OSError as exc:
@@ -150,21 +190,36 @@ class BlobReader:
             else:
                 self._tell(failures, path)
                 return data
-        for failure in failures:
-            if not isinstance(failure, TargetMissing):
-                raise failure
+        if not self.remote:
+            _raise_gravest(failures)
         return None
 
     def resolve(self, url: str) -> str:
-        """The file that is read for `url`: the first that exists, else where it is looked for first."""
+        """The file that is read for `url`: the first that exists, else the first other place, or directory."""
         blobref, _ = _split(url)
-        paths = [os.path.join(place, blobref) for place in self._places]
-        if len(paths) > 1:
-            paths = [path for path in paths if os.path.exists(path)] or paths
-        return paths[0] if paths else blobref
+        paths = self._paths(blobref)
+        far = [f"{place.shown}: {blobref}" for place in self._places if not isinstance(place, str)]
+        if len(paths) + len(far) > 1:
+            paths = [path for path in paths if os.path.exists(path)] or far or paths
+        return (paths + far)[0] if paths or far else blobref
+
+    def _paths(self, blobref: str) -> list[str]:
+        return [os.path.join(place, blobref) for place in self._places if isinstance(place, str)]
 
     def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        far: dict[str, Any] = {}
+        if self.remote:
+            far = {
+                "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
+                "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
+                "blobs_held": len(self._held),
+                "blob_bytes_held": self._held.bytes,
+            }
+        if self._disk is not None:
+            far["blob_disk"] = self._disk.stats()
         return {
+            **far,
             "blob_reads": self._reads,
             "blobs_open": len(self._open),
             "blobs_verified": self._hashed,
@@ -175,6 +230,13 @@ class BlobReader:
         self._closed = True
         while self._open:
             self._retire(*next(iter(self._open.items())))
+        self._held.clear()
+        for place in self._places:
+            if not isinstance(place, str):
+                await place.aclose()
+        await self._makes.aclose()
+        if self._disk is not None:
+            await trio.to_thread.run_sync(self._disk.close)
 
     # -- descriptors; all of this runs on the loop
 
@@ -188,10 +250,9 @@ class BlobReader:
                 async with queue.lock:
                     blob = self._take(blobref)
                     if blob is None:
-                        blob = await trio.to_thread.run_sync(
-                            self._find, blobref, declared, limiter=self._limiter
-                        )
-                        self._keep(blobref, blob)
+                        blob = await self._find(blobref, declared)
+                        if blob.data is None:
+                            self._keep(blobref, blob)
             finally:
                 queue.readers -= 1
                 if not queue.readers:
@@ -208,7 +269,9 @@ class BlobReader:
         if blob is not None:
             self._open.move_to_end(blobref)
             blob.users += 1
-        return blob
+            return blob
+        data = self._held.get(blobref)
+        return None if data is None else _in_memory(blobref, data)
 
     def _keep(self, blobref: str, blob: _Blob) -> None:
         blob.users += 1
@@ -228,31 +291,61 @@ class BlobReader:
                 os.close(blob.fd)
 
     def _release(self, blob: _Blob) -> None:
+        if blob.data is not None:
+            return
         blob.users -= 1
         if blob.retired and not blob.users:
             os.close(blob.fd)
 
-    # -- verifying; all of this runs in a worker thread
+    # -- finding
 
-    def _find(self, blobref: str, declared: int | None) -> _Blob:
-        """The blob from the first place that has the right one, open; else the gravest of the errors."""
+    async def _find(self, blobref: str, declared: int | None) -> _Blob:
+        """The blob from the first place that has the right one; else the gravest of the errors."""
         failures: list[ReadError] = []
         for place in self._places:
-            path = os.path.join(place, blobref)
             try:
-                blob = self._examine(path, blobref, declared)
-            except OSError as exc:
-                failures.append(_read_error(path, exc))
+                blob = await self._look(place, blobref, declared)
             except ReadError as exc:
                 failures.append(exc)
             else:
                 self._tell(failures, blob.path)
                 return blob
-        for failure in failures:
-            if not isinstance(failure, TargetMissing):
-                raise failure
-        where = "in none of " + ", ".join(self._places) if self._places else "no blobs= given"
-        raise TargetMissing(blobref, f"no such blob: {where}")
+        _raise_gravest(failures)
+        shown = ", ".join(place if isinstance(place, str) else place.shown for place in self._places)
+        raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
+
+    async def _look(self, place: str | Place, blobref: str, declared: int | None) -> _Blob:
+        if not isinstance(place, str):
+            return await self._fetch(place, blobref, declared)
+        path = os.path.join(place, blobref)
+        if self._disk is not None and place == self._disk.directory:
+            await trio.to_thread.run_sync(self._disk.touch, blobref, limiter=self._limiter)
+        try:
+            return await trio.to_thread.run_sync(self._examine, path, blobref, declared, limiter=self._limiter)
+        except OSError as exc:
+            raise _read_error(path, exc) from exc
+
+    async def _fetch(self, place: Place, blobref: str, declared: int | None) -> _Blob:
+        """The blob from a place that is no directory, verified and held."""
+        async with self._held.room(blobref, declared):
+            try:
+                with trio.fail_after(self._timeout):
+                    data = await place.fetch(blobref, declared)
+            except trio.TooSlowError:
+                where, limit = f"{place.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
+                raise ReadError(where, f"not read within {limit}") from None
+            if await in_thread(self._limiter, hash_of, data, blobref) != blobref:
+                raise WrongHash(f"{place.shown}: {blobref}", _ANOTHER_HASH)
+            count = self._fetched.setdefault(place.kind, [0, 0])
+            count[0], count[1] = count[0] + 1, count[1] + len(data)
+            self._hashed, self._hashed_bytes = self._hashed + 1, self._hashed_bytes + len(data)
+            if not self._closed:
+                self._held.add(blobref, data)
+            if self._disk is not None:
+                await trio.to_thread.run_sync(self._disk.put, blobref, data, limiter=self._limiter)
+        return _in_memory(f"{place.shown}: {blobref}", data)
+
+    # -- verifying; all of this runs in a worker thread
 
     def _examine(self, path: str, blobref: str, declared: int | None) -> _Blob:
         """The blob at `path`, open, if it is the one."""
@@ -327,6 +420,17 @@ class BlobReader:
             if not known and len(self._warned) < MAX_VERDICTS:
                 self._warned.add(failure.where)
                 log.warning("%s; read from %s instead", failure, path)
+
+
+def _raise_gravest(failures: list[ReadError]) -> None:
+    """Raise the first failure that is not that there is no such blob, if there is one."""
+    for failure in failures:
+        if not isinstance(failure, TargetMissing):
+            raise failure
+
+
+def _in_memory(path: str, data: Buffer) -> _Blob:
+    return _Blob(path, -1, _Identity(0, 0, len(data), 0, 0), data)
 
 
 def _split(url: str) -> tuple[str, int | None]:

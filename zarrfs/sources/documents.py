@@ -52,6 +52,7 @@ class Document:
     mtime_ns: int | None
     origin: str = ""  # as Plan.origin
     version: str = ""  # stamp() of one that was fetched
+    blobs: tuple[str, ...] = ()  # where the blobs of an archive lie if -o blobs= does not say
 
     @property
     def size(self) -> int:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.options import Options
+from zarrfs.sources.blobrefs import is_tar
 from zarrfs.sources.compressed import is_compressed
+from zarrfs.sources.dumptar import DumpIndex, chosen, scan_remote, split_member
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry, too_large
@@ -39,6 +41,7 @@ class FetchedDocument(NamedTuple):
     data: bytes | int | None  # or the descriptor of a file that has no name; None: not fetched, as it is known
     mtime_ns: int | None  # where the server tells
     stamp: str = ""  # what names this version; "" where nothing does
+    dump: bool = False  # it was in a tar of flux dump
 
 
 def read_document(
@@ -46,8 +49,9 @@ def read_document(
 ) -> FetchedDocument | None:
     """The document at `url`; None: a store, or nothing that is a document. SourceError where it cannot be had.
 
-    A document is a file whose name ends in ".json", whose first character is "{" or "[", an index or a compressed
-    file. A large one goes to a file in `directory` (None: the system's). What is `known` by its stamp stays there.
+    A document is a file whose name ends in ".json", whose first character is "{" or "[", an index, a compressed
+    file, or the archive in a tar of flux dump. A large one goes to a file in `directory` (None: the system's). What is
+    `known` by its stamp stays there.
     """
 
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
@@ -97,6 +101,7 @@ async def _read_document(
 ) -> FetchedDocument | None:
     if url.partition("?")[0].endswith("/"):
         return None
+    url, member = split_member(url)
     system, path = await files.find(url)
     try:
         entry = await files.stat_at(system, path)
@@ -108,14 +113,27 @@ async def _read_document(
     if stamp and known(stamp):
         return FetchedDocument(None, entry.mtime_ns, stamp)
     doubtful = options.type is None or (options.type == "references" and entry.html)
-    if doubtful and not _name(url).endswith(".json"):
+    if (doubtful or options.type == "archive") and not _name(url).endswith(".json"):
         if entry.html and options.type is None:
             return None
         start = await head(files, system, path)
-        if start.lstrip()[:1] not in (b"{", b"[") and not is_compressed(start) and not start.startswith(MAGIC):
+        if is_tar(start):
+            return FetchedDocument(await _from_dump(files, url, member, options), entry.mtime_ns, dump=True)
+        json = start.lstrip()[:1] in (b"{", b"[")
+        if doubtful and not json and not is_compressed(start) and not start.startswith(MAGIC):
             return None
     data = None if entry.size is None else await _download(files, system, path, entry.size, options, directory)
     return FetchedDocument(await files.read_all_at(system, path) if data is None else data, entry.mtime_ns, stamp)
+
+
+async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options) -> bytes:
+    """The archive `member` of a dump tar."""
+    index, shown = DumpIndex(), urls.without_secrets(url)
+    await scan_remote(files, url, index)
+    where = index.documents[chosen(index, member, shown)]
+    if where.size > options.document_limit:
+        raise too_large(shown, options.document_limit)
+    return bytes(await files.read(url, where.offset, where.size, where.offset, where.offset + where.size))
 
 
 def _stamp(url: str, entry: Entry) -> str:

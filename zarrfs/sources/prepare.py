@@ -23,33 +23,48 @@ from typing import Any
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import TABLE, Options
 from zarrfs.sources import Plan
+from zarrfs.sources.blobrefs import FLUX, is_flux, is_tar
 from zarrfs.sources.compilation import Compilation, Validation
 from zarrfs.sources.documents import Document, JsonDocument
+from zarrfs.sources.dumptar import DumpIndex, chosen, scan_local, split_member
 from zarrfs.sources.indexcache import IndexCache
 from zarrfs.sources.indexfiles import adopt, plan_index
 from zarrfs.sources.progress import Progress
 from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
+from zarrfs.transfer.answers import too_large
 from zarrfs.transfer.urls import protocols, same_server
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
-_PEEK = 100  # bytes that tell what a file is
+_PEEK = 512  # bytes that tell what a file is
 
 DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
 
 
 def prepare(source: str, options: Options) -> Plan:
     """As sources.plan_source, in this process."""
-    found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source, options)
+    if is_flux(source):
+        found: Document | Plan = _fetch_flux(source, options)
+    else:
+        found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source, options)
     if isinstance(found, Plan):
         return found
+    if found.blobs:  # from Flux: an archive, and nothing else
+        options = dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or found.blobs)
     if options.type == "zarr":
         raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
     return compile_document(found, options)
 
 
+def _fetch_flux(source: str, options: Options) -> Document:
+    from zarrfs.sources import flux
+
+    return Document(source, flux.document(source, options.request_timeout), "", None, blobs=(FLUX,))
+
+
 def fetch_local(path: str, options: Options) -> Document | Plan:
-    """Read a local document, or plan a local zip file. `path` is absolute."""
+    """Read a local document, or plan a local zip file. `path` is absolute; of a tar it may have #NAME behind it."""
+    path, member = (path, "") if os.path.exists(path) else split_member(path)
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
@@ -65,7 +80,26 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
         return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
     if head.startswith(MAGIC):
         return plan_index(path, options, status.st_mtime_ns)
+    if is_tar(head):
+        return Document(path, _from_dump(path, data, member, options), "", status.st_mtime_ns, blobs=(path,))
+    if member:
+        raise SourceError(path, "is no tar of flux dump, which alone has archives with a #NAME")
     return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
+
+
+def _from_dump(path: str, file: int, member: str, options: Options) -> bytes:
+    """The archive `member` of a dump tar, which is open as `file`; that ends here."""
+    index = DumpIndex()
+    try:
+        scan_local(file, index)
+        where = index.documents[chosen(index, member, path)]
+        if where.size > options.document_limit:
+            raise SourceError(path, too_large(path, options.document_limit).reason)
+        return os.pread(file, where.size, where.offset)
+    except OSError as exc:
+        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+    finally:
+        os.close(file)
 
 
 def fetch_remote(url: str, options: Options) -> Document | Plan:
@@ -84,7 +118,8 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
     data = b"" if found.data is None else found.data  # known: nobody will ask
-    return Document(shown, data, url.rpartition("/")[0] + "/", found.mtime_ns, origin, found.stamp)
+    blobs = (split_member(url)[0],) if found.dump else ()
+    return Document(shown, data, url.rpartition("/")[0] + "/", found.mtime_ns, origin, found.stamp, blobs)
 
 
 def compile_document(document: Document, options: Options) -> Plan:
@@ -110,7 +145,7 @@ def compile_document(document: Document, options: Options) -> Plan:
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
         base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
-        warnings=tuple(json.loads(notes["warnings"])), digest=notes.get("document", ""),
+        warnings=tuple(json.loads(notes["warnings"])), digest=notes.get("document", ""), blobs=document.blobs,
     )  # fmt: skip
 
 

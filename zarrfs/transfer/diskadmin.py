@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
 
 from zarrfs.errors import UsageError
 from zarrfs.transfer.disk import parse_record
-from zarrfs.transfer.diskfiles import RECORD, Damaged, Layout
+from zarrfs.transfer.diskfiles import BLOB, RECORD, Damaged, Layout
 from zarrfs.transfer.diskspace import Ages, Space
 
 LOCK_PATIENCE = 5.0  # seconds to wait for another process that scans
+BLOBS_SOURCE = "archives"  # what blobs are of
 UNKNOWN = "unknown"  # the source of blocks whose version record has gone, or that are damaged
 
 
@@ -90,7 +92,8 @@ def verify(directory: str) -> Verified:
             if name.endswith(RECORD):
                 parse_record(layout.load_record(name)[0], name)
             else:
-                found.bytes += len(layout.load(name, touch=False).data)
+                blob = BLOB.fullmatch(name)
+                found.bytes += _blob(layout, name) if blob else len(layout.load(name, touch=False).data)
         except FileNotFoundError:
             continue  # another process tidies up, too
         except Damaged:
@@ -128,7 +131,10 @@ def _by_target(layout: Layout, chosen: Callable[[str, os.stat_result], bool], re
             continue
         record, key = name.endswith(RECORD), b""
         with contextlib.suppress(OSError, Damaged):
-            key = bytes.fromhex(name.removesuffix(RECORD)) if record else layout.target(name)
+            if BLOB.fullmatch(name):
+                key = b"blobs"
+            else:
+                key = bytes.fromhex(name.removesuffix(RECORD)) if record else layout.target(name)
         if key not in found:
             found[key] = _about(layout, key)
         if remove:
@@ -142,13 +148,24 @@ def _by_target(layout: Layout, chosen: Callable[[str, os.stat_result], bool], re
 
 
 def _about(layout: Layout, key: bytes) -> Target:
-    """A target with that hash, as far as its version record tells."""
+    """A target with that hash, as far as its version record tells; or all blobs."""
+    if key == b"blobs":
+        return Target(BLOBS_SOURCE)
     name = key.hex() + RECORD
     try:
         text, seen = layout.load_record(name)
         return Target(parse_record(text, name)[1], seen=seen)
     except (OSError, Damaged):
         return Target()
+
+
+def _blob(layout: Layout, name: str) -> int:
+    """The size of a blob, once its hash is found to be its name. OSError, Damaged."""
+    with open(layout.blob(name), "rb") as file:
+        algorithm, _, digest = name.partition("-")
+        if hashlib.file_digest(file, algorithm).hexdigest() != digest:
+            raise Damaged("wrong hash")
+        return file.tell()
 
 
 def _recount(layout: Layout) -> None:

@@ -5,6 +5,8 @@
       3f/a91c...                        a block, named by the BLAKE2b of what it is (its first two digits: 3f)
       3f/07d2....v                      the version of a target, as its server told it last
       3f/.x8_...tmp                     being written
+    cache_dir/blobs/sha1-9f3c...        a blob of an archive (RFC 10), as a place of blobs has it: no header
+    cache_dir/blobs/.zarrfs-cache       made by us: what anybody else has called blobs is left alone
 
 A block is a header and its bytes, never changed after it got its name. It is believed where its name, length and
 XXH3-128 agree with the header. That finds accidents (a torn write, a bad disk, a file that was moved), not
@@ -36,6 +38,9 @@ RECORD = ".v"  # ends the name of a version record
 RECORD_MAX = 64 << 10  # bytes
 FOLDER = re.compile(r"[0-9a-f]{2}")
 KEPT = re.compile(r"[0-9a-f]{30}(\.v)?")
+BLOB = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
+BLOBS = "../blobs"  # from LAYOUT
+BLOBS_MARK = ".zarrfs-cache"
 TEMPORARY = re.compile(r"\..*\.tmp")
 TOUCH = 60.0  # seconds: how exactly the time of the last use is known
 
@@ -113,6 +118,8 @@ class Layout:
 
     def _open_folder(self, name: str, make: bool) -> Handle:
         root = self.folder("", make)
+        if name == BLOBS:
+            return self._open_blobs(root, make)
         try:
             return Handle(os.open(name, _DIRECTORY, dir_fd=root.fd))
         except FileNotFoundError:
@@ -122,6 +129,31 @@ class Layout:
             os.mkdir(name, self._mode, dir_fd=root.fd)
             _set_mode(Handle(os.open(name, _DIRECTORY, dir_fd=root.fd)), self._mode)
         return Handle(os.open(name, _DIRECTORY, dir_fd=root.fd))
+
+    def _open_blobs(self, root: Handle, make: bool) -> Handle:
+        """The directory of blobs, if it is one that we have made; FileNotFoundError, with `make` FileExistsError."""
+        scratch = f"../{self._scratch}.blobs"
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(scratch, self._mode, dir_fd=root.fd)
+                made = Handle(os.open(scratch, _DIRECTORY, dir_fd=root.fd))
+                _set_mode(made, self._mode)
+                os.close(os.open(BLOBS_MARK, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=made.fd))
+            try:
+                os.stat(BLOBS, dir_fd=root.fd, follow_symlinks=False)
+            except FileNotFoundError:
+                with contextlib.suppress(OSError):  # another process was faster
+                    os.rename(scratch, BLOBS, src_dir_fd=root.fd, dst_dir_fd=root.fd)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{scratch}/{BLOBS_MARK}", dir_fd=root.fd)
+                os.rmdir(scratch, dir_fd=root.fd)
+        try:
+            found = Handle(os.open(BLOBS, _DIRECTORY, dir_fd=root.fd))
+            os.stat(BLOBS_MARK, dir_fd=found.fd, follow_symlinks=False)
+        except OSError as exc:
+            code = errno.EEXIST if make else errno.ENOENT
+            raise OSError(code, "blobs in it is something else, and is left alone") from exc
+        return found
 
     def forget(self) -> None:
         """Open everything anew: somebody has removed the directory under us."""
@@ -137,8 +169,9 @@ class Layout:
 
     def size(self, name: str) -> int | None:
         """Bytes in the file `name`, None if there is none."""
+        folder, name = _parts(name)
         try:
-            status = os.stat(name[2:], dir_fd=self.folder(name[:2]).fd, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self.folder(folder).fd, follow_symlinks=False)
         except OSError:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -146,15 +179,16 @@ class Layout:
     def put(self, name: str, parts: Sequence[Buffer]) -> int:
         """Write the file `name`: it appears whole. Returns the bytes that it takes on the disk."""
         scratch = f"{self._scratch}{next(self._numbers):x}.tmp"
-        folder = self.folder(name[:2], make=True)
-        fd = self.open(name[:2], scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        where, name = _parts(name)
+        folder = self.folder(where, make=True)
+        fd = self.open(where, scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
                 _write_all(fd, parts)
                 taken = os.fstat(fd).st_blocks * 512
             finally:
                 os.close(fd)
-            os.rename(scratch, name[2:], src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+            os.rename(scratch, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(scratch, dir_fd=folder.fd)
@@ -186,6 +220,10 @@ class Layout:
         finally:
             os.close(fd)
 
+    def blob(self, name: str) -> int:
+        """A descriptor of the blob `name`, not verified. Damaged if it is no file."""
+        return self._open_kept(name)
+
     def load_record(self, name: str) -> tuple[bytes, float]:
         """(content of the record `name`, when it was written or touched in seconds since 1970)."""
         fd = self._open_kept(name)
@@ -199,20 +237,28 @@ class Layout:
 
     def touch(self, name: str) -> None:
         """Let the file `name` be seen now."""
-        os.utime(name[2:], dir_fd=self.folder(name[:2]).fd, follow_symlinks=False)
+        folder, name = _parts(name)
+        os.utime(name, dir_fd=self.folder(folder).fd, follow_symlinks=False)
+
+    def unlink(self, name: str) -> None:
+        """Remove the file `name`. OSError where that fails."""
+        folder, name = _parts(name)
+        os.unlink(name, dir_fd=self.folder(folder).fd)
 
     def remove(self, name: str) -> None:
         """Remove what is at `name`, also an empty directory. Never raises."""
         with contextlib.suppress(OSError):
-            folder = self.folder(name[:2])
             try:
-                os.unlink(name[2:], dir_fd=folder.fd)
+                self.unlink(name)
             except IsADirectoryError:
-                os.rmdir(name[2:], dir_fd=folder.fd)
+                folder, name = _parts(name)
+                os.rmdir(name, dir_fd=self.folder(folder).fd)
 
     def entries(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
         """(name, lstat) of everything in one directory of LAYOUT, its own as "."; what vanishes is left out."""
         with contextlib.suppress(FileNotFoundError):
+            if folder == BLOBS:
+                self.folder(BLOBS)  # only if it is ours
             own = Handle(os.open(folder or ".", _DIRECTORY, dir_fd=self.folder("").fd))  # an offset of its own
             yield ".", os.fstat(own.fd)
             with os.scandir(own.fd) as entries:
@@ -221,20 +267,29 @@ class Layout:
                         yield entry.name, entry.stat(follow_symlinks=False)
 
     def kept(self) -> Iterator[tuple[str, os.stat_result]]:
-        """(name for load(), lstat) of all blocks and version records."""
+        """(name for load(), lstat) of all blocks and version records, and of blobs, which have no header to load."""
         for folder, about in self.entries(""):
             if FOLDER.fullmatch(folder) and stat.S_ISDIR(about.st_mode):
                 for name, status in self.entries(folder):
                     if KEPT.fullmatch(name):
                         yield folder + name, status
+        for name, status in self.entries(BLOBS):
+            if BLOB.fullmatch(name):
+                yield name, status
 
     def _open_kept(self, name: str) -> int:
+        folder, name = _parts(name)
         try:
-            return os.open(name[2:], os.O_RDONLY | _FILE, dir_fd=self.folder(name[:2]).fd)
+            return os.open(name, os.O_RDONLY | _FILE, dir_fd=self.folder(folder).fd)
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENXIO):
                 raise Damaged("a symbolic link or a socket") from None
             raise
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """(directory, name in it) of what is kept as `name`."""
+    return (BLOBS, name) if BLOB.fullmatch(name) else (name[:2], name[2:])
 
 
 def header(name: str, target: bytes, start: int, data: Buffer) -> bytes:

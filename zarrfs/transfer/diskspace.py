@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 
-from zarrfs.transfer.diskfiles import FOLDER, KEPT, TEMPORARY, Handle, Layout, checksum
+from zarrfs.transfer.diskfiles import BLOB, BLOBS, FOLDER, KEPT, TEMPORARY, Handle, Layout, checksum
 
 PIECE = 32 << 20  # bytes that are reserved at a time, at most
 PATIENCE = 0.1  # seconds that a writer waits for a lock; a reader never does
@@ -194,7 +194,7 @@ class Space:
                     os.unlink(name, dir_fd=self._layout.folder(folder).fd)
                     continue
             total += size
-            if folder and KEPT.fullmatch(name):
+            if folder and (KEPT if folder != BLOBS else BLOB).fullmatch(name):
                 ages.add(status.st_mtime_ns, size)
         if want is not None:
             excess = total + reserved + want - int(self._limit * LOW_WATER)
@@ -212,6 +212,8 @@ class Space:
             elif FOLDER.fullmatch(name) or name == "leases":
                 for inner, about in self._layout.entries(name):
                     yield name, inner, about
+        for inner, about in self._layout.entries(BLOBS):
+            yield BLOBS, inner, about
 
     def _evict(self, before_ns: int, excess: int) -> int:
         """Remove files last used before that time until `excess` bytes are free; returns how many are."""
@@ -221,7 +223,7 @@ class Space:
                 break
             if status.st_mtime_ns < before_ns:
                 with contextlib.suppress(OSError):
-                    os.unlink(name[2:], dir_fd=self._layout.folder(name[:2]).fd)
+                    self._layout.unlink(name)
                     freed += status.st_blocks * 512
                     self.evicted += 1
         return freed

@@ -1,0 +1,107 @@
+"""ContentDb: the blobs of a stopped Flux instance, in its content.sqlite.
+
+Source: flux-core, content-sqlite: table objects(hash, size, object, ...). `hash` is the digest's bytes, bound as
+TEXT; `size` is -1 where `object` is the blob itself, else the blob's length, and `object` is an LZ4 block without a
+frame. The file is opened as one that nobody changes, so a running instance is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import struct
+import threading
+from urllib.parse import quote
+
+from zarrfs.errors import OutOfRange, ReadError, TargetMissing, WrongHash
+
+_LOCKS = (0x40000000, 512)  # start and length of the bytes that SQLite locks ("File Locking", PENDING_BYTE)
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, pid
+_RATIO = 255  # LZ4 makes no more of a byte than this (LZ4 block format, "Parsing restrictions")
+_MOST = 1 << 30  # bytes of a blob (RFC 10)
+
+
+def fault_of(path: str) -> str:
+    """Why a file of SQLite is no place of blobs; "" if it is one. OSError where it cannot be read."""
+    for suffix in ("-wal", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(path + suffix).st_size:
+                return f"in use by a Flux instance, or left open by one ({suffix}): blobs=flux:, or stop it first"
+    if _locked(path):
+        return "in use by another process, perhaps a running Flux instance: blobs=flux:, or stop it first"
+    try:
+        with contextlib.closing(_connect(path)) as db:
+            db.execute("SELECT hash, size, object FROM objects LIMIT 0")
+    except sqlite3.Error as exc:
+        return f"a database of SQLite, but not of Flux's blobs: {exc}"
+    return ""
+
+
+class ContentDb:
+    """One database, opened when it is first read. Thread-safe; every method blocks."""
+
+    def __init__(self, path: str) -> None:
+        self.shown = path
+        self._db: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+
+    def load(self, blobref: str, declared: int | None) -> bytes:
+        """The bytes called `blobref`, not verified; TargetMissing, OutOfRange for another length, ReadError."""
+        digest, where = bytes.fromhex(blobref.partition("-")[2]), f"{self.shown}: {blobref}"
+        try:
+            with self._lock:
+                if self._db is None:
+                    self._db = _connect(self.shown)
+                row = self._db.execute(
+                    "SELECT size, object FROM objects WHERE hash = CAST(? AS TEXT) LIMIT 1", (digest,)
+                ).fetchone()
+        except sqlite3.Error as exc:
+            raise ReadError(where, str(exc)) from exc
+        if row is None:
+            raise TargetMissing(where, "no such blob")
+        size, data = row
+        if not isinstance(size, int) or not isinstance(data, bytes):
+            raise ReadError(where, "an object that is not as Flux writes them")
+        length = len(data) if size == -1 else size
+        if declared is not None and length != declared:
+            raise OutOfRange(where, f"a blob of {length} bytes, where the archive says {declared}")
+        return data if size == -1 else _expanded(data, size, where)
+
+    def close(self) -> None:
+        """Give back the descriptor."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+
+def _expanded(data: bytes, size: int, where: str) -> bytes:
+    if not 0 <= size <= min(_MOST, _RATIO * len(data)):
+        raise WrongHash(where, f"damaged: {len(data)} bytes of LZ4 cannot be {size}")
+    try:
+        import lz4.block
+    except ImportError:
+        raise ReadError(where, "compressed with LZ4, which takes a package: pip install 'zarrfs[flux]'") from None
+    try:
+        found: bytes = lz4.block.decompress(data, uncompressed_size=size)
+    except lz4.block.LZ4BlockError as exc:
+        raise WrongHash(where, f"damaged: {exc}") from None
+    return found
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    url = f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1"
+    return sqlite3.connect(url, uri=True, check_same_thread=False, isolation_level=None)
+
+
+def _locked(path: str) -> bool:
+    """Whether any process holds a lock of SQLite's on the file."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_LOCKS, 0)
+    with open(path, "rb") as file:
+        try:
+            answer = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked)
+        except OSError:  # a file system without locks tells nothing
+            return False
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)

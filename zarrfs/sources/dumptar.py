@@ -1,0 +1,193 @@
+"""Dump tars: what flux dump writes of an instance, as the archives in it and as a place of their blobs.
+
+A preserved archive NAME is the member archive/NAME, a document, and archive/NAME_blobs/N, the bytes of the Nth region
+of its files. What blob a member is tells only its hash: the document says where to look first, and if that was not
+it, all members of the same length are gone through, once. Members are found by their headers; no data is read.
+Sources: POSIX.1 ("pax Interchange Format"); flux-core, flux-dump(1) and flux-archive(1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tarfile
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zarrfs.errors import SourceError
+from zarrfs.sources.blobrefs import canonical
+
+if TYPE_CHECKING:
+    from zarrfs.transfer.remote import RemoteFiles
+
+BLOCK = 512  # bytes: what everything in a tar is a multiple of
+_EXTRA = 1 << 20  # bytes of an extended header
+_HINTS = 64 << 20  # bytes of a document that is asked where blobs lie
+_BLOB = re.compile(r"archive/(.+)_blobs/(\d+)")
+_DOCUMENT = re.compile(r"archive/(.+)")
+_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
+class Member(NamedTuple):
+    """Where the bytes of a member are."""
+
+    offset: int
+    size: int
+
+
+class DumpIndex:
+    """The members of a dump tar that are archives or blobs; `fault`: why there may be more, "" if there are not."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Member] = {}  # by name, "a/b" for archive.a.b of the KVS
+        self.blobs: dict[tuple[str, int], Member] = {}  # by name of the archive, and number
+        self.fault = ""
+        self._hints: dict[str, Member] = {}
+        self._sizes: dict[int, list[Member]] = defaultdict(list)
+        self._at: dict[int, int] = defaultdict(int)  # by size: where the search goes on
+
+    def add(self, name: str, member: Member) -> None:
+        """Note a regular member."""
+        name = name.removeprefix("./")
+        if match := _BLOB.fullmatch(name):
+            self.blobs[match[1], int(match[2])] = member
+            self._sizes[member.size].append(member)
+        elif match := _DOCUMENT.fullmatch(name):
+            self.documents[match[1]] = member
+
+    def hint(self, name: str, document: Any) -> None:
+        """Note where the archive `name` says that its blobs are: in the order of its regions."""
+        for number, (blobref, length) in enumerate(_regions(document)):
+            member = self.blobs.get((name, number))
+            if member is not None and member.size == length:
+                self._hints[blobref] = member
+
+    def hinting(self) -> Iterator[tuple[str, Member]]:
+        """The documents worth asking where blobs lie."""
+        yield from ((name, one) for name, one in self.documents.items() if one.size <= _HINTS)
+
+    def found(self, blobref: str, member: Member) -> None:
+        """Note what blob a member is."""
+        self._hints[blobref] = member
+
+    def known(self, blobref: str) -> Member | None:
+        """The member that is, or should be, that blob."""
+        return self._hints.get(blobref)
+
+    def candidates(self, length: int) -> Iterator[Member]:
+        """The members of that length, from behind the one taken last on."""
+        members = self._sizes.get(length, [])
+        start = self._at[length]
+        for number in range(len(members)):
+            at = (start + number) % len(members)
+            self._at[length] = at + 1
+            yield members[at]
+
+    def lengths(self) -> list[int]:
+        """All lengths that members have."""
+        return list(self._sizes)
+
+
+def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]:
+    """Fill `found` from a tar of `size` bytes: yields (offset, length) to be read, and is sent the bytes.
+
+    A tar that is damaged or ends early leaves its `fault`, and what comes before that.
+    """
+    at = 0
+    extended: dict[str, str] = {}
+    while at + BLOCK <= size:
+        block = yield at, BLOCK
+        if not block.strip(b"\0"):
+            return
+        try:
+            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as exc:
+            found.fault = f"damaged at byte {at:,}: {exc}"
+            return
+        at += BLOCK
+        length, name = header.size, header.name
+        if header.type in (*_EXTENDED, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+            if length > min(_EXTRA, size - at):
+                break
+            data = yield at, length
+            if header.type in _EXTENDED:
+                extended |= _pax(data)
+            elif header.type == tarfile.GNUTYPE_LONGNAME:
+                extended["path"] = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
+        else:
+            name = extended.get("path", name)
+            if extended.get("size", "").isdigit():
+                length = int(extended["size"])
+            extended = {}
+            if at + length > size:
+                break
+            if header.type in _REGULAR:
+                found.add(name, Member(at, length))
+        at += -(-length // BLOCK) * BLOCK
+    found.fault = f"cut short after {size:,} bytes"
+
+
+def scan_local(fd: int, index: DumpIndex) -> None:
+    """Fill `index` from an open tar; blocks. OSError."""
+    steps = scan(os.fstat(fd).st_size, index)
+    with contextlib.suppress(StopIteration):
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(os.pread(fd, wanted[1], wanted[0]))
+
+
+async def scan_remote(files: RemoteFiles, url: str, index: DumpIndex) -> None:
+    """Fill `index` from a tar behind a URL. ReadError."""
+    size = await files.size(url)
+    steps = scan(size, index)
+    with contextlib.suppress(StopIteration):
+        offset, length = next(steps)
+        while True:
+            offset, length = steps.send(bytes(await files.read(url, offset, length, 0, size)))
+
+
+def chosen(index: DumpIndex, wanted: str, source: str) -> str:
+    """The name of the archive `wanted` ("": the only one). SourceError where it is not there, or there are several."""
+    names = sorted(index.documents)
+    shown = ", ".join(name.replace("/", ".") for name in names[:10]) + (", ..." if len(names) > 10 else "")
+    if not wanted and len(names) == 1:
+        return names[0]
+    wanted = wanted.replace(".", "/")
+    if wanted in index.documents:
+        return wanted
+    if index.fault:
+        raise SourceError(source, f"the tar is {index.fault}")
+    if not names:
+        raise SourceError(source, "a tar without archive/NAME: not one that flux dump has written of an archive")
+    rule = f"no archive {wanted.replace('/', '.')!r}" if wanted else "more than one archive"
+    raise SourceError(source, f"{rule}; say FILE.tar#NAME, of {shown}")
+
+
+def split_member(source: str) -> tuple[str, str]:
+    """("dump.tar", "NAME") of "dump.tar#NAME"; (source, "") of anything else."""
+    path, mark, name = source.rpartition("#")
+    return (path, name) if mark and name and path.lower().endswith(".tar") else (source, "")
+
+
+def _pax(data: bytes) -> dict[str, str]:
+    """The records "LENGTH KEY=VALUE\\n" of an extended header."""
+    found = {}
+    while match := re.match(rb"(\d{1,20}) ([^=]+)=", data):
+        record, data = data[: int(match[1])], data[int(match[1]) :]
+        if len(record) <= match.end():
+            break
+        found[match[2].decode("utf-8", "replace")] = record[match.end() : -1].decode("utf-8", "surrogateescape")
+    return found
+
+
+def _regions(document: Any) -> Iterator[tuple[str, int]]:
+    """(blobref, length) of all regions of an archive, in its order; what is not as it should be is left out."""
+    for entry in document if isinstance(document, list) else ():
+        if isinstance(entry, dict) and entry.get("encoding") == "blobvec" and isinstance(entry.get("data"), list):
+            for region in entry["data"]:
+                if isinstance(region, list) and len(region) == 3 and isinstance(region[2], str):
+                    known = canonical(region[2])
+                    yield known or "", region[1] if isinstance(region[1], int) else -1

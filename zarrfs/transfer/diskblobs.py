@@ -1,0 +1,86 @@
+"""DiskBlobs: blobs of archives in a cache directory, one file each, as any place of blobs has them.
+
+They share the bound of the blocks there (diskspace.py) and go as those do, the one not used for longest first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+
+from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.diskfiles import BLOBS, LAYOUT, TOUCH, Layout
+from zarrfs.transfer.diskspace import Space, cost
+
+log = logging.getLogger("zarrfs.transfer")
+
+BACK_OFF = 30.0  # seconds without writing after a failure
+
+
+class DiskBlobs:
+    """Keeps verified blobs in `directory`. Thread-safe but for close(); methods block, and none raises for the disk.
+
+    Nobody is asked to believe what is there: whoever reads a blob verifies it.
+    """
+
+    def __init__(self, cache_dir: str, size: int, min_free: int) -> None:
+        """Within the bounds of DiskCache. Touches nothing on the disk."""
+        self._layout = Layout(cache_dir)
+        self._space = Space(self._layout, size, min_free)
+        self._cache_dir = cache_dir
+        self.directory = os.path.normpath(os.path.join(cache_dir, LAYOUT, BLOBS))
+        self._until = 0.0  # monotonic; nothing is written before
+        self._told: set[str] = set()
+        self._counts = dict.fromkeys(("writes", "bytes_written", "dropped", "errors"), 0)
+        self._closed = False
+
+    def put(self, blobref: str, data: Buffer) -> None:
+        """Keep a blob, whose hash is right, if there is room; in place of what is there under its name."""
+        if self._closed or time.monotonic() < self._until:
+            self._counts["dropped"] += 1
+            return
+        try:
+            kept = self._put(blobref, data)
+        except OSError as exc:
+            self._counts["errors"] += 1
+            self._until = time.monotonic() + BACK_OFF
+            self._layout.forget()  # perhaps somebody has removed the directory
+            self._space.forget()
+            reason = (exc.strerror or str(exc)).lower()
+            if reason not in self._told:
+                self._told.add(reason)
+                log.warning("cache_dir=%s: %s; no blobs are kept there for now", self._cache_dir, reason)
+            return
+        self._counts["writes" if kept else "dropped"] += 1
+        self._counts["bytes_written"] += len(data) if kept else 0
+
+    def touch(self, blobref: str) -> None:
+        """Note that a blob is used, before it is opened: a file that changes while it is read is verified again."""
+        with contextlib.suppress(OSError):
+            path = os.path.join(self.directory, blobref)
+            if time.time() - os.stat(path, follow_symlinks=False).st_mtime > TOUCH:
+                self._layout.touch(blobref)
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the start."""
+        return {**self._counts, "evicted": self._space.evicted}
+
+    def close(self) -> None:
+        """Give back what was reserved."""
+        self._closed = True
+        try:
+            self._space.close()
+        finally:
+            self._layout.forget()
+
+    def _put(self, blobref: str, data: Buffer) -> bool:
+        count, taken = cost(len(data)), 0
+        if not self._space.take(count):
+            return False
+        try:
+            taken = self._layout.put(blobref, [data] if len(data) else [])
+        finally:
+            self._space.done(count, taken)
+        return True
