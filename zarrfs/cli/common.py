@@ -167,19 +167,23 @@ def tell_warnings(plan: Plan, chosen: options.Options) -> None:
             say(f"warning: {warning}")
 
 
-def run_on_store(source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
-    """Open `source`, tell its warnings, and run `body(store, plan)` on trio."""
+def run_on_store(
+    source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
+    child: Callable[[str], bool] = lambda source: True,
+) -> T:  # fmt: skip
+    """Open `source`, tell its warnings, and run `body(store, plan)` on trio. `child` is as for run_on_stores()."""
 
     async def on_one(opened: list[tuple[Store, Plan]]) -> T:
         return await body(*opened[0])
 
-    return run_on_stores([source], parsed, on_one)
+    return run_on_stores([source], parsed, on_one, child)
 
 
 def run_on_stores(
-    sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]]
-) -> T:
-    """As run_on_store, with several sources."""
+    sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
+    child: Callable[[str], bool] = lambda source: True,
+) -> T:  # fmt: skip
+    """As run_on_store, with several sources; those that are not for a `child` are planned in this process."""
     import trio
 
     from zarrfs.sources import discard, open_plan, plan_source
@@ -201,7 +205,7 @@ def run_on_stores(
     plans: list[Plan] = []
     try:
         for source in sources:
-            plans.append(plan_source(source, chosen))
+            plans.append(plan_source(source, chosen, child(source)))
             if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:

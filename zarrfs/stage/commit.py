@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -91,10 +92,13 @@ async def _commit_set(tree: Tree, plan: Plan, new: New) -> None:
 
 
 async def _commit_archive(tree: Tree, new: New) -> None:
-    from zarrfs.stage.commitarchive import BlobDirectory, write_archive
+    from zarrfs.stage.archive.blobdir import BlobDirectory
+    from zarrfs.stage.commitarchive import write_archive
 
-    blobs = None if new.blobs is None else BlobDirectory(new.blobs)
-    with placed(new.path, "archive", new.replace) as place, open(place.new, "xb") as raw:  # noqa: ASYNC230
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(placed(new.path, "archive", new.replace))
+        raw = stack.enter_context(open(place.new, "xb"))  # noqa: ASYNC230
+        blobs = None if new.blobs is None else stack.enter_context(BlobDirectory(new.blobs))
         with compressor(raw, form_of_name(new.path) or "json") as file:
             await write_archive(tree, file, blobs, new.inline)
         raw.flush()

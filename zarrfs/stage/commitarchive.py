@@ -1,62 +1,22 @@
 """A merged tree as a file archive: a JSON list of entries, larger contents in blobs that are named by their hash.
 
-Sources: RFC 37 (file archive format), RFC 10 (blobrefs). Regions are cut as Flux cuts them, so equal files have equal
-blobs, whoever writes them.
+Source: RFC 37 (file archive format).
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import hashlib
-import os
-import secrets
 import stat
 from typing import IO, Any
 
-import orjson
-
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import UsageError
+from zarrfs.stage.archive.blobdir import BlobDirectory
+from zarrfs.stage.archive.entries import Writer, blobs_rule, cut, encoded, inline_content
 from zarrfs.stage.committree import Node, Tree
-from zarrfs.stage.destination import is_utf8, sync_file_system
+from zarrfs.stage.destination import is_utf8
 from zarrfs.store.api import Kind
 
 _REGION = 1 << 20  # bytes of a blob at most
 _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
-
-
-class BlobDirectory:
-    """The directory `path`, with one file per blob that is named by its blobref. One that is there is not written."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._written = False
-
-    def put(self, data: bytes) -> str:
-        """The blobref of `data`, which is there from now on. SourceError where it cannot be written."""
-        name = f"sha1-{hashlib.sha1(data, usedforsecurity=False).hexdigest()}"  # what Flux takes unless told otherwise
-        path = os.path.join(self.path, name)
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_size == len(data):
-                return name
-        work = os.path.join(self.path, f".{name}.{secrets.token_hex(8)}.tmp")
-        try:
-            with open(work, "xb") as file:
-                file.write(data)
-            os.rename(work, path)
-        except BaseException as exc:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(work)
-            if isinstance(exc, OSError):
-                raise SourceError(path, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
-            raise
-        self._written = True
-        return name
-
-    def finish(self) -> None:
-        """Have all blobs on the disk."""
-        if self._written:
-            sync_file_system(self.path)
 
 
 async def write_archive(tree: Tree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
@@ -64,14 +24,12 @@ async def write_archive(tree: Tree, file: IO[bytes], blobs: BlobDirectory | None
 
     UsageError where that takes blobs and there is no place for them; SourceError for what no archive can hold.
     """
-    lead = b"[\n"
+    writer = Writer(file)
     async for node in tree.with_values_ahead(tree.nodes(_rule)):
-        entry = await _entry(tree, node, blobs, inline)
-        file.write(lead + orjson.dumps(entry))
-        lead = b",\n"
-    file.write(b"[]\n" if lead == b"[\n" else b"\n]\n")
+        writer.add(encoded(node.key, await _fields(tree, node, blobs, inline), dictionary=False))
     if blobs is not None:
         blobs.finish()
+    writer.close()
 
 
 def _rule(node: Node) -> str | None:
@@ -82,16 +40,16 @@ def _rule(node: Node) -> str | None:
     return None
 
 
-async def _entry(tree: Tree, node: Node, blobs: BlobDirectory | None, inline: int) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": node.key, "mode": _TYPES[node.kind] | node.mode}
+async def _fields(tree: Tree, node: Node, blobs: BlobDirectory | None, inline: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"mode": _TYPES[node.kind] | node.mode}
     if node.mtime_ns is not None:
-        entry["mtime"] = node.mtime_ns // 10**9
+        fields["mtime"] = node.mtime_ns // 10**9
     if node.kind is Kind.SYMLINK:
-        entry["data"] = node.target
+        fields["data"] = node.target
     if node.kind is Kind.FILE:
         size = await tree.size(node)
-        entry |= {"size": size, **await _content(tree, node, size, blobs, inline)}
-    return entry
+        fields |= {"size": size, **await _content(tree, node, size, blobs, inline)}
+    return fields
 
 
 async def _content(
@@ -102,20 +60,11 @@ async def _content(
     if not extents:
         return {}
     if size <= inline:
-        return _inline(await tree.read(node, 0, size))
+        return inline_content(await tree.read(node, 0, size))
     if blobs is None:
-        rule = f"{size:,} bytes, which go to a blob: name a directory for it (--blobs), or a larger --inline-threshold"
-        raise UsageError(f"{node.key}: {rule}")
+        raise UsageError(f"{node.key}: {blobs_rule(size)}")
     regions = []
-    for start, stop in extents:
-        for at in range(start, stop, _REGION):
-            data = await tree.read(node, at, min(at + _REGION, stop))
-            regions.append([at, len(data), blobs.put(data)])
+    for start, stop in cut(extents, _REGION):
+        data = await tree.read(node, start, stop)
+        regions.append([start, len(data), blobs.put(data)])
     return {"encoding": "blobvec", "data": regions}
-
-
-def _inline(data: bytes) -> dict[str, str]:
-    if b"\0" not in data:  # RFC 37 allows it in text, but the reader of Flux gives up the whole archive
-        with contextlib.suppress(UnicodeDecodeError):
-            return {"encoding": "utf-8", "data": data.decode()}
-    return {"encoding": "base64", "data": base64.b64encode(data).decode()}

@@ -1,13 +1,183 @@
-"""Not there yet."""
+"""zarrfs archive create: files and directories as a file archive."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any
+
 import click
 
-from zarrfs.errors import UsageError
+from zarrfs import options
+from zarrfs.cli import common
+from zarrfs.errors import SourceError, UsageError
+
+if TYPE_CHECKING:
+    from zarrfs.cli.meter import Counts
+
+EPILOG = """\b
+Examples:
+  zarrfs archive create -C /data -o job.json --blobs /srv/blobs input config.toml
+  zarrfs archive create -o job.json.zst --inline --exclude '*.tmp' --exclude .git .
+  find . -name '*.nc' -print0 | zarrfs archive create -0 --files-from - --blobs /srv/blobs -o nc.json
+\b
+PATHs are relative to DIR; a directory is taken with all that is in it. A GLOB without "/" is compared with names at
+any depth, one with "/" with whole paths, in which "*" stands for "/" as well. SIZEs are bytes, or have a unit (KiB,
+MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. FILE appears when it is whole."""
 
 
-@click.command()
-def create() -> None:
-    """Say that this is not there yet."""
-    raise UsageError("not there yet")
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    try:
+        return 0 if value == "0" else options.size(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Start here (default: where you are).")
+@click.option(
+    "-o", "--output", default="-", metavar="FILE",
+    help='Write the document here: .json, or compressed as .json.gz, .json.zst, .json.xz, .json.bz2; "-", which is '
+    "usual, is standard output.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
+@click.option("--blobs", metavar="DIR", help="Where contents go, as blobs; made if it is not there.")
+@click.option("--inline", "all_inline", is_flag=True, help="All contents go into the document: no blobs.")
+@click.option(
+    "--inline-threshold", "inline", callback=_size, default="1KiB", show_default=True, metavar="SIZE",
+    help="Files of up to SIZE go into the document.",
+)  # fmt: skip
+@click.option(
+    "--region-size", "region", callback=_size, default="1MiB", show_default=True, metavar="SIZE",
+    help="A blob is no larger than SIZE, which is at most 64 MiB.",
+)  # fmt: skip
+@click.option(
+    "--hash", "algorithm", type=click.Choice(("sha1", "sha256")), default="sha1", show_default=True,
+    help="What names a blob.",
+)  # fmt: skip
+@click.option("--dictionary", is_flag=True, help="Write an object of entries by path, not a list.")
+@click.option("--exclude", "excludes", multiple=True, metavar="GLOB", help="Leave out what is called so.")
+@click.option("--files-from", "listed", metavar="FILE", help='Take PATHs from FILE, one a line; "-": standard input.')
+@click.option("-0", "--null", is_flag=True, help="PATHs in that FILE end in NUL, not in a line feed.")
+@click.option(
+    "--skip-unsupported", is_flag=True,
+    help="Leave out what no archive can hold, with a warning: fifos, sockets, devices, names that are not UTF-8.",
+)  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes that read (default: CPUs, up to 8).")
+@common.process_options
+def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None, null: bool, **given: Any) -> None:
+    """Write the files, directories and symbolic links PATH to an archive.
+
+    Files that are small are in the document, larger ones in blobs, which are shared with those that Flux makes. Holes
+    stay holes. Times are kept in whole seconds; owners, hard links and extended attributes are not kept.
+    """
+    from zarrfs.cli.refs.running import orderly_end
+
+    level = common.verbosity()
+    with common.errors_told(debug=level == "debug"), orderly_end():
+        _create([*paths, *(_listed(listed, null) if listed else ())], output, force, level == "error", given)
+
+
+def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
+    from zarrfs.cli import meter, show
+    from zarrfs.stage.archive.create import Making, Progress
+    from zarrfs.stage.archive.create import create as write
+
+    if not paths:
+        raise UsageError("say what is to be archived: PATHs, or --files-from ('.' is all that is in DIR)")
+    progress = Progress()
+
+    def counts() -> Counts:
+        return meter.Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
+
+    def warn(text: str) -> None:
+        if not quiet:
+            common.say(f"warning: {show.shown(text)}")
+
+    base = given.pop("base")
+    making = Making(leave_out=_abandoned(output, base), **given)
+    making.check()
+    with _made(making.blobs), _opened(output, force) as (file, own), meter.shown(counts, quiet):
+        write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
+
+
+def _listed(path: str, null: bool) -> Iterator[str]:
+    """The paths in a file, one a line."""
+    try:
+        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
+            for name in file.read().split(b"\0" if null else b"\n"):
+                if name:
+                    yield os.fsdecode(name)
+    except OSError as exc:
+        raise UsageError(f"--files-from {path}: {(exc.strerror or str(exc)).lower()}") from exc
+
+
+@contextlib.contextmanager
+def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
+    """The file to write to, and (device, inode) of what is not to be archived because of it."""
+    from zarrfs.stage.destination import placed
+    from zarrfs.stage.output import STDOUT, compressor, form_of_name
+
+    if output == STDOUT:
+        file = sys.stdout.buffer
+        try:
+            yield file, _identities(file.fileno())
+            file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as exc:
+            raise SourceError("standard output", f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+        return
+    form = form_of_name(output) or "json"
+    if not form.startswith("json"):
+        raise UsageError(f"{output}: an archive is JSON, not {form}")
+    with placed(output, "archive", force) as place, open(place.new, "xb") as raw:
+        with compressor(raw, form) as file:
+            yield file, _identities(*place.own)
+        raw.flush()
+
+
+def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
+    found = set()
+    for place in places:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(place)
+            if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+                found.add((status.st_dev, status.st_ino))
+    return frozenset(found)
+
+
+def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
+    """Whether a path below `base` is what a killed process left of an archive that was to have the same name."""
+    directory, name = os.path.split(os.path.realpath(output))
+    below = os.path.relpath(directory, os.path.realpath(base))
+    if output == "-" or below.startswith(".."):
+        return None
+    prefix = "" if below == "." else f"{below}/"
+    pattern = re.compile(re.escape(f"{prefix}.{name}.") + r"[0-9a-f]{16}\.tmp")
+    return lambda path: pattern.fullmatch(path) is not None
+
+
+@contextlib.contextmanager
+def _made(blobs: str | None) -> Iterator[None]:
+    """Have the directory of blobs; one that was not there goes again if nothing came into it."""
+    try:
+        if blobs is not None:
+            os.mkdir(blobs)
+    except FileExistsError:
+        blobs = None
+    except OSError as exc:
+        raise UsageError(f"--blobs {blobs}: {(exc.strerror or str(exc)).lower()}") from exc
+    try:
+        yield
+    except BaseException:
+        if blobs is not None:
+            with contextlib.suppress(OSError):
+                os.rmdir(blobs)
+        raise

@@ -1,0 +1,1 @@
+"""File archives, written: what `zarrfs archive create`, `zarrfs commit` and `zarrfs stage-out` share."""

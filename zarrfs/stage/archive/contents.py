@@ -1,0 +1,201 @@
+"""What files hold, as entries: read, hashed and put into blobs. This is what the processes of workers.py do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zarrfs.errors import UsageError
+from zarrfs.stage.archive.blobdir import BlobDirectory
+from zarrfs.stage.archive.entries import blobs_rule, cut, encoded, inline_content
+from zarrfs.stage.archive.making import Making, changed, failed, path_rule, reading, time_rule
+from zarrfs.stage.destination import is_utf8
+from zarrfs.store.extents import each_extent
+
+LARGE = 16 << 20  # bytes of data: a file of more is cut into tasks,
+MANY = 4096  # and so is one of more regions than that;
+PIECE = 32 << 10  # a file in the document that is larger is written to it in pieces
+_PAGE = 4096  # bytes that one read(2) gives as they were at one time
+
+# (entry of the directory itself, its path, its (device, inode), its regular files, what else is in it)
+Part = tuple[bytes | None, str, tuple[int, int] | None, list[str], list[str]]
+Identity = tuple[int, int, int, int, int]
+# a file that goes on in pieces: its path, its fields so far, what it was then
+Later = tuple[str, dict[str, Any], Identity]
+# entries, files, bytes, warnings
+Result = tuple[list[bytes | Later], int, int, list[str]]
+
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OTHERS = {
+    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}  # fmt: skip
+
+
+class Contents:
+    """Reads what is below a directory, whose path is `base` and which is open as `descriptor`."""
+
+    def __init__(self, descriptor: int, base: str, making: Making, blobs: BlobDirectory | None) -> None:
+        self._descriptor, self._base = descriptor, base
+        self._making, self._blobs = making, blobs
+        self._buffer = bytearray()
+        self._entries: list[bytes | Later] = []
+        self._files = self._bytes = 0
+        self._warnings: list[str] = []
+
+    def run(self, task: tuple[str, Any]) -> Any:
+        """Do a task: ("parts", list of Part) gives a Result; ("regions", (path, identity, regions)) their JSON."""
+        kind, value = task
+        return self.entries(value) if kind == "parts" else self._regions(*value)
+
+    def entries(self, parts: list[Part]) -> Result:
+        """The entries of what is in some directories. SourceError, naming the one that cannot be had, and why."""
+        self._entries, self._warnings, self._files, self._bytes = [], [], 0, 0
+        for own, directory, identity, files, others in parts:
+            if own is not None:
+                self._entries.append(own)
+            if not files and not others:
+                continue
+            with self.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+                if identity is not None:
+                    status = os.fstat(descriptor)
+                    if (status.st_dev, status.st_ino) != identity:
+                        raise changed(self._base, directory)
+                prefix = f"{directory}/" if directory else ""
+                for names, add in (files, self._add_file), (others, self._add_other):
+                    for name in names:
+                        self._add(descriptor, name, prefix + name, add)
+        return self._entries, self._files, self._bytes, self._warnings
+
+    @contextlib.contextmanager
+    def opened(self, path: str, flags: int = _FILE) -> Iterator[int]:
+        """A descriptor of what is below the base. SourceError."""
+        with reading(self._base, path):
+            descriptor = os.open(path or ".", flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._descriptor)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def refuse(self, path: str, rule: str, warn: Callable[[str], None]) -> None:
+        """SourceError about what no archive can hold, or a warning."""
+        if not self._making.skip_unsupported:
+            raise failed(self._base, path, f"{rule} (--skip-unsupported leaves it out)")
+        warn(f"{failed(self._base, path, rule)}: left out")
+
+    # -- one entry
+
+    def _add(self, directory: int, name: str, path: str, add: Callable[[int, str, str], str | None]) -> None:
+        with reading(self._base, path):
+            rule = path_rule(path) or add(directory, name, path)
+        if rule is not None:
+            self.refuse(path, rule, self._warnings.append)
+
+    def _add_other(self, directory: int, name: str, path: str) -> str | None:
+        """What is no regular file is not opened: that alone may do something."""
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
+            what = _OTHERS.get(stat.S_IFMT(status.st_mode))
+            if what is None:
+                raise changed(self._base, path)
+            return f"{what}, which no archive can hold"
+        target = os.readlink(name, dir_fd=directory)
+        if not is_utf8(target):
+            return "a symbolic link whose target is not UTF-8, which no archive can hold"
+        rule = time_rule(status.st_mtime_ns)
+        if rule is None:
+            self._emit(path, self._fields(status) | {"data": target})
+        return rule
+
+    def _add_file(self, directory: int, name: str, path: str) -> str | None:
+        descriptor = os.open(name, _FILE, dir_fd=directory)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise changed(self._base, path)
+            rule = time_rule(status.st_mtime_ns)
+            if rule is None:
+                fields = self._fields(status)
+                fields["size"] = status.st_size
+                self._add_content(descriptor, path, fields, status)
+                self._files += 1
+            return rule
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _fields(status: os.stat_result) -> dict[str, Any]:
+        return {"mode": status.st_mode, "mtime": status.st_mtime_ns // 10**9}
+
+    def _emit(self, path: str, fields: dict[str, Any]) -> None:
+        self._entries.append(encoded(path, fields, self._making.dictionary))
+
+    # -- what is in a file
+
+    def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> None:
+        size, making = status.st_size, self._making
+        if not size or (not status.st_blocks and not any(each_extent(descriptor, size))):
+            self._emit(path, fields)
+        elif size > making.inline and not making.all_inline:
+            if self._blobs is None:
+                raise UsageError(f"{path}: {blobs_rule(size)}")
+            found = self._blobvec(descriptor, path, status)
+            if found is None:
+                self._entries.append((path, fields, identity_of(status)))
+            else:
+                self._emit(path, fields | ({"encoding": "blobvec", "data": found} if found else {}))
+        elif size > PIECE:
+            self._entries.append((path, fields, identity_of(status)))
+        else:
+            data = os.read(descriptor, size + 1)
+            if len(data) != size:
+                raise changed(self._base, path)
+            self._bytes += size
+            self._emit(path, fields | inline_content(data))
+
+    def _blobvec(self, descriptor: int, path: str, status: os.stat_result) -> list[list[Any]] | None:
+        """The regions of a file, read and put; None for one that is too large to be done here."""
+        size, step = status.st_size, self._making.region
+        if min(size, status.st_blocks * 512) > LARGE:
+            return None
+        found: list[list[Any]] = []
+        taken = 0
+        for start, stop in cut(each_extent(descriptor, size), step):
+            taken += stop - start
+            if taken > LARGE or len(found) > MANY:
+                return None
+            found.append(self._region(descriptor, path, start, stop))
+        if size > _PAGE and identity_of(os.fstat(descriptor)) != identity_of(status):
+            raise changed(self._base, path)
+        self._bytes += taken
+        return found
+
+    def _region(self, descriptor: int, path: str, start: int, stop: int) -> list[Any]:
+        assert self._blobs is not None
+        length = stop - start
+        if len(self._buffer) < length:
+            self._buffer = bytearray(length)
+        view = memoryview(self._buffer)[:length]
+        at = 0
+        while at < length:
+            count = os.preadv(descriptor, [view[at:]], start + at)
+            if not count:
+                raise changed(self._base, path)
+            at += count
+        return [start, length, self._blobs.put(view)]
+
+    def _regions(self, path: str, identity: Identity, regions: list[tuple[int, int]]) -> list[list[Any]]:
+        """Some regions of a large file, read and put."""
+        with self.opened(path) as descriptor, reading(self._base, path):
+            found = [self._region(descriptor, path, start, stop) for start, stop in regions]
+            if identity_of(os.fstat(descriptor)) != identity:
+                raise changed(self._base, path)
+        return found
+
+
+def identity_of(status: os.stat_result) -> Identity:
+    """What shows that a file is another one, or has changed."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,158 @@
+"""Files and directories as a file archive. Sources: RFC 37 (file archive format), RFC 10 (blobrefs)."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
+
+import orjson
+
+from zarrfs.errors import UsageError
+from zarrfs.stage.archive.blobdir import BlobDirectory
+from zarrfs.stage.archive.contents import LARGE, MANY, Contents, Identity, Later, identity_of
+from zarrfs.stage.archive.entries import Writer, cut, encoded_around
+from zarrfs.stage.archive.making import Making as Making
+from zarrfs.stage.archive.making import Progress as Progress
+from zarrfs.stage.archive.making import changed, reading
+from zarrfs.stage.archive.walk import Walk, named
+from zarrfs.stage.archive.workers import Workers
+from zarrfs.store.extents import each_extent
+
+_PIECE = 3 << 18  # bytes of a file that is in the document: a multiple of 3, for base64
+
+
+def create(
+    base: str, paths: Iterable[str], out: IO[bytes], making: Making, progress: Progress, warn: Callable[[str], None]
+) -> None:
+    """Write what `paths`, relative to the directory `base`, name to `out`, and to blobs; blocks.
+
+    Directories are taken with all that is in them; nothing twice. Processes are forked for the reading. SourceError
+    for what cannot be read or represented, naming the entry and the rule; UsageError for paths that cannot be meant,
+    and where a blob has no place; OSError of `out`.
+    """
+    making.check()
+    wanted = named(paths)
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise UsageError(f"{base}: {(exc.strerror or str(exc)).lower()}") from exc
+        stack.callback(os.close, descriptor)
+        blobs = None
+        if making.blobs is not None:
+            blobs = stack.enter_context(BlobDirectory(making.blobs, making.algorithm))
+            blobs.open()
+            status = os.stat(making.blobs)
+            making = dataclasses.replace(making, own=making.own | {(status.st_dev, status.st_ino)})
+        contents = Contents(descriptor, base, making, blobs)
+        workers = stack.enter_context(contextlib.closing(Workers(contents.run, making.processes())))
+        document = _Document(base, making, contents, workers, Writer(out, making.dictionary), progress)
+        tasks = Walk(descriptor, base, making, contents).tasks(wanted, warn)
+        for entries, files, size, warnings in workers.map(tasks):
+            for text in warnings:
+                warn(text)
+            for entry in entries:
+                document.add(entry)
+            progress.files += files
+            progress.bytes += size
+        if blobs is not None:
+            blobs.finish()
+        document.writer.close()
+
+
+class _Document:
+    """What is written: entries, and the large files among them in pieces."""
+
+    def __init__(
+        self, base: str, making: Making, contents: Contents, workers: Workers, writer: Writer, progress: Progress
+    ) -> None:
+        self._base, self._making, self._contents, self._workers = base, making, contents, workers
+        self.writer, self._progress = writer, progress
+
+    def add(self, entry: bytes | Later) -> None:
+        """Write an entry, or read and write a large file."""
+        if isinstance(entry, bytes):
+            self.writer.add(entry)
+            return
+        path, fields, identity = entry
+        with self._contents.opened(path) as descriptor:
+            if identity_of(os.fstat(descriptor)) != identity:
+                raise changed(self._base, path)
+            if self._making.all_inline or fields["size"] <= self._making.inline:
+                self._add_inline(descriptor, path, fields)
+            else:
+                self._add_blobvec(descriptor, path, fields, identity)
+            if identity_of(os.fstat(descriptor)) != identity:
+                raise changed(self._base, path)
+
+    def _add_blobvec(self, descriptor: int, path: str, fields: dict[str, Any], identity: Identity) -> None:
+        before, after = encoded_around(path, fields | {"encoding": "blobvec"}, self._making.dictionary)
+        self.writer.add(before)
+        mark = b"["
+        regions = cut(self._extents(descriptor, path, fields["size"]), self._making.region)
+        for found in self._workers.map(("regions", (path, identity, task)) for task in _grouped(regions)):
+            self.writer.go_on(mark + orjson.dumps(found)[1:-1])
+            self._progress.bytes += sum(length for _start, length, _name in found)
+            mark = b","
+        self.writer.go_on((b"]" if mark == b"," else b"[]") + after)
+
+    def _add_inline(self, descriptor: int, path: str, fields: dict[str, Any]) -> None:
+        size = fields["size"]
+        text = self._is_text(descriptor, path, size)
+        fields = fields | {"encoding": "utf-8" if text else "base64"}
+        before, after = encoded_around(path, fields, self._making.dictionary)
+        self.writer.add(before + b'"')
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for piece in self._pieces(descriptor, path, size):
+                shown = orjson.dumps(decoder.decode(piece))[1:-1] if text else base64.b64encode(piece)
+                self.writer.go_on(shown)
+                self._progress.bytes += len(piece)
+            decoder.decode(b"", final=text)
+        except UnicodeDecodeError:
+            raise changed(self._base, path) from None
+        self.writer.go_on(b'"' + after)
+
+    def _is_text(self, descriptor: int, path: str, size: int) -> bool:
+        """Whether a file is UTF-8 without NUL: it is read twice rather than held."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        try:
+            for piece in self._pieces(descriptor, path, size):
+                if b"\0" in piece:
+                    return False
+                decoder.decode(piece)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    def _extents(self, descriptor: int, path: str, size: int) -> Iterator[tuple[int, int]]:
+        with reading(self._base, path):
+            yield from each_extent(descriptor, size)
+
+    def _pieces(self, descriptor: int, path: str, size: int) -> Iterator[bytes]:
+        for at in range(0, size, _PIECE):
+            with reading(self._base, path):
+                piece = os.pread(descriptor, min(_PIECE, size - at), at)
+            if len(piece) != min(_PIECE, size - at):
+                raise changed(self._base, path)
+            yield piece
+
+
+def _grouped(regions: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Lists of regions: of up to 8 MiB together, unless one is larger, or a thousand."""
+    group: list[tuple[int, int]] = []
+    size = 0
+    for start, stop in regions:
+        group.append((start, stop))
+        size += stop - start
+        if size >= LARGE // 2 or len(group) * 4 >= MANY:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

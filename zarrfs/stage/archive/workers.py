@@ -1,0 +1,163 @@
+"""Forked processes that read and hash: threads wait for each other more than for the system (docs/archives.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import marshal
+import os
+import select
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
+
+from zarrfs.errors import SourceError, UsageError
+
+_AHEAD = 4  # tasks of each process that are done, or being done, before they are asked for
+_KILLED = "a process that reads files was killed"
+
+
+class Workers:
+    """Runs `function` on tasks in up to `jobs` processes; both tasks and results are what marshal takes.
+
+    They are forked when there is more than one task, and see what the caller had then. Closing ends them at once.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], jobs: int) -> None:
+        self._function, self._jobs = function, jobs
+        self._idle: list[_Worker] = []
+        self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor: and the number of the task
+        self._results: dict[int, Any] = {}
+        self._numbers = itertools.count()
+        self._poll = select.poll()
+
+    def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
+        """The results, in the order of the tasks; may be called while another call is not at its end.
+
+        What a task raises is raised here, if it is a SourceError or UsageError; SourceError where a process dies.
+        """
+        source = iter(tasks)
+        few = list(itertools.islice(source, 2))
+        source = itertools.chain(few, source)
+        if self._jobs == 1 or len(few) < 2:
+            yield from map(self._function, source)
+            return
+        self._start()
+        waiting: deque[int] = deque()
+        more = True
+        while more or waiting:
+            while more and self._idle and len(waiting) < self._jobs * _AHEAD:
+                task = next(source, None)
+                more = task is not None
+                if more:
+                    waiting.append(self._send(task))
+            if waiting and waiting[0] in self._results:
+                yield self._results.pop(waiting.popleft())
+            elif waiting:
+                self._receive()
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        workers = self._idle + [worker for worker, _number in self._busy.values()]
+        for worker in workers:
+            worker.end(bool(self._busy))
+        self._idle, self._busy = [], {}
+
+    def _start(self) -> None:
+        if self._idle or self._busy:
+            return
+        for _ in range(self._jobs):
+            worker = _Worker(self._function, self._idle)
+            self._idle.append(worker)
+            self._poll.register(worker.answers, select.POLLIN)
+
+    def _send(self, task: Any) -> int:
+        number, worker = next(self._numbers), self._idle.pop()
+        self._busy[worker.answers.fileno()] = worker, number
+        with contextlib.suppress(BrokenPipeError):  # it has died, which reading from it tells
+            _write(worker.tasks, task)
+        return number
+
+    def _receive(self) -> None:
+        for descriptor, _event in self._poll.poll():
+            if descriptor not in self._busy:
+                raise SourceError("archive", _KILLED)
+            worker, number = self._busy[descriptor]
+            try:
+                kind, value = _read(worker.answers)
+            except EOFError:
+                raise SourceError("archive", _KILLED) from None
+            del self._busy[descriptor]
+            self._idle.append(worker)
+            if kind == "source":
+                raise SourceError(*value)
+            if kind == "usage":
+                raise UsageError(value)
+            if kind == "other":
+                raise RuntimeError(value)
+            self._results[number] = value
+
+
+class _Worker:
+    """One process, and the pipes to it and from it."""
+
+    def __init__(self, function: Callable[[Any], Any], others: list[_Worker]) -> None:
+        (theirs, tasks), (answers, mine) = os.pipe(), os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it, too, and ends us
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                for descriptor in (tasks, answers, *(d for other in others for d in other.descriptors())):
+                    os.close(descriptor)  # so that the end of who started us is the end of the tasks
+                _serve(function, os.fdopen(theirs, "rb"), os.fdopen(mine, "wb"))
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        os.close(mine)
+        self.tasks, self.answers = os.fdopen(tasks, "wb"), os.fdopen(answers, "rb")
+
+    def descriptors(self) -> tuple[int, int]:
+        """The ends of the pipes that are not the process's own."""
+        return self.tasks.fileno(), self.answers.fileno()
+
+    def end(self, at_once: bool) -> None:
+        """End the process, and wait until it has ended."""
+        if at_once:
+            os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(BrokenPipeError):
+            self.tasks.close()
+        self.answers.close()
+        os.waitpid(self._pid, 0)
+
+
+def _serve(function: Callable[[Any], Any], tasks: IO[bytes], answers: IO[bytes]) -> None:
+    answer: tuple[str, Any]
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            task = _read(tasks)
+            try:
+                answer = "result", function(task)
+            except SourceError as exc:
+                answer = "source", (exc.source, exc.rule, exc.entry)
+            except UsageError as exc:
+                answer = "usage", str(exc)
+            except Exception:  # a bug, to be told by who started us
+                answer = "other", traceback.format_exc()
+            _write(answers, answer)
+
+
+def _write(file: IO[bytes], value: Any) -> None:
+    data = marshal.dumps(value)
+    file.write(len(data).to_bytes(8, "little") + data)
+    file.flush()
+
+
+def _read(file: IO[bytes]) -> Any:
+    head = file.read(8)
+    data = file.read(int.from_bytes(head, "little"))
+    if len(head) < 8 or not data:
+        raise EOFError
+    return marshal.loads(data)
