@@ -1,14 +1,107 @@
-"""Not there yet."""
+"""zarrfs stage-out: keep what a job has written."""
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from zarrfs.cli.common import SETTINGS
+from zarrfs.cli import common, meter, show
+from zarrfs.cli.refs import running
 from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.jobs.stageout import Kept, Tree
+
+EPILOG = """\b
+Examples:
+  zarrfs stage-out work -o results.json --blobs /project/blobs
+  zarrfs stage-out --upperdir changes --to s3://bucket/results --option s3.endpoint_url=http://...
+  zarrfs stage-out work --merged --to /project/results
+\b
+What was deleted is told, on standard error and in the report, and is not deleted anywhere. Names that mean something
+in an upper directory are left out (docs/writes.md). The directory must not be in use by a mount that writes to it,
+unless that mount was staged: what it holds in memory is then written first, and the job should have come to rest.
+\b
+--to sends many files at once and compares size, and MD5 where the server tells one, with what is there. A file that
+was sent before, did not change and is there with its size is skipped: the same command goes on where one was broken
+off.
+\b
+The exit status is 0 if everything was kept, 2 for a wrong command line, else 1."""
 
 
-@click.command(context_settings=SETTINGS, epilog="Examples: zarrfs stage-out ...")
-def stage_out() -> None:
-    """Say that this is not there yet."""
-    raise UsageError("not there yet")
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("dest", required=False)
+@click.option("--to", metavar="URL", help="Copy the files to URL (s3://..., a directory, any fsspec URL).")
+@click.option("--merged", is_flag=True, help="Keep all that the mount shows, not only what was changed.")
+@click.option("--inline", is_flag=True, help="Put everything into the archive itself, and nothing into blobs.")
+@click.option("--force", is_flag=True, help="Replace an archive that is there already.")
+@click.option("--skip-unsupported", is_flag=True, help="Leave out what cannot be kept, with a warning.")
+@click.option("--keep-going", is_flag=True, help="--to: send what can be sent, and report the rest.")
+@click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Files at once.")
+@common.source_options("blobs", "upperdir", "fetch", output="Write an archive (zarrfs archive) to FILE.",
+                       log_level="warning")  # fmt: skip
+def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any) -> None:
+    """Keep what a job has written to what is staged at DEST, or to --upperdir: as an archive, or copied to a URL."""
+    from zarrfs.jobs import reports, stageout
+
+    upper = parsed.options.upperdir
+    if (dest is None) == (upper is None):
+        raise UsageError("say what: DEST, where it is staged, or --upperdir DIR")
+    if (output is None) == (given["to"] is None):
+        raise UsageError("say where to: -o ARCHIVE or --to URL")
+    kept, began, error = stageout.Kept(), time.monotonic(), None
+    try:
+        with running.orderly_end(), stageout.opened(dest, upper, given["merged"]) as tree:
+            if not given["merged"]:
+                kept.deleted = stageout.deleted(tree.upper)
+            _write(tree, output, parsed, given, kept)
+    except BaseException as exc:
+        error = str(common.first_cause(exc)) or type(exc).__name__
+        raise
+    finally:
+        seconds = round(time.monotonic() - began, 3)
+        about = {"dest": dest and os.path.abspath(dest), "upper": upper, "error": error, "seconds": seconds}
+        reports.write(given["report"], about | stageout.as_json(kept))
+    _tell(kept, parsed)
+    sys.exit(1 if kept.failed else 0)
+
+
+def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: Kept) -> None:
+    from zarrfs.jobs import sending, stageout
+    from zarrfs.stage.archive.create import Making, Progress
+
+    quiet = parsed.options.log_level == "error"
+    if output is None:
+        how = sending.Sending(given["to"], given["jobs"], given["keep_going"], given["skip_unsupported"])
+        with meter.shown(lambda: _counts(kept), quiet):
+            sending.send(tree, how, parsed.options, kept)
+        return
+    progress = Progress()
+    making = Making(
+        parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
+        skip_unsupported=given["skip_unsupported"], jobs=given["jobs"],
+    )  # fmt: skip
+    with meter.shown(lambda: _counts(progress), quiet):
+        stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append)
+    kept.files, kept.bytes = progress.files, progress.bytes
+
+
+def _counts(progress: Any) -> meter.Counts:
+    return meter.Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
+
+
+def _tell(kept: Kept, parsed: Parsed) -> None:
+    for bad in kept.failed:
+        common.say(show.shown(f"{bad['key']}: {bad['reason']}"))
+    if parsed.options.log_level == "error":
+        return
+    for text in kept.left_out:
+        common.say(show.shown(f"warning: left out: {text}"))
+    for key in kept.deleted:
+        common.say(show.shown(f"deleted: {key}"))

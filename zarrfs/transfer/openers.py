@@ -70,7 +70,7 @@ class Openers:
         """find(), by fsspec's class of the protocol."""
         class_ = self._classes.get(protocol)
         if class_ is None:
-            class_ = self._classes[protocol] = await trio.to_thread.run_sync(_class_of, protocol, family)
+            class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
         parts = class_._get_kwargs_from_urls(url)  # host, user, ...: another server is another system
         options, personal = self._trust.given(url)
         options = {**parts, **options}
@@ -114,7 +114,7 @@ class Openers:
         """HTTP by fsspec's client."""
         async with self._lock:
             if "http" not in self._systems:
-                await trio.to_thread.run_sync(_class_of, "http", "http")  # imports it
+                await trio.to_thread.run_sync(class_of, "http", "http")  # imports it
                 web = Web(self._trust, functools.partial(_file_system, "http", "http"))
                 timeout, limit = self._options.request_timeout, self._options.document_limit
                 self._systems["http"] = HttpSystem(web, self._trust, timeout, limit)
@@ -155,7 +155,7 @@ class Openers:
             return self._systems[archive], path
 
 
-def _class_of(protocol: str, family: str) -> Any:
+def class_of(protocol: str, family: str) -> Any:
     """fsspec's class of a protocol; imports what it needs, so not on the loop."""
     import fsspec
 
@@ -174,7 +174,7 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     # sshfs hands what it does not know to asyncssh, and has no cache
     uncached = {} if family in ("sftp", "ssh") else {"use_listings_cache": False}
     try:
-        fs = _class_of(protocol, family)(**options, skip_instance_cache=True, **uncached)
+        fs = class_of(protocol, family)(**options, skip_instance_cache=True, **uncached)
     except Exception as exc:
         raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
     if family == "s3":

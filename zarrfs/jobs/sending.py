@@ -1,0 +1,212 @@
+"""Files to a URL of any protocol of fsspec that can be written to: many at once, each verified, none sent twice."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from zarrfs.errors import ReadError, SourceError, UsageError
+from zarrfs.jobs.stageout import File, Kept, Tree, files
+from zarrfs.options import Options
+from zarrfs.store.whiteouts import RECORD
+from zarrfs.transfer import urls
+from zarrfs.transfer.answers import Transient
+from zarrfs.transfer.openers import class_of
+from zarrfs.transfer.systems import failure
+from zarrfs.transfer.trust import Trust
+
+_JOBS = 16  # files at once, unless told otherwise
+_PAUSE = 0.5  # seconds before a request is repeated; then twice as long each time
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class _Place(NamedTuple):
+    """Where files go."""
+
+    fs: Any
+    path: str  # without a slash at its end
+    family: str  # of protocols
+    shown: str
+
+
+class Sending(NamedTuple):
+    """Where files are sent, and how."""
+
+    url: str
+    jobs: int | None = None  # files at once
+    keep_going: bool = False  # failures are collected; else the first one ends it
+    skip_unsupported: bool = False  # leave out what is neither a file nor a directory
+
+
+def send(tree: Tree, how: Sending, options: Options, kept: Kept) -> None:
+    """Copy the files of `tree` to a URL; blocks. What an earlier run has sent, and is there, is skipped.
+
+    UsageError for a URL that cannot be written to. SourceError for what no URL can hold, and naming the first key that
+    could not be sent; with `keep_going` they are in `kept`.
+    """
+    place = _place(how.url, options)
+    wanted = list(files(tree, kept))
+    if kept.left_out and not how.skip_unsupported:
+        rule = "neither a file nor a directory (--skip-unsupported leaves it out)"
+        raise SourceError(tree.base, rule, kept.left_out[0])
+    kept.expected_files, kept.expected_bytes = len(wanted), sum(file.size for file in wanted)
+    pool = concurrent.futures.ThreadPoolExecutor(how.jobs or _JOBS)
+    with _journal(tree.upper, place.shown) as journal, pool as threads:
+        waiting = {threads.submit(_send_one, tree, place, file, options, journal): file for file in wanted}
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                file = waiting[future]
+                try:
+                    kept.skipped += not future.result()
+                except (ReadError, SourceError) as exc:
+                    if not how.keep_going:
+                        raise SourceError(place.shown, f"cannot be written: {exc}", file.key) from exc
+                    kept.failed.append({"key": file.key, "reason": str(exc)})
+                else:
+                    kept.files += 1
+                    kept.bytes += file.size
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+
+class _Journal:
+    """What has been sent: the marks by which a later run knows it."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, int]] = {}
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                with contextlib.suppress(ValueError, KeyError):  # the last one may be cut short
+                    said = json.loads(line)
+                    self._known[said["key"]] = (said["size"], said["mtime_ns"])
+        self._file = open(path, "a", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
+
+    def has(self, file: File) -> bool:
+        """Whether this very version of a file has been sent."""
+        return self._known.get(file.key) == (file.size, file.mtime_ns)
+
+    def note(self, file: File) -> None:
+        """That a file has been sent, and is there."""
+        with self._lock:
+            self._file.write(f"\n{json.dumps(file._asdict(), ensure_ascii=False)}")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def _journal(upper: str, shown: str) -> Iterator[_Journal]:
+    name = f"{RECORD}-sent-{hashlib.sha256(os.fsencode(shown)).hexdigest()[:16]}"
+    try:
+        journal = _Journal(os.path.join(upper, name))
+    except OSError as exc:
+        raise SourceError(upper, f"cannot note what was sent: {(exc.strerror or str(exc)).lower()}") from exc
+    with contextlib.closing(journal):
+        yield journal
+
+
+def _place(url: str, options: Options) -> _Place:
+    protocols = urls.protocols(url) or ["file"]
+    family = urls.names(protocols[0])[0]
+    if len(protocols) > 1 or family == "http":
+        raise UsageError(f"--to {urls.without_secrets(url)}: cannot be written to")
+    try:
+        class_ = class_of(protocols[0], family)
+        given, _ = Trust(options).given(url)
+        fs = class_(**{**class_._get_kwargs_from_urls(url), **given}, skip_instance_cache=True)
+    except ReadError as exc:
+        raise UsageError(f"--to {exc}") from None
+    except Exception as exc:
+        raise UsageError(f"--to {urls.without_secrets(url)}: cannot be used with these options: {exc}") from exc
+    return _Place(fs, class_._strip_protocol(url).rstrip("/"), family, urls.without_secrets(url).rstrip("/"))
+
+
+def _send_one(tree: Tree, place: _Place, file: File, options: Options, journal: _Journal) -> bool:
+    """Whether a file had to be sent; it is there afterwards. ReadError, SourceError."""
+    path = f"{place.path}/{file.key}"
+    source = os.path.join(tree.base, file.key)
+    pause = _PAUSE
+    for left in range(options.retries, -1, -1):
+        try:
+            if journal.has(file) and _size(place, path) == file.size:
+                return False
+            _put(place, source, file, path)
+            _verify(place, source, file, path)
+            journal.note(file)
+        except Exception as exc:
+            found = failure(exc, f"{place.shown}/{file.key}", options.request_timeout)
+            if not isinstance(found, Transient):
+                raise found from exc
+            if not left:
+                raise ReadError(f"{place.shown}/{file.key}", str(found)) from exc
+            time.sleep(pause)
+            pause *= 2
+        else:
+            return True
+    raise AssertionError("not reached")
+
+
+def _put(place: _Place, source: str, file: File, path: str) -> None:
+    if place.family not in urls.BUCKETS:
+        place.fs.makedirs(os.path.dirname(path), exist_ok=True)
+    if place.family != "file":
+        place.fs.put_file(source, path)
+        return
+    new = os.path.join(os.path.dirname(path), f".{hashlib.sha256(os.fsencode(file.key)).hexdigest()[:16]}.zarrfs.tmp")
+    place.fs.put_file(source, new)
+    with open(new, "rb") as written:
+        os.fsync(written.fileno())
+    os.replace(new, path)
+
+
+def _size(place: _Place, path: str) -> int | None:
+    """How large what is there is; None where there is nothing."""
+    try:
+        return int(_info(place, path)["size"])
+    except FileNotFoundError:
+        return None
+
+
+def _info(place: _Place, path: str) -> dict[str, Any]:
+    place.fs.invalidate_cache(os.path.dirname(path))
+    found: dict[str, Any] = place.fs.info(path)
+    return found
+
+
+def _verify(place: _Place, source: str, file: File, path: str) -> None:
+    """SourceError unless what is there has the size, and the MD5 where the server tells one, of a file that stayed."""
+    status = os.lstat(source)
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        raise ReadError(source, "has changed while it was sent")
+    info = _info(place, path)
+    if info.get("size") != file.size:
+        raise ReadError(f"{place.shown}/{file.key}", f"has {info.get('size')} bytes there, not {file.size}")
+    said = _md5_there(info)
+    if said and said != _md5_of(source):
+        raise ReadError(f"{place.shown}/{file.key}", "has other bytes there than those that were sent (MD5)")
+
+
+def _md5_there(info: dict[str, Any]) -> str:
+    """The MD5 that a server tells, hexadecimal; "" for none. An ETag of an upload in parts is not one."""
+    tag = str(info.get("ETag") or "").strip('"')
+    if _MD5.fullmatch(tag) and not info.get("ServerSideEncryption", info.get("SSEKMSKeyId")):
+        return tag
+    said = info.get("md5Hash") or (info.get("content_settings") or {}).get("content_md5")
+    return (base64.b64decode(said) if isinstance(said, str) else bytes(said)).hex() if said else ""
+
+
+def _md5_of(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

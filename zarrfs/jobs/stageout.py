@@ -1,0 +1,156 @@
+"""Keeping what a job has written: its upper directory, or all that its mount shows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from zarrfs.errors import MountError, SourceError, UsageError
+from zarrfs.jobs import nodelocal, records
+from zarrfs.jobs.records import Record
+from zarrfs.jobs.unstage import mount_of
+from zarrfs.stage.archive.create import Making, Progress, create
+from zarrfs.stage.destination import placed, sync_file_system
+from zarrfs.stage.output import compressor, form_of_name
+from zarrfs.store.upper import Upper
+from zarrfs.store.whiteouts import OPAQUE, hidden_name, reserved
+
+
+class Tree(NamedTuple):
+    """What is to be kept: the directory `base`, which is the upper itself or the mount over it."""
+
+    base: str
+    upper: str
+
+
+class File(NamedTuple):
+    """A regular file of a tree, as it was seen."""
+
+    key: str
+    size: int  # bytes
+    mtime_ns: int
+
+
+@dataclasses.dataclass
+class Kept:
+    """What was kept so far; ready for JSON as a report."""
+
+    files: int = 0
+    bytes: int = 0
+    skipped: int = 0  # files that an earlier run had sent
+    deleted: list[str] = dataclasses.field(default_factory=list)  # of the source; "DIR/" all that was in DIR
+    failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)  # what is neither a file nor a directory
+    expected_files: int | None = None
+    expected_bytes: int | None = None
+
+
+@contextlib.contextmanager
+def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
+    """The tree of what is staged at `dest`, or of the directory `upper`; nobody else writes to it inside.
+
+    A mount on record may: what it has in memory is on the disk first. UsageError for what has no upper or no mount,
+    SourceError where another mount writes to it.
+    """
+    record = _record(dest, upper)
+    path = upper or (record.upper if record is not None else "")
+    if not path:
+        raise UsageError(f"{dest}: is staged read-only, and has nothing to keep (no -o upperdir=)")
+    mount = None if record is None else mount_of(record)
+    if merged and (record is None or mount is None):
+        raise UsageError("--merged: for what is staged and mounted; zarrfs commit SOURCE --upperdir does it without")
+    opened_upper = Upper(path)
+    try:
+        if record is not None and mount is not None:
+            _sync(record.place)
+            _sync(path)
+        else:
+            opened_upper.lock(False)
+        yield Tree(record.place if merged and record is not None else path, path)
+    finally:
+        opened_upper.close()
+
+
+def archive(
+    tree: Tree, output: str, making: Making, replace: bool, progress: Progress, warn: Callable[[str], None]
+) -> None:
+    """Write a tree as the archive `output`, which appears whole. UsageError, SourceError as create()."""
+    for name, path in (("-o", output), ("--blobs", making.blobs)):
+        if path is not None and nodelocal.beneath(os.path.realpath(path), os.path.realpath(tree.upper)):
+            raise UsageError(f"{name} {path}: lies in {tree.upper}, which is to be archived")
+    making = dataclasses.replace(making, leave_out=_is_ours)
+    with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
+        with compressor(raw, form_of_name(output) or "json") as file:
+            create(tree.base, ["."], file, making, progress, warn)
+        raw.flush()
+
+
+def files(tree: Tree, kept: Kept) -> Iterator[File]:
+    """Every file of a tree, by name; what is of another type is noted. SourceError for what cannot be looked at."""
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        try:
+            with os.scandir(os.path.join(tree.base, prefix)) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+            for entry in found:
+                key = prefix + entry.name
+                if reserved(entry.name):
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    pending.append(f"{key}/")
+                elif stat.S_ISREG(status.st_mode):
+                    yield File(key, status.st_size, status.st_mtime_ns)
+                else:
+                    kept.left_out.append(key)
+        except OSError as exc:
+            raise SourceError(tree.base, (exc.strerror or str(exc)).lower(), prefix or None) from exc
+
+
+def deleted(upper: str) -> list[str]:
+    """The keys of the source that an upper hides, in order; "DIR/" where it hides all that was in DIR."""
+    gone = []
+    for at, _, names in os.walk(upper):
+        key = os.path.relpath(at, upper)
+        prefix = "" if key == "." else f"{key}/"
+        if reserved(os.path.basename(at)) and prefix:
+            continue
+        if OPAQUE in names:
+            gone.append(prefix)
+        for name in names:
+            hidden = hidden_name(name)
+            if hidden is not None and not os.path.lexists(os.path.join(at, hidden)):
+                gone.append(prefix + hidden)
+    return sorted(gone)
+
+
+def _is_ours(path: str) -> bool:
+    return any(map(reserved, path.split("/")))
+
+
+def _record(dest: str | None, upper: str | None) -> Record | None:
+    """The record of what is staged. MountError where there is none at `dest`."""
+    found = records.found()
+    if dest is None:
+        return next((record for record in found if record.upper and record.upper == upper), None)
+    at = records.at(dest, found)
+    if not at:
+        raise MountError(f"{dest}: nothing is staged there (--upperdir names the directory with the changes)")
+    return at[0]
+
+
+def _sync(path: str) -> None:
+    try:
+        sync_file_system(path)
+    except OSError as exc:
+        raise SourceError(path, f"cannot be written to the disk: {(exc.strerror or str(exc)).lower()}") from exc
+
+
+def as_json(kept: Kept) -> dict[str, Any]:
+    """A report, ready for JSON."""
+    return dataclasses.asdict(kept)
