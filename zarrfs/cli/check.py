@@ -56,11 +56,12 @@ def check(source: str, key: str, as_json: bool, first: int, parsed: Parsed) -> N
     if as_json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     else:
-        _table(report)
+        tell(report)
     sys.exit(0 if report.clean else 1)
 
 
-def _table(report: Report) -> None:
+def tell(report: Report) -> None:
+    """Write a report for people to read."""
     from zarrfs.stage.check import BAD_KINDS
 
     out = sys.stdout.write

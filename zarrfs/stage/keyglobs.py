@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+
+from zarrfs.stage.walk import walk
+from zarrfs.store.api import Info, Store
 
 
 class Globs:
-    """Globs over whole keys: "*" and "?" stand for "/", too, and what is below a directory belongs to it.
+    """Globs of keys; what is below a directory belongs to it.
 
-    A "./" before a glob, and slashes at its end, do not matter.
+    A glob without "/" is compared with names at any depth, one with "/" with whole keys, in which "*" stands for "/"
+    as well. A "./" before a glob makes it one for whole keys; slashes at its end do not matter.
     """
 
     def __init__(self, globs: Iterable[str]) -> None:
-        self._globs = {glob: re.compile(fnmatch.translate(_bare(glob))) for glob in globs}
-        self._unused = dict.fromkeys(self._globs)
+        self._names: dict[str, re.Pattern[str]] = {}
+        self._keys: dict[str, re.Pattern[str]] = {}
+        for glob in globs:
+            bare = glob.rstrip("/")
+            while bare.startswith("./"):
+                bare = bare[2:].lstrip("/")
+            compiled = re.compile(fnmatch.translate("*" if bare == "." else bare))
+            (self._keys if "/" in glob.rstrip("/") else self._names)[glob] = compiled
+        self._unused = dict.fromkeys((*self._names, *self._keys))
 
     def __bool__(self) -> bool:
-        return bool(self._globs)
+        return bool(self._names or self._keys)
 
     def match(self, key: str) -> bool:
         """Whether a glob matches `key` itself; who goes through a tree knows about what is above it."""
         found = False
-        for glob, pattern in self._globs.items():
-            if pattern.match(key):
-                found = True
-                self._unused.pop(glob, None)
+        for globs, text in ((self._names, key.rpartition("/")[2]), (self._keys, key)):
+            for glob, pattern in globs.items():
+                if pattern.match(text):
+                    found = True
+                    self._unused.pop(glob, None)
         return found
 
     def unused(self) -> list[str]:
@@ -34,7 +46,13 @@ class Globs:
         return list(self._unused)
 
 
-def _bare(glob: str) -> str:
-    while glob.startswith("./"):
-        glob = glob[2:].lstrip("/")
-    return glob.rstrip("/")
+async def chosen(store: Store, include: Globs, exclude: Globs) -> AsyncIterator[tuple[str, Info]]:
+    """What walk() gives of a store, as far as a glob of `include` matches (or there is none) and none of `exclude`."""
+    within = "" if include else None  # the directory that was asked for, with a slash
+    async for key, info in walk(store, leave_out=exclude.match if exclude else lambda key: False):
+        matched = include.match(key) if include else True
+        below = within is None or (within and key.startswith(within))
+        if matched and not below:
+            within = f"{key}/"
+        if matched or below:
+            yield key, info

@@ -18,7 +18,8 @@ from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, Zarrfs
 from zarrfs.stage.check import Bad, bad_entry, extents
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
-from zarrfs.stage.materialisewrite import LARGE, Done, Item, Outcome, Writer, Writing
+from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing
+from zarrfs.stage.materialisewrite import Done as Done
 from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key, name_rule
 from zarrfs.store.copying import copy_data, write_all
 from zarrfs.store.filling import EXISTING, Filling, Folder, InTheWay, ends_all

@@ -67,7 +67,7 @@ class IndexStore:
     """The tree of an index file written by IndexWriter.
 
     Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup
-    takes microseconds. `mtime_ns` is what entries without a time of their own show.
+    takes microseconds. `mtime_ns` is what entries without a time of their own show; it may be set.
     """
 
     immutable = True
@@ -76,7 +76,7 @@ class IndexStore:
         self._db = open_database(path)
         self._targets = targets
         self._wholes = targets if isinstance(targets, WholeReader) else None
-        self._mtime_ns = mtime_ns
+        self.mtime_ns = mtime_ns
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._rows: OrderedDict[str, _Row] = OrderedDict()
         self._urls: OrderedDict[int, str] = OrderedDict()
@@ -116,7 +116,7 @@ class IndexStore:
         return self._info(row)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        parent, usual_ns, new, file = self._directory(prefix), self._mtime_ns, tuple.__new__, Kind.FILE
+        parent, usual_ns, new, file = self._directory(prefix), self.mtime_ns, tuple.__new__, Kind.FILE
         size_of_page = _FIRST_PAGE
         while True:
             page = self._db.execute(
@@ -298,7 +298,7 @@ class IndexStore:
     def _info(self, row: tuple[Any, ...]) -> Info:
         name, kind, size, mode, mtime_ns, _place, ref, _start, held = row
         if mtime_ns is None:
-            mtime_ns = self._mtime_ns
+            mtime_ns = self.mtime_ns
         if kind == 0:
             return Info(name, Kind.FILE, size, mode, mtime_ns, None, held)
         if kind == 1:

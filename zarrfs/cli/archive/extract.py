@@ -1,13 +1,90 @@
-"""Not there yet."""
+"""zarrfs archive extract: what an archive holds, as a directory."""
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
+from zarrfs.cli import common, meter, show
+from zarrfs.cli.archive import opening
 from zarrfs.errors import UsageError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.stage.materialise import Done, Report
+    from zarrfs.store.index import IndexStore
+
+EPILOG = """\b
+Examples:
+  zarrfs archive extract job.json -C /scratch --blobs /srv/blobs
+  zarrfs archive extract job.json 'input/*.nc' config.toml -C /scratch --blobs /srv/blobs
+  zarrfs archive extract -C /scratch --keep --exclude '*.tmp' job.json
+  curl -s https://example.org/job.json | zarrfs archive extract - -C /scratch
+\b
+A PATTERN without "/" is compared with names at any depth, one with "/" with whole paths, in which "*" stands for "/"
+as well; with a directory comes all below it. A file appears under its name when it is whole, with its mode and time;
+nothing is ever written outside DIR. What is broken off is taken up by the same command. With -v names are written
+as files appear."""
 
 
-@click.command()
-def extract() -> None:
-    """Say that this is not there yet."""
-    raise UsageError("not there yet")
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("archive")
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.option(
+    "-C", "--directory", default=".", metavar="DIR",
+    help="Write here (default: where you are); made if it is not there.",
+)  # fmt: skip
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave out what is called so, and all below it.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there; without this, that is an error.")
+@click.option("--keep", is_flag=True, help="Leave what is there as it is.")
+@click.option("--update", is_flag=True, help="Replace files that are older than those in ARCHIVE.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads that write (default: CPUs, up to 4).")
+@click.option("--keep-going", is_flag=True, help="Go on after an entry that cannot be had, and name all of them.")
+@common.source_options("source", "fetch", log_level="warning")
+def extract(
+    archive: str, patterns: tuple[str, ...], directory: str, exclude: tuple[str, ...], overwrite: bool, keep: bool,
+    update: bool, jobs: int | None, keep_going: bool, parsed: Parsed,
+) -> None:  # fmt: skip
+    """Write the files, directories and symbolic links of ARCHIVE to DIR: all of them, or what PATTERNs pick.
+
+    Every blob is compared with its hash. An archive that breaks a rule is refused, and nothing is written. A file that
+    cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays. When
+    this has ended, all is on the disk.
+    """
+    from zarrfs.stage.materialise import Choice, Report, materialise
+
+    asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"--{asked[0]} and --{asked[1]}: one of them")
+    report = Report()
+
+    def done(found: Done) -> None:
+        if parsed.options.log_level in ("info", "debug") and found.how != "kept":
+            sys.stdout.write(show.shown(found.key) + "\n")
+
+    async def body(store: IndexStore, plan: Plan) -> None:
+        mark = f"archive {plan.digest}" if plan.digest else ""
+        choice = Choice(asked[0] if asked else "refuse", patterns, exclude, jobs, keep_going, mark)
+        await materialise(store, directory, choice, report, done)
+
+    def counts() -> meter.Counts:
+        files = report.files + report.kept + report.resumed
+        return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
+
+    with meter.shown(counts, parsed.options.log_level == "error"):
+        opening.run_on_archive(archive, parsed, body)
+    sys.exit(_told(archive, report))
+
+
+def _told(archive: str, report: Report) -> int:
+    """The exit status, once all that went wrong has been told."""
+    for bad in report.failed:
+        common.say(show.shown(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))
+    if report.bad > len(report.failed):
+        common.say(f"and {report.bad - len(report.failed):,} more")
+    for pattern in report.unmatched:
+        common.say(f"{archive}: nothing in it matches {show.shown(pattern)}")
+    return 1 if report.bad or report.unmatched else 0

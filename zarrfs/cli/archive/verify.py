@@ -1,13 +1,56 @@
-"""Not there yet."""
+"""zarrfs archive verify: every byte of an archive, every hash, every rule."""
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import TYPE_CHECKING
+
 import click
 
-from zarrfs.errors import UsageError
+from zarrfs.cli import common, meter
+from zarrfs.cli.archive import opening
+from zarrfs.cli.check import tell
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.index import IndexStore
+
+EPILOG = """\b
+Examples:
+  zarrfs archive verify job.json --blobs /srv/blobs
+  zarrfs archive verify --json --strict job.json --blobs /srv/blobs | jq .bad
+\b
+Every bad file is named, with the place where its bytes should be, or the blobref. The exit status is 1 if there is
+one, or if ARCHIVE breaks a rule, else 0. --strict makes a path that is named twice an error as well."""
 
 
-@click.command()
-def verify() -> None:
-    """Say that this is not there yet."""
-    raise UsageError("not there yet")
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("archive")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option(
+    "-n", "--first", type=click.IntRange(0), default=100_000, metavar="N", show_default=True,
+    help="Name the first N bad files.",
+)  # fmt: skip
+@common.source_options("source", "fetch", log_level="warning")
+def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
+    """Check ARCHIVE against all rules, read every byte of it, and compare every blob with its length and its hash."""
+    from zarrfs.stage.check import Report, check
+    from zarrfs.transfer.memory import memory_limit
+
+    report = Report(keep=first)
+
+    async def body(store: IndexStore, plan: Plan) -> None:
+        await check(store, "", report, memory_limit(parsed.options))
+
+    def counts() -> meter.Counts:
+        return meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes)
+
+    with meter.shown(counts, parsed.options.log_level == "error"):
+        opening.run_on_archive(archive, parsed, body)
+    if as_json:
+        sys.stdout.write(json.dumps(report.as_json()) + "\n")
+    else:
+        tell(report)
+    sys.exit(0 if report.clean else 1)

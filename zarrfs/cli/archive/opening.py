@@ -1,0 +1,73 @@
+"""What the commands that read archives share: how an archive is opened, and what is refused as none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from zarrfs.cli import common
+from zarrfs.cli.refs.running import orderly_end
+from zarrfs.errors import SourceError
+from zarrfs.options import Parsed
+
+if TYPE_CHECKING:
+    from zarrfs.sources import Plan
+    from zarrfs.store.api import Store
+    from zarrfs.store.index import IndexStore
+
+T = TypeVar("T")
+
+STDIN = "-"
+_HERE = 32 << 20  # bytes of a document that is compiled in this process
+
+
+def run_on_archive(source: str, parsed: Parsed, body: Callable[[IndexStore, Plan], Awaitable[T]]) -> T:
+    """As common.run_on_store, with an archive, which may be "-". SourceError for anything else."""
+
+    async def on_store(store: Store, plan: Plan) -> T:
+        return await body(archive(store, plan), plan)
+
+    with orderly_end(), given(source) as path:
+        return common.run_on_store(path, parsed, on_store, in_child)
+
+
+def archive(store: Store, plan: Plan) -> IndexStore:
+    """The archive that a source is. SourceError if it is another kind of source."""
+    from zarrfs.store.index import IndexStore
+
+    if plan.kind != "archive" or not isinstance(store, IndexStore):
+        raise SourceError(plan.source, "is no file archive; `zarrfs stage --copy` takes every source")
+    return store
+
+
+@contextlib.contextmanager
+def given(source: str) -> Iterator[str]:
+    """`source`, or a temporary file with what comes from standard input."""
+    if source != STDIN:
+        yield source
+        return
+    with tempfile.NamedTemporaryFile(prefix="zarrfs-", suffix=".json") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        try:
+            yield file.name
+        except SourceError as exc:
+            if exc.source != file.name:
+                raise
+            raise SourceError("standard input", exc.rule, exc.entry) from exc
+
+
+def in_child(source: str) -> bool:
+    """Whether a document is for a child to compile: a list is an archive and takes no care, but for its size."""
+    try:
+        with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            return not (stat.S_ISREG(status.st_mode) and status.st_size <= _HERE and file.read(1) == b"[")
+    except OSError:
+        return True
