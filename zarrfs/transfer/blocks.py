@@ -2,6 +2,7 @@
 
 The first bytes that come of a target tell its version, by tag and size; bytes of another version are an error
 from then on, or with stale=reread the target is read anew. On disk, blocks lie under the version that they are of.
+What another process that shares the disk is about to fetch is waited for (claims.py).
 """
 
 from __future__ import annotations
@@ -22,20 +23,23 @@ from zarrfs.transfer.answers import Entry, Fetched
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cache import Ahead, BlockCache
 from zarrfs.transfer.memory import memory_limit
-from zarrfs.transfer.ranges import Ranges
+from zarrfs.transfer.ranges import TINY, Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import in_background
 
 if TYPE_CHECKING:
+    from zarrfs.transfer.claims import Claim
     from zarrfs.transfer.disk import DiskCache, Version
 
 log = logging.getLogger("zarrfs.transfer")
 
+_UNIT = 1 << 20  # bytes: what is claimed at once for many tiny values
 _PINS = 65_536  # targets whose version is remembered
 _READERS = 16  # threads that read blocks from the disk
 _WRITERS = 2  # threads that write blocks to it
 _PATIENCE = 5.0  # seconds for blocks that are on their way to the disk when all ends
+_USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
 
 class Wanted(NamedTuple):
@@ -69,6 +73,7 @@ class _Pin:
     size: int | None
     certain: bool = True  # no: from the disk, and no byte of it was given away so far
     noted: bool = False  # on the disk
+    kept: bool = True  # no: its server tells too little for the disk
 
 
 class Blocks:
@@ -84,6 +89,7 @@ class Blocks:
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
         self._writes = self._unkept = self._hit_bytes = 0
+        self._beating = False
         self._written = trio.Event()
 
     async def get(self, wanted: Wanted, taken: int) -> Buffer:
@@ -111,19 +117,24 @@ class Blocks:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
         wanted = [one for one in wanted if not self.cache.has(one.key)]
         found: dict[Hashable, Buffer] = {}
+        claims: dict[Hashable, Claim] = {}
         if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
-            found = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
+            found, claims = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
         started = []
         for one in wanted:
-            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key)))
+            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key), claims))
             if ahead is not None:
                 started.append(ahead)
+            elif one.key in claims:
+                self._release(claims.pop(one.key))
         try:
             for ahead in started:
                 await ahead.done.wait()
         finally:
             for ahead in started:
                 ahead.let_go()
+            while claims:  # of what was given up before it began
+                self._release(claims.popitem()[1])
 
     def stats(self) -> dict[str, Any]:
         """Counters."""
@@ -141,9 +152,9 @@ class Blocks:
 
     # -- from where it is nearest
 
-    def _given(self, wanted: Wanted, data: Buffer | None) -> Callable[[], Any]:
+    def _given(self, wanted: Wanted, data: Buffer | None, claims: dict[Hashable, Claim]) -> Callable[[], Any]:
         async def give() -> Buffer:
-            return await self._from_server(wanted, True) if data is None else data
+            return await self._in_turn(wanted, True, claims.pop(wanted.key, None)) if data is None else data
 
         return give
 
@@ -157,15 +168,18 @@ class Blocks:
             found = await self._from_runs(wanted, covering)
             if found is not None:
                 return found
+        claim = None
         if self._disk is not None:
-            found, old = await trio.to_thread.run_sync(self._from_disk, wanted, limiter=self._readers)
+            found, old, claim = await trio.to_thread.run_sync(self._from_disk_or_claim, wanted, limiter=self._readers)
             if old and await self._ask(wanted):
-                found, _ = await trio.to_thread.run_sync(self._from_disk, wanted, limiter=self._readers)
+                found, _, claim = await trio.to_thread.run_sync(
+                    self._from_disk_or_claim, wanted, limiter=self._readers
+                )
             if found is not None:
                 return found
         if in_order and not covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
-        return await self._from_server(wanted, ahead)
+        return await self._in_turn(wanted, ahead, claim)
 
     def _run(self, wanted: Wanted, low: int, high: int) -> tuple[int, Ahead] | None:
         pin = self._pins.get(wanted.at)
@@ -192,7 +206,7 @@ class Blocks:
         system, path = wanted.system, wanted.path
         found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
         self._check(wanted, found)
-        if self._disk is not None and not found.part:
+        if self._disk is not None and not (found.part and found.data):
             pin = self._pins.get(wanted.at)
             if found.tag is None and pin is not None and not pin.noted:
                 pin.noted = True
@@ -231,14 +245,41 @@ class Blocks:
 
     # -- the disk
 
-    def _all_from_disk(self, wanted: Sequence[Wanted]) -> dict[Hashable, Buffer]:
-        """In a worker thread: what is there of `wanted`."""
-        found = {}
+    def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Claim]]:
+        """In a worker thread: (what is there of `wanted`, claims on the rest)."""
+        found, claims = {}, {}
+        units: dict[tuple[str, int], Claim | None] = {}
         for one in wanted:
-            data, _ = self._from_disk(one)
+            data, _, claim = self._from_disk_or_claim(one, units)
             if data is not None:
                 found[one.key] = data
-        return found
+            elif claim is not None:
+                claims[one.key] = claim
+        return found, claims
+
+    def _from_disk_or_claim(
+        self, wanted: Wanted, units: dict[tuple[str, int], Claim | None] | None = None
+    ) -> tuple[Buffer | None, bool, Claim | None]:
+        """In a worker thread: what _from_disk() gives, and, where that is nothing, who fetches it (None: we).
+
+        `units`: where many tiny values are wanted at once, their claims by target and unit, not one a value.
+        """
+        assert self._disk is not None
+        data, old = self._from_disk(wanted)
+        if data is not None or old:
+            return data, old, None
+        if wanted.expected is not None and _version_of(wanted.expected) is None:
+            return None, False, None
+        pin = self._pins.get(wanted.at)
+        if pin is not None and not pin.kept:
+            return None, False, None
+        target, start, stop = _target(wanted), wanted.start, wanted.stop
+        if units is None or stop - start >= TINY:
+            return None, False, self._disk.claims.take(target, start, stop)
+        start -= start % _UNIT
+        if (target, start) not in units:
+            units[target, start] = self._disk.claims.take(target, start, start + _UNIT)
+        return None, False, units[target, start]
 
     def _from_disk(self, wanted: Wanted) -> tuple[Buffer | None, bool]:
         """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago)."""
@@ -300,30 +341,35 @@ class Blocks:
             pin = self._pins.get(wanted.at)
             version = _version(found.tag, found.total) or (None if pin is None else _version(pin.tag, pin.size))
         size = len(found.data)
-        if version is None or not size:
-            return
-        if not self.cache.reserve(size):
-            self._unkept += 1
+        if pin is not None:
+            pin.kept = version is not None
+        settle = functools.partial(disk.claims.settle, _target(wanted), wanted.start, wanted.stop)
+        if version is None or not size or not self.cache.reserve(size):
+            self._unkept += version is not None and size > 0
+            if disk.claims.any_held:
+                self._write_begins()
+                in_background(self._later, settle)
             return
         self._write_begins()
         note = pin is not None and not pin.noted
         if pin is not None:
             pin.noted = True
-        work = disk, _target(wanted), version, wanted.start, found.data, run, note
-        in_background(self._written_later, *work)
 
-    async def _written_later(
-        self, disk: DiskCache, target: str, version: Version, start: int, data: Buffer, run: bool, note: bool
-    ) -> None:
         def work() -> None:
-            disk.write(target, version, start, data, run)
-            if note:
-                disk.remember(target, version)
+            try:
+                disk.write(_target(wanted), version, wanted.start, found.data, run)
+                if note:
+                    disk.remember(_target(wanted), version)
+            finally:
+                settle()
 
+        in_background(self._written_later, work, size)
+
+    async def _written_later(self, work: Callable[[], None], size: int) -> None:
         try:
             await self._later(work)
         finally:
-            self.cache.release(len(data))
+            self.cache.release(size)
 
     def _write_begins(self) -> None:
         if not self._writes:
@@ -338,6 +384,71 @@ class Blocks:
             self._writes -= 1
             if not self._writes:
                 self._written.set()
+
+
+    # -- whose turn it is to fetch
+
+    async def _in_turn(self, wanted: Wanted, ahead: bool, claim: Claim | None) -> Buffer:
+        """The block from the server, or from whoever has claimed it, by way of the disk."""
+        try:
+            while claim is not None and not claim.held:
+                async with claim.lock:
+                    if claim.held:
+                        break
+                    await trio.sleep(claim.pause())
+                    found, claim = await trio.to_thread.run_sync(
+                        self._wait, wanted, claim, self._patience(), limiter=self._readers
+                    )
+                if found is not None:
+                    return found
+            if claim is not None and not self._beating:
+                self._beating = True
+                in_background(self._beat)
+            return await self._from_server(wanted, ahead)
+        except BaseException:
+            if claim is not None:
+                self._release(claim)
+            raise
+
+    def _wait(self, wanted: Wanted, claim: Claim, patience: float) -> tuple[Buffer | None, Claim | None]:
+        """In a worker thread: (the block once it is there, or the claim as it is now; None: wait no more)."""
+        from zarrfs.transfer.claims import Turn
+
+        assert self._disk is not None
+        turn, claims = self._disk.claims.look(claim, patience), self._disk.claims
+        if turn is Turn.WAIT:
+            return None, claim
+        found, _ = self._from_disk(wanted)
+        if turn is Turn.GONE and found is None:
+            self._disk.look_again()
+            left = claims.again(claim)
+            found, _ = self._from_disk(wanted)
+        else:
+            left = claim if turn is Turn.OURS else None
+        if found is not None:
+            claims.release([claim])
+        return found, left
+
+    def _patience(self) -> float:
+        """Seconds after which another's request is too slow to be waited for."""
+        usual = self.ranges.usual() or _USUAL
+        return min(max(_SLOW * usual, _SLOW_LEAST), self._options.read_timeout / 4)
+
+    def _release(self, claim: Claim) -> None:
+        if claim.held and self._disk is not None:
+            self._write_begins()
+            in_background(self._later, functools.partial(self._disk.claims.release, [claim]))
+
+    async def _beat(self) -> None:
+        """While claims are held, show that we live."""
+        from zarrfs.transfer.claims import BEAT
+
+        try:
+            while self._disk is not None and self._disk.claims.any_held:
+                await trio.sleep(BEAT)
+                await trio.to_thread.run_sync(self._disk.claims.beat)
+        finally:
+            self._beating = False
 
 
 def _open_disk(options: Options) -> DiskCache | None:

@@ -1,6 +1,6 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
-What is kept where: diskfiles.py. How much: diskspace.py. For whom: docs/disk-cache.md.
+What is kept where: diskfiles.py. How much: diskspace.py. Who fetches it: claims.py. For whom: docs/disk-cache.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.claims import Claims
 from zarrfs.transfer.diskfiles import RECORD, Block, Damaged, Layout, checksum, hash_of, header
 from zarrfs.transfer.diskspace import FOLDER_COST, Space, cost
 from zarrfs.transfer.urls import without_secrets
@@ -24,6 +25,7 @@ UNIT = 1 << 20  # bytes: where runs of tiny values are cut
 PIECES = 8  # of a unit that do not touch each other
 UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
 BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
+CROWDED = 5.0  # seconds after a block that found no room: others are not told to wait for what may not be kept
 TELL_AGAIN = 3600.0  # seconds after which the same warning is worth another line
 SKEW = 300.0  # seconds that the clocks of nodes may differ
 
@@ -59,7 +61,9 @@ class DiskCache:
         self._pause = 0.0  # seconds, of the back-off that goes on or the last one
         self._until = 0.0  # monotonic; nothing is written before
         self._told: dict[str, float] = {}
+        self._crowded = 0.0  # monotonic, as _until
         self._closed = False
+        self.claims = Claims(self._layout, self._keeps)
 
     def version(self, target: str, newer_than: float) -> Version | None:
         """What `target` was when its server was last asked, if that was after `newer_than` (seconds since 1970)."""
@@ -139,15 +143,21 @@ class DiskCache:
     def stats(self) -> dict[str, int]:
         """Counts since the start; "dropped" are blocks that were not kept for want of room, "evicted" are files."""
         with self._lock:
-            return {**self._counts, "evicted": self._space.evicted}
+            counts = {**self._counts, "evicted": self._space.evicted}
+        return {**counts, **self.claims.stats()}
 
     def close(self) -> None:
         """Give back what was reserved; from now on nothing is found and nothing kept."""
         self._closed = True
         try:
+            self.claims.close()
             self._space.close()
         finally:
             self._layout.forget()
+
+    def look_again(self) -> None:
+        """Open directories anew: a network file system (NFS) then asks its server what is in them."""
+        self._layout.forget()
 
     # -- reading
 
@@ -213,6 +223,9 @@ class DiskCache:
             return False
         return True
 
+    def _keeps(self) -> bool:
+        return not self._closed and time.monotonic() >= max(self._until, self._crowded)
+
     def _keep(self, name: str, target: str, start: int, data: Buffer) -> None:
         """Write a block unless it is there, from another process."""
         head = header(name, hash_of(target), start, data)
@@ -254,6 +267,7 @@ class DiskCache:
         with self._lock:
             self._counts["writes" if kept else "dropped"] += 1
             self._counts["bytes_written"] += size if kept else 0
+            self._crowded = self._crowded if kept else time.monotonic() + CROWDED
             self._pause = 0.0 if kept else self._pause
 
     def _put_once(self, name: str, parts: list[Buffer], size: int) -> bool:

@@ -32,7 +32,7 @@ LOW_WATER = 0.9  # of the bound: what is left by a scan, at most
 SCAN_FREES = 1 << 30  # bytes that a scan frees at most where another's files fill the disk
 ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
 FOLDER_COST = 8192  # bytes: a new directory, and its entry
-BOOKKEEPING = 16_384  # bytes that usage and leases may grow by
+BOOKKEEPING = 32_768  # bytes that usage, leases and claims may grow by
 
 _NUMBER = re.compile(rb"(\d{20}) ([0-9a-f]{16})\n")
 
@@ -209,7 +209,7 @@ class Space:
         for name, status in self._layout.entries(""):
             if not stat.S_ISDIR(status.st_mode) or name == ".":
                 yield "", name, status
-            elif FOLDER.fullmatch(name) or name == "leases":
+            elif FOLDER.fullmatch(name) or name in ("leases", "claims"):
                 for inner, about in self._layout.entries(name):
                     yield name, inner, about
         for inner, about in self._layout.entries(BLOBS):

@@ -27,7 +27,7 @@ from zarrfs.transfer.tasks import in_background
 log = logging.getLogger("zarrfs.transfer")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
-_TINY = 64 << 10  # bytes: wants below are not worth a file each
+TINY = 64 << 10  # bytes: wants below are not worth a file each
 _NAMED = 32  # servers that are told of, the most asked ones: an extended attribute has 64 KiB
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
 
@@ -106,6 +106,10 @@ class Ranges:
         want = _Want(system, path, 0, 0, False)
         want.request = request
         return await self._wait(self._host(system, path), want)
+
+    def usual(self) -> float | None:
+        """Seconds that nine of ten requests have taken at most; None before the first one."""
+        return self._latency.quantiles().get("p90")
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
@@ -247,7 +251,7 @@ class Ranges:
         for want in wants:
             # a copy: a slice would keep the whole range in memory for as long as one of them is kept
             piece = bytes(data[want.start - start : want.stop - start])
-            want.found = found._replace(data=piece, part=len(piece) < _TINY)
+            want.found = found._replace(data=piece, part=len(piece) < TINY)
             tiny = tiny or want.found.part
         if tiny:
             self._on_merged(system, path, start, found)

@@ -68,7 +68,7 @@ class Runs:
     def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]) -> None:
         low = max(stop, order.runs[-1][1] if order.runs else 0)
         while len(order.runs) < _AT_ONCE and low - stop < self._ahead:
-            found = fetch(low, low + order.size)
+            found = fetch(low, low + order.size - low % order.size)  # processes that share a disk want the same runs
             if found is None:
                 return
             high, run = found
