@@ -10,7 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import archives
 import clients
+import many
 import measures
 import remote
 import sets
@@ -25,8 +27,13 @@ SUITES: dict[str, dict[str, Any]] = {
     "remote": remote.MEASURES,
     "clients": clients.MEASURES,
     "writes": writes.MEASURES,
+    "archives": archives.MEASURES,
+    "many": many.MEASURES,
 }
-NOTES = {"remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES}
+NOTES = {
+    "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
+    "many": many.NOTES,
+}  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
 
@@ -63,8 +70,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--directory", metavar="DIR", help="where files are made (default: one in the system's)")
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
-        ("--entries", None, "N", "references (default 100,000; references: a million); writes: files (10,000)"),
-        ("--size", None, "MIB", "basics, remote, writes: size of the large file (default 512; writes: 1024)"),
+        ("--entries", None, "N", "references (default 100,000; references, many: a million); files (10,000)"),
+        ("--size", None, "MIB", "size of the large file (default 512; writes, archives: 1024)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
@@ -86,7 +93,10 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         return sets.Sets(directory, chosen.entries or 1_000_000, chosen.large, chosen.parquet)
     if chosen.suite == "writes":
         return writes.Writes(directory, (chosen.size or 1024) << 20, chosen.entries or 10_000)
-    tree = Tree(directory, (chosen.size or 512) << 20)
+    if chosen.suite == "archives":
+        return archives.Archives(directory, chosen.entries or 10_000, (chosen.size or 1024) << 20)
+    size = (chosen.size or 512) << 20
+    tree = many.Many(directory, size, chosen.entries or 1_000_000) if chosen.suite == "many" else Tree(directory, size)
     cleanup.callback(tree.stop)
     tree.start()
     return tree

@@ -27,12 +27,15 @@ daemon off; worker_processes 1; {user}
 pid {directory}/pid; error_log {directory}/error.log;
 events {{ worker_connections 1024; }}
 http {{
+    log_format seen "$uri $http_range $body_bytes_sent";
     access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000;
     types {{ }} default_type application/octet-stream;
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     server {{ listen 127.0.0.1:{at_once}; root {root}; autoindex on; }}
-    server {{ listen 127.0.0.1:{late}; root {root}; autoindex on; access_by_lua_block {{ ngx.sleep({delay}) }} }}
+    server {{
+        listen 127.0.0.1:{late}; root {root}; autoindex on; access_by_lua_block {{ ngx.sleep({delay}) }} {more}
+    }}
 }}
 """
 
@@ -47,6 +50,7 @@ class Tree:
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory, self.size = directory, size
+        self.more = ""  # directives for the server that answers late
         self.www = directory / "www"
         self.index = directory / "index"
         self.urls: dict[int, str] = {}  # by ms of latency
@@ -103,7 +107,7 @@ class Tree:
         config.write_text(
             _CONFIG.format(
                 modules=_MODULES, directory=self.directory, root=self.www, at_once=ports[0], late=ports[1],
-                delay=LATE / 1000, user="user root;" if os.geteuid() == 0 else "",
+                delay=LATE / 1000, more=self.more, user="user root;" if os.geteuid() == 0 else "",
             )
         )  # fmt: skip
         self._nginx = subprocess.Popen([program, "-c", config, "-e", self.directory / "early.log"])

@@ -1,0 +1,359 @@
+"""Archives and stage-in: `scripts/bench archives`. zarrfs beside tar, a parallel download, and Flux where it runs.
+
+Each sample is a whole command, from its start to its end, with CPU time of it and all that it started. zarrfs has
+what it writes on the disk when it ends; tar has not, so tar and `sync -f` is a row of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import peers
+import remote_peers
+from measures import Result
+from remote import in_turns, result
+from remote_data import LATE, Tree
+
+MIB, GIB, MB = 1 << 20, 1 << 30, 1e6
+SMALL = 4096  # bytes of each of many files
+REMOTE, REMOTE_SIZE = 1000, 256 << 10  # files to stage, and bytes of each
+CONNECTIONS = 32  # of the client that downloads
+SPARSE = 100 * GIB  # of the sparse tree, in files of SPARSE // 100
+DATA = 64 << 10  # bytes of each stretch of data in a sparse file, one every 128 MiB
+PATIENCE = 900.0  # s
+FLUX = {"create small": 2.6, "create large": 16.0, "extract small": 2.0, "extract large": 7.1}  # s, once recorded
+
+NOTES = """\
+Before each sample dirty pages are written. Blobs and archives lie on the same disk as the trees. CPU is that of a
+command and its children; memory is the most that a command and its children had together (PSS, every 20 ms).
+"""
+
+
+class Used(NamedTuple):
+    """What a command took: seconds of wall, user and system time."""
+
+    wall: float
+    user: float
+    system: float
+
+
+def timed(command: list[str | Path]) -> Used:
+    """Run a command; RuntimeError with what it complained of when it fails."""
+    with tempfile.TemporaryFile() as said:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, usage = os.wait4(process.pid, 0)
+        took = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            raise RuntimeError(f"{command[:3]}: {said.read().decode(errors='replace').strip()[-300:]}")
+    return Used(took, usage.ru_utime, usage.ru_stime)
+
+
+class Archives:
+    """Trees, and archives of them, each made when it is first asked for."""
+
+    def __init__(self, directory: Path, entries: int, size: int) -> None:
+        self.directory, self.entries, self.size = directory, entries, size
+        self.usual = (entries, size) == (10_000, GIB)  # what Flux's figures are of
+        self.index = directory / "index"
+        self.index.mkdir()
+
+    def tree(self, kind: str) -> Path:
+        """Many small files, a hundred to a directory; or a large one."""
+        root = self.directory / kind
+        if not root.exists():
+            root.mkdir()
+            if kind == "large":
+                with open(root / "file", "wb") as file:
+                    for _ in range(self.size // MIB):
+                        file.write(os.urandom(MIB))
+            else:
+                for number in range(self.entries):
+                    path = root / f"d{number // 100}" / f"f{number % 100}"
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_bytes(os.urandom(SMALL))
+        return root
+
+    def archive(self, kind: str) -> tuple[Path, Path]:
+        """(document, directory of blobs) of a tree."""
+        document, blobs = self.directory / f"{kind}.json", self.directory / f"{kind}.blobs"
+        if not document.exists():
+            timed(create(self.tree(kind), document, blobs))
+        return document, blobs
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[Path]:
+        """An empty directory, gone afterwards with what is in it."""
+        with contextlib.ExitStack() as stack:
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="out-", dir=self.directory)))
+
+
+def create(tree: Path, document: Path, blobs: Path) -> list[str | Path]:
+    return [peers.ZARRFS, "archive", "create", "-q", "-C", tree, "-o", document, "--blobs", blobs, "."]
+
+
+def extract(document: Path, blobs: Path, to: Path) -> list[str | Path]:
+    return [peers.ZARRFS, "archive", "extract", "-q", "-C", to, "--blobs", blobs, document]
+
+
+def flux(*arguments: str | Path) -> list[str | Path]:
+    """A command of `flux archive`; peers.Unavailable outside of an instance of Flux."""
+    if shutil.which("flux") is None or "FLUX_URI" not in os.environ:
+        raise peers.Unavailable("this is not run within an instance of Flux")
+    return ["flux", "archive", *arguments]
+
+
+def synced(command: list[str | Path], directory: Path) -> list[str | Path]:
+    """A command, and what it wrote on the disk."""
+    return ["sh", "-c", 'directory=$1; shift; "$@" && exec sync -f "$directory"', "sh", directory, *command]
+
+
+Works = dict[str, Callable[[Path], list[str | Path]]]  # name -> the command, in an empty directory
+
+
+def compared(run: Archives, rounds: int, what: str, works: Works, limit: float, recorded: float) -> Iterator[Result]:
+    """Rows of zarrfs beside everybody else: how often a second it could do its work, and the CPU time that it takes.
+
+    `limit` is for plain tar; `recorded`: seconds that Flux once took, which is the floor.
+    """
+    used: dict[str, list[Used]] = {name: [] for name in works}
+
+    def sampler(name: str) -> Callable[[], float]:
+        def sample() -> float:
+            with run.fresh() as directory:
+                command = works[name](directory)
+                os.sync()
+                took = timed(command)
+            used[name].append(took)
+            return 1 / took.wall
+
+        return sample
+
+    samples = in_turns(rounds, {name: sampler(name) for name in works})
+    for name in works:
+        if name != "zarrfs" and (samples[name] or not name.startswith("flux")):
+            yield result(what, "1/s", samples["zarrfs"], name, samples[name], limit if name == "tar" else None)
+    if run.usual:
+        yield Result(what, "1/s", samples["zarrfs"], "Flux", [1 / recorded], 1.0, note="as recorded")
+    for part in ("user", "system"):
+        ours, theirs = ([getattr(one, part) or 0.01 for one in used[name]] for name in ("zarrfs", "tar"))
+        yield result(f"{what}: CPU {part}", "s", ours, "tar", theirs)
+
+
+# -- measures
+
+
+def measure_ready(run: Archives, rounds: int) -> Iterator[Result]:
+    """Mounting an archive of many entries, of which no index is kept."""
+    document, blobs = run.archive("small")
+
+    def sample(cold: bool) -> float:
+        with run.fresh() as fresh, peers.place(run) as mountpoint:
+            command = peers.zarrfs_command(document, mountpoint, fresh if cold else run.index)
+            command[-1] += f",blobs={blobs}"
+            took = timed(command).wall  # type: ignore[arg-type]
+            subprocess.run([peers.ZARRFS, "umount", mountpoint], check=True)
+        return took
+
+    sample(False)
+    samples = in_turns(rounds + 2, {"cold": lambda: sample(True), "kept": lambda: sample(False)})
+    what = f"mount of an archive of {run.entries:,}"
+    yield Result(f"{what}, no index yet", "s", samples["cold"], limit=0.5, at_most=True)
+    yield Result(f"{what}, index kept", "s", samples["kept"])
+
+
+def measure_create(run: Archives, rounds: int) -> Iterator[Result]:
+    """tar c."""
+    for kind, what in (("small", f"{run.entries:,} x 4 KiB"), ("large", f"{run.size >> 20:,} MiB")):
+        tree = run.tree(kind)
+
+        def ours(directory: Path, tree: Path = tree) -> list[str | Path]:
+            return create(tree, directory / "a.json", directory / "blobs")
+
+        def tar(directory: Path, tree: Path = tree) -> list[str | Path]:
+            return ["tar", "-cf", directory / "a.tar", "-C", tree, "."]
+
+        works: Works = {
+            "zarrfs": ours, "tar": tar, "tar, sync -f": lambda directory, tar=tar: synced(tar(directory), directory),
+            "flux": lambda _, kind=kind, tree=tree: flux("create", "-n", f"bench-{kind}", "-C", tree, "."),
+        }  # fmt: skip
+        yield from compared(run, rounds, f"create of {what}", works, 0.4, FLUX[f"create {kind}"])
+
+
+def measure_extract(run: Archives, rounds: int) -> Iterator[Result]:
+    """tar x."""
+    for kind, what in (("small", f"{run.entries:,} x 4 KiB"), ("large", f"{run.size >> 20:,} MiB")):
+        tree, archive, packed = run.tree(kind), run.archive(kind), run.directory / f"{kind}.tar"
+        timed(["tar", "-cf", packed, "-C", tree, "."])
+        with run.fresh() as once:
+            timed(extract(*archive, once))
+            timed(["diff", "-rq", tree, once])
+
+        def tar(directory: Path, packed: Path = packed) -> list[str | Path]:
+            return ["tar", "-xf", packed, "-C", directory]
+
+        works: Works = {
+            "zarrfs": lambda directory, archive=archive: extract(*archive, directory), "tar": tar,
+            "tar, sync -f": lambda directory, tar=tar: synced(tar(directory), directory),
+            "flux": lambda directory, kind=kind: flux("extract", "-n", f"bench-{kind}", "-C", directory),
+        }  # fmt: skip
+        yield from compared(run, rounds, f"extract of {what}", works, 0.5, FLUX[f"extract {kind}"])
+        packed.unlink()
+
+
+class Remote(Tree):
+    """Files behind HTTP, at once and late."""
+
+    def _write(self) -> None:
+        (self.www / "files").mkdir(parents=True)
+        for number in range(REMOTE):
+            (self.www / "files" / str(number)).write_bytes(os.urandom(REMOTE_SIZE))
+
+    def names(self) -> list[str]:
+        """Their paths below the server."""
+        return [f"files/{number}" for number in range(REMOTE)]
+
+    def document(self, target: str) -> Path:
+        """References to them."""
+        path = self.directory / "files.json"
+        path.write_text(json.dumps({"version": 1, "refs": {name: [f"{target}/{name}"] for name in self.names()}}))
+        return path
+
+
+def measure_stage(run: Archives, rounds: int) -> Iterator[Result]:
+    """stage --copy of files behind 30 ms, beside a download by many connections."""
+    place = run.directory / "remote"
+    place.mkdir()
+    tree = Remote(place, 0)
+    tree.start()
+    try:
+        url, document = tree.urls[LATE], tree.document(tree.urls[LATE])
+        wanted = run.directory / "wanted"
+        wanted.write_text("\n".join(tree.names()))
+        download: list[str | Path] = [
+            sys.executable, "-I", peers.HERE / "download.py", url, wanted, str(CONNECTIONS),
+        ]  # fmt: skip
+        used: dict[str, list[Used]] = {"zarrfs": [], "direct": []}
+
+        def sampler(name: str, command: Callable[[Path], list[str | Path]]) -> Callable[[], float]:
+            def sample() -> float:
+                with run.fresh() as directory:
+                    os.sync()
+                    took = timed(command(directory))
+                    used.get(name, []).append(took)
+                    timed(["diff", "-rq", tree.www / "files", directory / "out" / "files"])
+                return REMOTE / took.wall
+
+            return sample
+
+        def stage(*more: str) -> Callable[[Path], list[str | Path]]:
+            return lambda directory: [
+                peers.ZARRFS, "stage", "--copy", "-q", *more, "-o", f"index_dir={directory}/index", document,
+                directory / "out",
+            ]  # fmt: skip
+
+        samples = in_turns(rounds, {
+            "zarrfs": sampler("zarrfs", stage()),
+            "no manifest": sampler("no manifest", stage("--no-manifest")),
+            "direct": sampler("direct", lambda directory: [*download, directory / "out"]),
+            "synced": sampler("synced", lambda directory: synced([*download, directory / "out"], directory)),
+        })  # fmt: skip
+    finally:
+        tree.stop()
+    what = f"{LATE} ms: stage --copy of {REMOTE:,} x {REMOTE_SIZE >> 10} KiB"
+    against = f"direct, {CONNECTIONS} connections"
+    yield result(what, "files/s", samples["zarrfs"], against, samples["direct"], 0.8)
+    yield result(what, "files/s", samples["zarrfs"], f"{against}, sync -f", samples["synced"])
+    yield result(f"{what}, no manifest", "files/s", samples["no manifest"], against, samples["direct"])
+    for part in ("user", "system"):
+        ours, theirs = ([getattr(one, part) or 0.01 for one in used[name]] for name in ("zarrfs", "direct"))
+        yield result(f"{what}: CPU {part}", "s", ours, "direct", theirs)
+
+
+# -- memory
+
+
+def family_pss(pid: int) -> int:
+    """Bytes that a process and all below it have together."""
+    total, left = 0, [pid]
+    while left:
+        one = left.pop()
+        with contextlib.suppress(OSError, IndexError):
+            total += int(Path(f"/proc/{one}/smaps_rollup").read_text().split("\nPss:")[1].split()[0]) << 10
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{one}/task"):
+                left += map(int, Path(f"/proc/{one}/task/{thread}/children").read_text().split())
+    return total
+
+
+def peak(command: list[str | Path]) -> float:
+    """The most memory that a command and its children have together, in bytes."""
+    most, over = [0], threading.Event()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            most[0] = max(most[0], family_pss(process.pid))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        if process.wait(PATIENCE):
+            raise RuntimeError(f"{command[:3]} failed")
+    finally:
+        process.kill()
+        over.set()
+        watching.join()
+    return float(most[0])
+
+
+def measure_memory(run: Archives, rounds: int) -> Iterator[Result]:
+    """A tree of 100 GiB, nearly all of which is holes: through create, mount, verify and extract."""
+    tree, document, blobs = run.directory / "sparse", run.directory / "sparse.json", run.directory / "sparse.blobs"
+    tree.mkdir()
+    each = SPARSE // 100
+    for number in range(100):
+        with open(tree / str(number), "wb") as file:
+            for at in range(0, each, 128 * MIB):
+                file.seek(at)
+                file.write(os.urandom(DATA))
+            file.truncate(each)
+    yield memory("create", "tree", [peak(create(tree, document, blobs))])
+    with remote_peers.mounted(run, document, f"blobs={blobs}") as place:
+        for number in range(100):
+            with open(f"{place.prefix}/{number}", "rb") as file:
+                file.seek(each - 130 * MIB)
+                file.read(4 * MIB)
+        yield memory("mount and a little reading", "archive", [place.peak()])
+    yield memory("verify", "archive", [peak([peers.ZARRFS, "archive", "verify", "--blobs", blobs, document])])
+    with run.fresh() as directory:
+        yield memory("extract", "archive", [peak(extract(document, blobs, directory))])
+        taken, had = (sum(path.stat().st_blocks for path in top.rglob("*")) * 512 / MB for top in (directory, tree))
+        yield Result("the same, on the disk", "MB", [taken], "the tree", [had], 1.1, at_most=True)
+
+
+def memory(what: str, of: str, samples: list[float]) -> Result:
+    return Result(f"memory: {what}, sparse {of} of {SPARSE // GIB} GiB", "MB", [one / MB for one in samples],
+                  limit=300, at_most=True)  # fmt: skip
+
+
+MEASURES: dict[str, Callable[[Archives, int], Iterator[Result]]] = {
+    "ready": measure_ready,
+    "create": measure_create,
+    "extract": measure_extract,
+    "stage": measure_stage,
+    "memory": measure_memory,
+}
