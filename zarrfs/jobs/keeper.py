@@ -17,47 +17,7 @@ from zarrfs.errors import MountError
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
 
-# Arguments: the processes as PID:START, "-" for more of them on standard input, then "--" and what to become.
-_PROGRAM = """
-import posix, select, sys, _signal
-_signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-with open("/proc/self/comm", "w") as file:
-    file.write("zarrfs-keeper")
-at = sys.argv.index("--")
-poll, left, more = select.poll(), set(), b""
-def watch(word):
-    pid, start = word.split(":")
-    try:
-        descriptor = posix.pidfd_open(int(pid))
-        with open("/proc/" + pid + "/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return
-    if fields[19] == start and fields[0] not in "ZX":
-        poll.register(descriptor, select.POLLIN)
-        left.add(descriptor)
-for word in sys.argv[1:at]:
-    if word == "-":
-        poll.register(0, select.POLLIN)
-        left.add(0)
-    else:
-        watch(word)
-posix.write(1, b".")
-posix.dup2(2, 1)
-while left or at == 1:
-    for descriptor, _ in poll.poll():
-        said = posix.read(0, 4096) if descriptor == 0 else b""
-        if said:
-            *words, more = (more + said).split(b"\\n")
-            for word in words:
-                watch(word.decode())
-        else:
-            poll.unregister(descriptor)
-            left.discard(descriptor)
-posix.closerange(3, 65536)
-_signal.pthread_sigmask(_signal.SIG_UNBLOCK, _signal.valid_signals())
-posix.execv(sys.argv[at + 1], sys.argv[at + 1 :])
-"""
+_PROGRAM = os.path.join(os.path.dirname(__file__), "keeping.py")
 
 
 def start(
@@ -69,7 +29,7 @@ def start(
     """
     words = [f"{who.pid}:{who.start}" for who in owners] + (["-"] if pipe else [])
     then = [sys.executable, "-I", "-m", "zarrfs", "unstage", "--record", record]
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *words, "--", *then]
+    command = [sys.executable, "-I", "-S", _PROGRAM, *words, "--", *then]
     keeper = subprocess.Popen(
         command, stdin=subprocess.PIPE if pipe else subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, start_new_session=True, cwd="/", pass_fds=() if root is None else (root,),
