@@ -40,7 +40,6 @@ T = TypeVar("T")
 _OURS = b"user.zarrfs."  # extended attributes that are answered, not kept
 _KEPT = (b"user.", b"trusted.")  # extended attributes that a file of the upper may have
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
-_ABSENT = 1000
 _ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
 REFUSALS = frozenset(
     (
@@ -100,7 +99,6 @@ class AttributeOperations(Operations):
         # The kernel then keeps sizes itself, so it has to be told the right ones at once; and what others see of a
         # directory that is its own upper has to be there at once.
         self.enable_writeback_cache = lower is not None and lower.immutable and getattr(lower, "sizes_known", False)
-        self.absent: set[str] = set()  # keys that the lower store does not show, and never will
         self.changes = 0  # how often something was changed
         self.under_way = 0  # changes that have begun
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
@@ -123,10 +121,7 @@ class AttributeOperations(Operations):
             key, found = await self._find(parent_inode, name)
         except NotFound:
             with contextlib.suppress(NotFound):  # of the parent
-                key = self._key_in(parent_inode, name)
-                self.nodes.unlink(key)
-                if self.overlay.immutable:
-                    self._note_absent(key)
+                self.nodes.unlink(self._key_in(parent_inode, name))
             entry = EntryAttributes()
             entry.st_ino = InodeT(0)
             entry.entry_timeout = self._negative_timeout
@@ -180,10 +175,13 @@ class AttributeOperations(Operations):
                 )
             if fields.update_mode:
                 os.chmod(path, stat.S_IMODE(attr.st_mode))
+            status = os.stat(path)
             if fields.update_atime or fields.update_mtime:
-                status = os.stat(path)
                 atime = attr.st_atime_ns if fields.update_atime else status.st_atime_ns
                 os.utime(path, ns=(atime, attr.st_mtime_ns if fields.update_mtime else status.st_mtime_ns))
+                status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            return self._fill_status(status, inode)
         return await self._attributes(inode)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
@@ -303,11 +301,6 @@ class AttributeOperations(Operations):
             if isinstance(held, int):
                 os.close(held)
 
-    def _note_absent(self, key: str) -> None:
-        if len(self.absent) >= _ABSENT:
-            self.absent.clear()
-        self.absent.add(key)
-
     def _in_upper(self, inode: int) -> bool:
         """Whether an inode is a file of the upper, as far as has been seen."""
         return self.nodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
@@ -321,6 +314,10 @@ class AttributeOperations(Operations):
         if gone is not None:
             yield f"/proc/self/fd/{gone}"
             return
+        held = self._held_open(inode)
+        if held is not None:
+            yield f"/proc/self/fd/{held}"
+            return
         key = self.nodes.key(inode)
         descriptor = self.upper.open(key, _ITSELF)
         try:
@@ -330,6 +327,14 @@ class AttributeOperations(Operations):
             yield f"/proc/self/fd/{descriptor}"
         finally:
             os.close(descriptor)
+
+    def _held_open(self, inode: int) -> int | None:
+        """A descriptor of a file of the upper that somebody has open: no way there has to be walked again."""
+        for fh in self._opened.get(inode, ()):
+            file = self._files[fh]
+            if file.upper:
+                return file.descriptor
+        return None
 
     async def _find(self, inode: int, name: bytes = b"") -> tuple[str, Found]:
         """(key, what is there) of an inode, or an entry of it, though directories above be renamed meanwhile."""
@@ -363,6 +368,9 @@ class AttributeOperations(Operations):
             return self._fill_status(os.fstat(gone), inode)
         if gone is not None:
             return self._fill(self._new_entry(), gone, inode)
+        held = self._held_open(inode)
+        if held is not None:
+            return self._fill_status(os.fstat(held), inode)
         wanted = self.nodes.file(inode)
         try:
             if wanted is not None and not stat.S_ISDIR(wanted[2]):

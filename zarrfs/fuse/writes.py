@@ -230,7 +230,7 @@ class WritableOperations(HandleOperations):
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
         if self.overlay.lower is not None:
-            if key not in self.absent:  # else it is left to the system call to find it in the upper
+            if not self.overlay.lacks(key):  # else it is left to the system call to find it in the upper
                 with contextlib.suppress(NotFound):
                     await self.overlay.find(key)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)

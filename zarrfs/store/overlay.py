@@ -38,6 +38,7 @@ from zarrfs.transfer.local import read_file
 
 log = logging.getLogger("zarrfs.store")
 
+_ABSENT = 10_000  # keys that are remembered
 _PIECE = 4 << 20  # bytes that are copied up at a time
 _MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # where the lower store has none
 
@@ -72,6 +73,22 @@ class Change(NamedTuple):
     status: os.stat_result | None
 
 
+class NamesLock:
+    """A trio.Lock that, where it is free, is taken without a round of trio's loop."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Overlay:
     """A WritableStore of `lower`, or of nothing, with the changes that `upper` has.
 
@@ -81,10 +98,11 @@ class Overlay:
 
     def __init__(self, lower: Store | None, upper: Upper, owner: tuple[int, int] | None = None) -> None:
         self.lower, self.upper, self.owner = lower, upper, owner
-        self.lock = trio.Lock()
+        self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()
+        self._absent: set[str] = set()  # keys that an immutable lower store was found not to have
 
     # -- what is where
 
@@ -112,16 +130,28 @@ class Overlay:
 
     async def below(self, key: str) -> Info | None:
         """What the lower store shows at `key`; None where it has nothing, or something above hides it."""
-        if self.lower is None or self.upper.covers(key):
+        if self.lower is None or self.lacks(key) or self.upper.covers(key):
             return None
         try:
             return _shown(await self.lower.info(key, sized=False))
         except (NotFound, NotDirectory):
+            if self.immutable:
+                if len(self._absent) >= _ABSENT:
+                    self._absent.clear()
+                self._absent.add(key)
             return None
+
+    def lacks(self, key: str) -> bool:
+        """Whether it is known that the lower store has nothing at `key`, and never will."""
+        while key and self._absent:
+            if key in self._absent:
+                return True
+            key = split_key(key)[0]
+        return False
 
     async def would_show(self, key: str) -> bool:
         """Whether the lower store would show something at `key` without what the upper has there: hide that first."""
-        if self.lower is None or self.upper.covers(key, itself=False):
+        if self.lower is None or self.lacks(key) or self.upper.covers(key, itself=False):
             return False
         try:
             await self.lower.info(key, sized=False)
@@ -140,12 +170,8 @@ class Overlay:
         found = await self.find(key)
         if not found.is_directory:
             raise NotDirectory(key)
-        names, hidden, opaque = self.upper.names(key)
-        merged: dict[str, Merged] = {}
-        for name in names:
-            status = self.upper.status(join_key(key, name))
-            if status is not None:
-                merged[name] = Merged(name, status, None)
+        statuses, hidden, opaque = self.upper.listing(key)
+        merged = {name: Merged(name, status, None) for name, status in statuses.items()}
         if found.info is not None and not opaque and self.lower is not None:
             async for info in self.lower.list_dir(key):
                 name = info.name
@@ -429,12 +455,12 @@ class Overlay:
 
     async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
         """The changes in an upper directory; `over`: a lower one is shown through it."""
-        names, hidden, opaque = self.upper.names(prefix)
+        statuses, hidden, opaque = self.upper.listing(prefix)
         lower = await self._lower_names(prefix) if over else {}
         gone = set(lower) if opaque else hidden & set(lower)
-        for name in sorted({*names, *gone}):
+        for name in sorted({*statuses, *gone}):
             key = join_key(prefix, name)
-            status = self.upper.status(key) if name in names else None
+            status = statuses.get(name)
             below = lower.get(name)
             if status is None:
                 yield Change("deleted", key, None)

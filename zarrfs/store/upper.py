@@ -134,9 +134,13 @@ class Upper:
 
     def status(self, key: str) -> os.stat_result | None:
         """lstat of what is there; None for nothing."""
+        parent, _, name = os.fsencode(key).rpartition(b"/")
         try:
-            with self.at(key) as (directory, name):
-                return os.stat(name, dir_fd=directory, follow_symlinks=False)
+            directory = self._base.directory(parent)
+            try:
+                return os.stat(name or b".", dir_fd=directory, follow_symlinks=False)
+            finally:
+                os.close(directory)
         except OSError as exc:
             if exc.errno in _GONE:
                 return None
@@ -154,20 +158,29 @@ class Upper:
 
     def names(self, key: str) -> tuple[list[str], set[str], bool]:
         """(entries, hidden names, whether it is opaque) of a directory; nothing where there is none."""
+        statuses, hidden, opaque = self.listing(key)
+        return list(statuses), hidden, opaque
+
+    def listing(self, key: str) -> tuple[dict[str, os.stat_result], set[str], bool]:
+        """As names(), with the lstat of each entry."""
         try:
             descriptor = self.open(key, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
             if exc.errno in _GONE:
-                return [], set(), False
+                return {}, set(), False
             raise
+        statuses = {}
         try:
             found = os.listdir(descriptor)
+            for name in found:
+                if not (name.startswith(RESERVED) if self.plain else reserved(name)):
+                    with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                        statuses[name] = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
         finally:
             os.close(descriptor)
         if self.plain:
-            return [name for name in found if not name.startswith(RESERVED)], set(), False
-        hidden = {gone for name in found if (gone := hidden_name(name)) is not None}
-        return [name for name in found if not reserved(name)], hidden, OPAQUE in found
+            return statuses, set(), False
+        return statuses, {gone for name in found if (gone := hidden_name(name)) is not None}, OPAQUE in found
 
     # -- whiteouts
 
