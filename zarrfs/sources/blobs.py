@@ -188,7 +188,7 @@ class BlobReader:
             except ReadError as exc:
                 failures.append(exc)
             else:
-                self._tell(failures, path)
+                self._tell(failures, blobref, path)
                 return data
         if not self.remote:
             _raise_gravest(failures)
@@ -308,7 +308,7 @@ class BlobReader:
             except ReadError as exc:
                 failures.append(exc)
             else:
-                self._tell(failures, blob.path)
+                self._tell(failures, blobref, blob.path)
                 return blob
         _raise_gravest(failures)
         shown = ", ".join(place if isinstance(place, str) else place.shown for place in self._places)
@@ -336,7 +336,7 @@ class BlobReader:
                 raise ReadError(where, f"not read within {limit}") from None
             if await in_thread(self._limiter, hash_of, data, blobref) != blobref:
                 raise WrongHash(f"{place.shown}: {blobref}", _ANOTHER_HASH)
-            count = self._fetched.setdefault(place.kind, [0, 0])
+            count = self._fetched.setdefault(place.kind.value, [0, 0])
             count[0], count[1] = count[0] + 1, count[1] + len(data)
             self._hashed, self._hashed_bytes = self._hashed + 1, self._hashed_bytes + len(data)
             if not self._closed:
@@ -413,12 +413,14 @@ class BlobReader:
                 self._verdicts.popitem(last=False)
         return right
 
-    def _tell(self, failures: list[ReadError], path: str) -> None:
-        """Say once of each place that has a bad blob that another place, `path`, has the right one."""
+    def _tell(self, failures: list[ReadError], blobref: str, path: str) -> None:
+        """Say once of each place that has a bad blob, or that fails, that another place, `path`, has the right one."""
         for failure in failures:
-            known = isinstance(failure, TargetMissing) or failure.where in self._warned
+            bad = isinstance(failure, WrongHash | OutOfRange | TargetChanged)
+            what = failure.where if bad else failure.where.replace(blobref, "")
+            known = isinstance(failure, TargetMissing) or what in self._warned
             if not known and len(self._warned) < MAX_VERDICTS:
-                self._warned.add(failure.where)
+                self._warned.add(what)
                 log.warning("%s; read from %s instead", failure, path)
 
 
