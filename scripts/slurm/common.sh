@@ -1,0 +1,34 @@
+# Read by prolog, epilog and task_prolog, which lie beside it. Settings are in zarrfs.conf, also beside it.
+# shellcheck shell=sh disable=SC2034
+
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin # slurmd gives a prolog none
+export PATH
+here=$(dirname "$(readlink -f "$0")")
+
+ZARRFS=/opt/zarrfs/.venv/bin/zarrfs
+JOBS=/run/zarrfs-jobs
+DATASETS=$here/datasets
+TIMEOUT=60
+[ ! -e "$here/zarrfs.conf" ] || . "$here/zarrfs.conf"
+
+job=$JOBS/${SLURM_JOB_ID:?not set: this is for slurmd to run}
+
+say() { # to the log of slurmd, and to syslog where there is one
+    echo "zarrfs: job $SLURM_JOB_ID: $*" >&2
+    logger -t zarrfs "job $SLURM_JOB_ID: $*" 2>/dev/null || true
+}
+
+good_name() { # a name of a directory, and nothing else
+    case $1 in '' | .* | *[!A-Za-z0-9._-]*) return 1 ;; esac
+}
+
+reason() { # STATUS FILE: why `within` has failed, of what went to FILE
+    case $1 in
+        124 | 137) echo "not mounted within $TIMEOUT seconds" ;;
+        *) sed -n 's/^zarrfs: //; $p' "$2" ;;
+    esac
+}
+
+within() { # COMMAND...: it is ended after TIMEOUT seconds, killed 5 seconds later
+    timeout -k 5 "$TIMEOUT" "$@" </dev/null
+}

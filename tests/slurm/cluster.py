@@ -1,0 +1,248 @@
+"""A real Slurm on this machine, without systemd: munged, slurmctld, and two slurmd, each in a mount namespace.
+
+The scripts of scripts/slurm are its prolog, epilog and task prolog. Nothing of it is outside of one directory, so
+several may run at once, beside an installed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.conftest import PROGRAM
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts/slurm"
+NODES = ("n0", "n1")
+NOBODY = 65534
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SLURM_CONF = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={base}/munge/socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+SchedulerParameters=sched_min_interval=10000,batch_sched_delay=0
+KillWait=1
+SlurmctldPidFile={base}/slurmctld.pid
+SlurmdPidFile={base}/%n.pid
+SlurmdSpoolDir={base}/spool-%n
+StateSaveLocation={base}/state
+SlurmctldLogFile={base}/slurmctld.log
+SlurmdLogFile={base}/%n.log
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+NodeName=n[0-1] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{n0},{n1}] CPUs=1
+PartitionName=debug Nodes=ALL Default=YES State=UP
+"""
+
+
+def unavailable() -> str | None:
+    """Why there can be no cluster here; None where there can."""
+    if os.geteuid() != 0:
+        return "not root: slurmd runs jobs of other users"
+    for program in ("slurmctld", "slurmd", "munged", "srun", "setpriv", "unshare"):
+        if shutil.which(program, path=PATH) is None:
+            return f"there is no {program} (scripts/setup --test installs it)"
+    done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
+    return "no mount namespaces can be made here" if done.returncode else None
+
+
+def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object] = lambda: "") -> None:
+    """Return when `true()` is; AssertionError when it is not after 30 seconds, with what is there `instead`."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, f"waited in vain for {what}: {instead()}"
+        time.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+class Cluster:
+    """Slurm with the nodes n0 and n1."""
+
+    def __init__(self) -> None:
+        """Start it. What is started is ended by stop()."""
+        self.base = Path(tempfile.mkdtemp(prefix="zarrfs-slurm-"))
+        self.base.chmod(0o1777)
+        self.scripts = self.base / "scripts"
+        shutil.copytree(SCRIPTS, self.scripts)
+        self.home = self.base / "home"
+        self.home.mkdir()
+        os.chown(self.home, NOBODY, NOBODY)
+        self.namespaces: dict[str, str] = {}
+        try:
+            self._configure()
+            self._start_munged()
+            self._start("slurmctld")
+            for node in NODES:
+                paths = dict.fromkeys((sys.base_prefix, str(ROOT)))
+                self._start(
+                    "unshare", "--mount", "--propagation=private", sys.executable,
+                    str(Path(__file__).with_name("node.py")), *paths, "--", "slurmd", "-N", node,
+                )  # fmt: skip
+                wait_for(lambda node=node: self._pid(node), f"{node} to start")  # type: ignore[misc]
+                self.namespaces[node] = os.readlink(f"/proc/{self._pid(node)}/ns/mnt")
+            wait_for(lambda: self.states() == {"idle"}, "idle nodes")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _configure(self) -> None:
+        controller, n0, n1 = free_ports(3)
+        text = SLURM_CONF.format(base=self.base, controller=controller, n0=n0, n1=n1)
+        sample = (SCRIPTS / "slurm.conf.sample").read_text().replace("/etc/slurm/zarrfs", str(self.scripts))
+        (self.base / "slurm.conf").write_text(text + sample)
+        (self.base / "state").mkdir()
+        (self.scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=20\n")
+
+    def _start_munged(self) -> None:
+        directory = self.base / "munge"
+        directory.mkdir()
+        key = directory / "key-file"
+        key.write_bytes(secrets.token_bytes(64))
+        key.chmod(0o600)
+        for path in (directory, key):
+            shutil.chown(path, "munge", "munge")
+        options = [f"--{name}={directory}/{name}" for name in ("socket", "key-file", "seed-file", "log-file")]
+        become = ("setpriv", "--reuid=munge", "--regid=munge", "--clear-groups")
+        self._start(*become, "munged", *options, f"--pid-file={directory}.pid")
+
+    def _start(self, *command: str) -> None:
+        """Run something that goes to the background by itself."""
+        done = subprocess.run(
+            command, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command[0]}: {done.stderr}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """That of a user who logs in."""
+        return {"PATH": PATH, "SLURM_CONF": f"{self.base}/slurm.conf", "LC_ALL": "C.UTF-8", "HOME": str(self.home)}
+
+    def _pid(self, name: str) -> int | None:
+        try:
+            return int((self.base / f"{name}.pid").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def stop(self) -> None:
+        """End all of it, also what jobs have left, and remove its directory."""
+        for pid in filter(None, (self._pid("slurmctld"), self._pid("munge"), *self.processes())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not self.processes(), "the nodes to end")  # their mounts go with them
+        shutil.rmtree(self.base)
+
+    def processes(self, *nodes: str) -> list[int]:
+        """All processes of `nodes`, or of all: daemons, jobs, mounts."""
+        wanted = {self.namespaces[node] for node in nodes or self.namespaces}
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/ns/mnt") in wanted:
+                    found.append(int(pid))
+        return found
+
+    def user(self, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of Slurm's as the user nobody; output captured, status not checked."""
+        become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+        return subprocess.run(
+            [*become, *map(str, command)], env=self.environment | variables, cwd=self.home, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    def control(self, *arguments: str) -> None:
+        """scontrol, as root."""
+        done = subprocess.run(
+            ["scontrol", *arguments], env=self.environment, capture_output=True, text=True, timeout=30, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def states(self) -> set[str]:
+        """What the nodes are: "idle", "allocated", "drained: REASON", ..."""
+        done = subprocess.run(
+            ["sinfo", "-h", "-N", "-o", "%T: %E"], env=self.environment, capture_output=True, text=True, check=False
+        )
+        return {line.removesuffix(": none") for line in done.stdout.splitlines()}
+
+    def mounts(self, node: str) -> list[str]:
+        """Where zarrfs has mounted something on `node`."""
+        with open(f"/proc/{self._pid(node)}/mountinfo") as file:
+            return [line.split(" ")[4] for line in file if " - fuse.zarrfs " in line]
+
+    def on_node(self, node: str, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on `node` as slurmd runs a prolog; output captured, status not checked."""
+        enter = ["nsenter", "--mount", f"--target={self._pid(node)}", "--"]
+        return subprocess.run(
+            [*enter, *map(str, command)], env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+
+    def inside(self, node: str, path: str) -> Path:
+        """A path of `node`, as it is reached from here."""
+        return Path(f"/proc/{self._pid(node)}/root{path}")
+
+    def left(self) -> list[str]:
+        """What jobs have left: mounts, their daemons, directories and records, of all nodes."""
+        found: list[str] = []
+        for node in NODES:
+            found += [f"{node}: {place}" for place in self.mounts(node)]
+            found += [f"{node}: {pid} {command_of(pid)}" for pid in self.processes(node) if is_zarrfs(pid)]
+            for directory in ("/run/zarrfs-jobs", "/run/zarrfs/staged"):
+                place = self.inside(node, directory)
+                found += [f"{node}: {directory}/{name}" for name in (os.listdir(place) if place.exists() else ())]
+        return found
+
+    def log(self, node: str) -> str:
+        """What slurmd, prolog and epilog have logged."""
+        return (self.base / f"{node}.log").read_text()
+
+
+def is_zarrfs(pid: int) -> bool:
+    """Whether a process is one of zarrfs: a command, a daemon, a keeper."""
+    return bool(re.search("bin/zarrfs |-m zarrfs ", command_of(pid)))
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """A cluster, stopped at the end whatever happens."""
+    made = Cluster()
+    try:
+        yield made
+    finally:
+        made.stop()

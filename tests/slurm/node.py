@@ -1,0 +1,54 @@
+"""A node: becomes COMMAND in a mount namespace of its own, with a /run, /dev/fuse and /tmp of nodes that have users.
+
+    python node.py PATH... -- COMMAND ARGUMENT...
+
+Each PATH (the interpreter's, the program's) can be read by all users there, also where it lies in root's home.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], close_fds=False, check=True)
+
+
+def closed(path: Path) -> Path | None:
+    """The outermost directory on the way to `path` that other users cannot pass."""
+    return next((above for above in reversed(path.parents) if not above.stat().st_mode & 0o001), None)
+
+
+def open_ways(paths: list[Path]) -> None:
+    """Put something else in place of each closed directory, with nothing but `paths` in it."""
+    found = {path: closed(path) for path in paths}
+    kept = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in paths if found[path] is not None}
+    for descriptor in kept.values():
+        os.set_inheritable(descriptor, True)
+    for directory in {directory for directory in found.values() if directory is not None}:
+        mount("-t", "tmpfs", "-o", "mode=755", "zarrfs-test", str(directory))
+    for path, descriptor in kept.items():
+        path.mkdir(mode=0o755, parents=True)
+        mount("--no-canonicalize", "--bind", f"/proc/self/fd/{descriptor}", str(path))
+
+
+def main() -> None:
+    end = sys.argv.index("--")
+    os.umask(0o022)
+    with open("/proc/self/mountinfo") as file:  # those of other tests would not end before this node does
+        inherited = [line.split(" ")[4] for line in file if " - fuse" in line]
+    subprocess.run(["umount", "-l", *inherited], capture_output=True, check=False)
+    open_ways([Path(path) for path in sys.argv[1:end]])
+    mount("-t", "tmpfs", "-o", "mode=755", "zarrfs-test", "/run")
+    fuse = Path("/run/fuse-of-all")
+    os.mknod(fuse, 0o020666, os.stat("/dev/fuse").st_rdev)
+    fuse.chmod(0o666)
+    mount("--bind", str(fuse), "/dev/fuse")
+    os.execvp(sys.argv[end + 1], sys.argv[end + 1 :])
+
+
+if __name__ == "__main__":
+    main()
