@@ -119,7 +119,8 @@ def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
     system = attributes.get("system")
     if isinstance(system, dict) and "files" in system:
         return document
-    return document if {"resources", "tasks"} <= document.keys() else None
+    bare = {"resources", "tasks"} <= document.keys() and not _is_entry(document["tasks"])
+    return document if bare else None
 
 
 def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any]:

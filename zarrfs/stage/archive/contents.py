@@ -89,8 +89,10 @@ class Contents:
     # -- one entry
 
     def _add(self, directory: int, name: str, path: str, add: Callable[[int, str, str], str | None]) -> None:
-        with reading(self._base, path):
+        try:
             rule = path_rule(path) or add(directory, name, path)
+        except OSError as exc:
+            raise failed(self._base, path, exc) from exc
         if rule is not None:
             self.refuse(path, rule, self._warnings.append)
 
@@ -139,22 +141,32 @@ class Contents:
         size, making = status.st_size, self._making
         if not size or (not status.st_blocks and not any(each_extent(descriptor, size))):
             self._emit(path, fields)
-        elif size > making.inline and not making.all_inline:
-            if self._blobs is None:
-                raise UsageError(f"{path}: {blobs_rule(size)}")
-            found = self._blobvec(descriptor, path, status)
+            return
+        inline = making.all_inline or size <= making.inline
+        if not inline and self._blobs is None:
+            raise UsageError(f"{path}: {blobs_rule(size)}")
+        if size <= PIECE and (inline or (size <= making.region and _is_dense(descriptor, size))):
+            fields |= self._small(descriptor, path, status, inline)
+        else:
+            found = None if inline else self._blobvec(descriptor, path, status)
             if found is None:
                 self._entries.append((path, fields, identity_of(status)))
-            else:
-                self._emit(path, fields | ({"encoding": "blobvec", "data": found} if found else {}))
-        elif size > PIECE:
-            self._entries.append((path, fields, identity_of(status)))
-        else:
-            data = os.read(descriptor, size + 1)
-            if len(data) != size:
-                raise changed(self._base, path)
-            self._bytes += size
-            self._emit(path, fields | inline_content(data))
+                return
+            if found:
+                fields |= {"encoding": "blobvec", "data": found}
+        self._emit(path, fields)
+
+    def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any]:
+        """encoding and data of a file that is read at once."""
+        size = status.st_size
+        data = os.pread(descriptor, size + 1, 0)
+        if len(data) != size or (size > _PAGE and identity_of(os.fstat(descriptor)) != identity_of(status)):
+            raise changed(self._base, path)
+        self._bytes += size
+        if inline:
+            return inline_content(data)
+        assert self._blobs is not None
+        return {"encoding": "blobvec", "data": [[0, size, self._blobs.put(data)]]}
 
     def _blobvec(self, descriptor: int, path: str, status: os.stat_result) -> list[list[Any]] | None:
         """The regions of a file, read and put; None for one that is too large to be done here."""
@@ -168,7 +180,7 @@ class Contents:
             if taken > LARGE or len(found) > MANY:
                 return None
             found.append(self._region(descriptor, path, start, stop))
-        if size > _PAGE and identity_of(os.fstat(descriptor)) != identity_of(status):
+        if identity_of(os.fstat(descriptor)) != identity_of(status):
             raise changed(self._base, path)
         self._bytes += taken
         return found
@@ -194,6 +206,14 @@ class Contents:
             if identity_of(os.fstat(descriptor)) != identity:
                 raise changed(self._base, path)
         return found
+
+
+def _is_dense(descriptor: int, size: int) -> bool:
+    """Whether a file surely has no hole."""
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) == size
+    except OSError:  # the file system does not know
+        return False
 
 
 def identity_of(status: os.stat_result) -> Identity:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
@@ -45,10 +43,11 @@ class Walk:
     def __init__(self, descriptor: int, base: str, making: Making, contents: Contents) -> None:
         self._descriptor, self._base, self._making, self._contents = descriptor, base, making, contents
         self._inodes = {inode for _device, inode in making.own}
-        globs = [_regex(glob) for glob in making.excludes if "/" not in glob]
-        self._names = re.compile("|".join(globs)) if globs else None
-        globs = [_regex(glob) for glob in making.excludes if "/" in glob]
-        self._paths = re.compile("|".join(globs)) if globs else None
+        self._leave_out = [] if making.leave_out is None else [making.leave_out]
+        if making.excludes:
+            from zarrfs.stage.keyglobs import Globs
+
+            self._leave_out.append(Globs(making.excludes).match)
 
     def tasks(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[tuple[str, list[Part]]]:
         """What `contents` is to read, in an order that depends on names alone. SourceError, UsageError."""
@@ -66,7 +65,7 @@ class Walk:
     def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[Part]:
         """As tasks(), directory by directory, and up to BATCH files of one at a time."""
         for path in paths:
-            if self._excluded(path.rpartition("/")[2], path):
+            if any(leave_out(path) for leave_out in self._leave_out):
                 continue
             with reading(self._base, path):
                 status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
@@ -116,11 +115,10 @@ class Walk:
         others: list[str] = []
         directories: list[str] = []
         prefix = f"{path}/" if path else ""
-        plain = not (self._making.excludes or self._making.leave_out)
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 name = entry.name
-                if not plain and self._excluded(name, prefix + name):
+                if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
                     continue
                 if entry.inode() in self._inodes and self._is_own(entry):
                     warn(f"{failed(self._base, prefix + name, 'is written meanwhile')}: left out")
@@ -137,14 +135,3 @@ class Walk:
             status = entry.stat(follow_symlinks=False)
             return (status.st_dev, status.st_ino) in self._making.own
         return False
-
-    def _excluded(self, name: str, path: str) -> bool:
-        return bool(
-            (self._names and self._names.match(name))
-            or (self._paths and self._paths.match(path))
-            or (self._making.leave_out and self._making.leave_out(path))
-        )
-
-
-def _regex(glob: str) -> str:
-    return fnmatch.translate(glob.removeprefix("./"))

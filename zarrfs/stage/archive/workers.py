@@ -55,7 +55,7 @@ class Workers:
                     waiting.append(self._send(task))
             if waiting and waiting[0] in self._results:
                 yield self._results.pop(waiting.popleft())
-            elif waiting:
+            elif waiting or more:  # the other call may have all processes busy
                 self._receive()
 
     def close(self) -> None:
