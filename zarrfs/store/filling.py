@@ -81,7 +81,7 @@ class Filling:
 
     def __init__(self, path: str, existing: str = "refuse", mark: str = "") -> None:
         self.path, self._existing, self._mark = path, existing, mark
-        self.resumed = self._made = False
+        self.resumed = self._made = self._changed = False
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -201,7 +201,7 @@ class Filling:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
                     folder.near = folder.parent is not None and folder.parent.near
-                    folder.made = folder.fresh = True
+                    folder.made = folder.fresh = self._changed = True
             except NotADirectoryError:
                 if self._existing != "overwrite":
                     raise InTheWay("is there already, and is no directory", folder.key) from None
@@ -309,9 +309,11 @@ class Filling:
                 if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
                     raise
             else:
+                self._changed = True
                 os.unlink(staged, dir_fd=at)
                 return
         os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
+        self._changed = True
 
     def dress(self, folder: Folder) -> bool:
         """Give a directory that is full its mode and time; whether they are ours to give."""
@@ -344,14 +346,14 @@ class Filling:
         self.close()
 
     def abandon(self) -> None:
-        """The run ends early: what is whole stays, and with it the note, if the run has a mark."""
+        """The run ends early: what is whole stays, and with it the note of a run with a mark that has done anything."""
         with contextlib.suppress(OSError):
             look = os.open(b".", _OPEN, dir_fd=self._base.descriptor)
             try:
                 bare = not set(os.listdir(look)) - {RESERVED}
             finally:
                 os.close(look)
-            self._clear(note=bare or not self._mark)
+            self._clear(note=bare or not (self._mark and (self.resumed or self._changed)))
             if bare and self._made:
                 os.rmdir(self.path)
         self.close()

@@ -1,0 +1,62 @@
+"""Directories that materialise() writes, and what is in them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+
+from tests.unit.archives import opened
+from zarrfs.stage.materialise import Choice, Done, Report, materialise
+from zarrfs.store.api import Kind, Store
+
+KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
+
+
+class Found(NamedTuple):
+    """What lstat(2) and the bytes say of an entry."""
+
+    kind: Kind
+    mode: int
+    mtime_ns: int
+    data: bytes | str | None = None
+
+
+def look(path: Path | str) -> Found:
+    status = os.lstat(path)
+    kind = KINDS[stat.S_IFMT(status.st_mode)]
+    data: bytes | str | None = None
+    if kind is Kind.SYMLINK:
+        data = os.readlink(path)
+    elif kind is Kind.FILE and status.st_size < 1 << 26:
+        data = Path(path).read_bytes()
+    return Found(kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns, data)
+
+
+def snapshot(root: Path) -> dict[str, Found]:
+    """All that is in a directory, itself under ""."""
+    found = {"": look(root)}
+    for at, directories, files in os.walk(root):
+        for name in (*directories, *files):
+            path = os.path.join(at, name)
+            found[os.path.relpath(path, root)] = look(path)
+    return found
+
+
+def write(
+    store: Store, to: Path, done: Callable[[Done], None] = lambda done: None, link: Any = None, **choice: Any
+) -> Report:
+    """What materialise() reports."""
+    report = Report()
+    trio.run(lambda: materialise(store, str(to), Choice(**choice), report, done, link))
+    return report
+
+
+def extract(document: Any, to: Path, blobs: Path | None = None, **choice: Any) -> Report:
+    """An archive as a directory, without the command."""
+    with opened(document, type="archive", blobs=(str(blobs),) if blobs else ()) as (store, _plan):
+        return write(store, to, **choice)

@@ -1,0 +1,351 @@
+"""materialise(): what is written is what the store holds, and what is there is treated as was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.servers import Nginx
+from tests.unit.archives import D, F, L, file, opened, put, tree
+from tests.unit.extracting import Found, extract, look, snapshot, write
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.options import Options
+from zarrfs.stage.materialise import Done
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.remote import FsspecStore
+
+BIG = 20 << 20  # bytes: more than is written in one piece
+
+
+def test_everything_as_it_is_stored(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    one, two = put(blobs, b"1" * 5000), put(blobs, b"2" * 3000, "sha256")
+    out = tmp_path / "a" / "out"
+    out.parent.mkdir()
+    umask = os.umask(0o077)
+    try:
+        report = extract(
+            [
+                {"path": ".", "mode": 0o41777, "mtime": 5},
+                {"path": "d/blobs", "mode": 0o104751, "mtime": -7, "size": 8000, "encoding": "blobvec",
+                 "data": [[0, 5000, one], [5000, 3000, two]]},
+                {"path": "d", "mode": 0o42500, "mtime": 3},
+                {"path": "d/text", **file("x", mode=0o100000, mtime=2**33)},
+                {"path": "empty", "mode": 0o40711, "mtime": 9},
+                {"path": "l", "mode": L, "data": "/etc/passwd", "mtime": 11},
+                {"path": "implicit/dangling", "mode": L, "data": "../../nowhere"},
+            ],
+            out, blobs,
+        )  # fmt: skip
+    finally:
+        os.umask(umask)
+    found = snapshot(out)
+    assert found.pop("implicit")[:2] == (Kind.DIRECTORY, 0o700)  # it has no mode: the umask's
+    assert found.pop("implicit/dangling").data == "../../nowhere"
+    assert found == {
+        "": Found(Kind.DIRECTORY, 0o1777, 5 * 10**9),
+        "d": Found(Kind.DIRECTORY, 0o2500, 3 * 10**9),
+        "d/blobs": Found(Kind.FILE, 0o4751, -7 * 10**9, b"1" * 5000 + b"2" * 3000),
+        "d/text": Found(Kind.FILE, 0, 2**33 * 10**9, b"x"),
+        "empty": Found(Kind.DIRECTORY, 0o711, 9 * 10**9),
+        "l": Found(Kind.SYMLINK, 0o777, 11 * 10**9, "/etc/passwd"),
+    }
+    assert (report.files, report.directories, report.links, report.bytes) == (2, 3, 2, 8001)
+    assert (report.expected_files, report.expected_bytes) == (2, 8001)
+
+
+def test_holes_stay_holes(tmp_path: Path) -> None:
+    ref = put(tmp_path, b"x" * 4096)
+    vec = [[1 << 30, 4096, ref], [2 << 30, 4096, ref]]
+    document = {"sparse": file(vec, encoding="blobvec", size=2**40), "hole": file(size=2**40), "empty": file(size=0)}
+    extract(document, tmp_path / "out", tmp_path)
+    for name, size, held in (("sparse", 2**40, 8192), ("hole", 2**40, 0), ("empty", 0, 0)):
+        status = os.stat(tmp_path / "out" / name)
+        assert (status.st_size, status.st_blocks * 512) == (size, held)
+    # and from a directory
+    store = FileSystemStore(str(tmp_path / "out"))
+    write(store, tmp_path / "again")
+    assert os.stat(tmp_path / "again/sparse").st_blocks * 512 == 8192
+    with open(tmp_path / "again/sparse", "rb") as copied:
+        copied.seek(2 << 30)
+        assert copied.read(4097) == b"x" * 4096 + b"\0"
+
+
+def test_large_files(tmp_path: Path) -> None:
+    """Pieces that end within a region, regions that end within a piece, and a hole."""
+    parts = [os.urandom(3 << 20), os.urandom(5 << 20), os.urandom(6 << 20), os.urandom(BIG)]
+    vec, at = [], 0
+    for part in parts:
+        vec.append([at, len(part), put(tmp_path, part)])
+        at += len(part) + (1 << 20)
+    expected = b"".join(part + bytes(1 << 20) for part in parts)
+    document = {"f": file(vec, encoding="blobvec", size=at, mtime=7), "inline": file("y" * BIG)}
+    done: list[Done] = []
+    extract(document, tmp_path / "out", tmp_path, sums=True, done=done.append)
+    assert (tmp_path / "out/f").read_bytes() == expected
+    assert {one.key: one.sha256 for one in done if one.kind is Kind.FILE} == {
+        "f": hashlib.sha256(expected).hexdigest(), "inline": hashlib.sha256(b"y" * BIG).hexdigest(),
+    }  # fmt: skip
+    write(FileSystemStore(str(tmp_path / "out")), tmp_path / "copy")
+    assert snapshot(tmp_path / "copy")["f"] == look(tmp_path / "out/f")
+
+
+def test_times_in_nanoseconds_and_all_that_a_directory_has(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a/b/c").mkdir(parents=True)
+    (source / "a/f").write_bytes(b"1")
+    (source / "a/l").symlink_to("f")
+    (source / os.fsdecode(b"no utf-8 \xff")).write_bytes(b"2")
+    for name in ("a/l", "a/f", "a/b/c", "a/b", "a", "."):
+        os.utime(source / name, ns=(0, 1_600_000_000_123_456_789), follow_symlinks=False)
+    write(FileSystemStore(str(source)), tmp_path / "out")
+    found, expected = snapshot(tmp_path / "out"), snapshot(source)
+    found.pop(""), expected.pop("")  # a store's root has no time
+    assert found == expected
+
+
+def test_over_a_network(nginx: Nginx, tmp_path: Path) -> None:
+    source = nginx.listing.root / "materialise"
+    source.mkdir()
+    for index in range(300):
+        (source / f"{index % 7}").mkdir(exist_ok=True)
+        (source / f"{index % 7}/{index}").write_bytes(b"%d" % index * index)
+    (source / "big").write_bytes(os.urandom(BIG))
+    (source / "empty").write_bytes(b"")
+    store = FsspecStore(f"{nginx.listing.url}/materialise", Options())
+    report = write(store, tmp_path / "out")
+    assert report.files == 302
+    data = {key: found.data for key, found in snapshot(tmp_path / "out").items()}
+    assert data == {key: found.data for key, found in snapshot(source).items()}
+
+
+NAMES = st.sampled_from(["a", "b", "c", "é", "x y", ".h", "-n"])
+KEYS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+TIMES = st.one_of(st.none(), st.integers(-(2**31), 2**33))
+
+
+def entry(data: bytes, at: int, hole: int, mode: int, mtime: int | None, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"mode": F & ~0o7777 | mode} | ({} if mtime is None else {"mtime": mtime})
+    if kind == "directory":
+        return found | {"mode": D & ~0o7777 | mode}
+    if kind == "symlink":
+        return found | {"mode": L, "data": data.hex() or "."}
+    if kind == "blobs":
+        return found | {"encoding": "blobvec", "size": at + len(data) + hole, "data": [[at, len(data), data]]}
+    return found | {"encoding": "utf-8", "data": data.hex()}
+
+
+ENTRIES = st.builds(
+    entry, st.binary(max_size=5000), st.integers(0, 9000), st.integers(0, 9000), st.integers(0, 0o7777), TIMES,
+    st.sampled_from(["file", "directory", "symlink", "blobs"]),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(KEYS, ENTRIES), max_size=12))
+def test_random_archives_are_extracted_as_they_are_mounted(listed: list[tuple[str, dict[str, Any]]]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        base = Path(directory)
+        for _path, one in listed:
+            if one.get("encoding") == "blobvec" and isinstance(one["data"][0][2], bytes):
+                one["data"] = [[*one["data"][0][:2], put(base, one["data"][0][2])]]
+        document = [{"path": path, **one} for path, one in listed]
+        try:
+            expected = tree(document, type="archive", blobs=(directory,)).nodes
+        except SourceError:  # a file with something below it
+            return
+        extract(document, base / "out", base)
+        found = snapshot(base / "out")
+        assert found.keys() == expected.keys()
+        for key, node in expected.items():
+            assert (found[key].kind, found[key].data) == (node.kind, node.data), key
+            assert node.mtime_ns is None or found[key].mtime_ns == node.mtime_ns, key
+            if node.mode is not None and node.kind is not Kind.SYMLINK:
+                assert found[key].mode == node.mode, key
+
+
+# -- what is there already
+
+
+NEW = {"f": file("new", mtime=100), "d/f": file("new", mtime=100), "l": {"mode": L, "data": "new", "mtime": 100}}
+
+
+def prepared(out: Path, mtime: int) -> None:
+    (out / "d").mkdir(parents=True)
+    (out / "f").write_bytes(b"old")
+    (out / "d/f").write_bytes(b"old")
+    (out / "l").symlink_to("old")
+    for name in ("f", "d/f", "l"):
+        os.utime(out / name, (mtime, mtime), follow_symlinks=False)
+
+
+@pytest.mark.parametrize(
+    ("existing", "mtime", "replaced"),
+    [
+        ("overwrite", 200, True), ("keep", 50, False), ("update", 50, True), ("update", 100, False),
+        ("update", 200, False),
+    ],
+)
+def test_what_is_there(existing: str, mtime: int, replaced: bool, tmp_path: Path) -> None:
+    prepared(tmp_path / "out", mtime)
+    report = extract(NEW, tmp_path / "out", existing=existing)
+    found = [snapshot(tmp_path / "out")[key].data for key in ("f", "d/f", "l")]
+    assert found == ([b"new", b"new", "new"] if replaced else [b"old", b"old", "old"])
+    assert (report.files, report.links, report.kept) == ((2, 1, 0) if replaced else (0, 0, 3))
+
+
+def test_what_is_there_is_an_error(tmp_path: Path) -> None:
+    prepared(tmp_path / "out", 1)
+    before = snapshot(tmp_path / "out")
+    with pytest.raises(SourceError, match="d/f: is there already"):
+        extract(NEW, tmp_path / "out")
+    report = extract({**NEW, "g": file("g")}, tmp_path / "out", keep_going=True)
+    assert (report.bad, sorted(bad.key for bad in report.failed)) == (3, ["d/f", "f", "l"])
+    assert (tmp_path / "out/g").read_bytes() == b"g"
+    (tmp_path / "out/g").unlink()
+    after = snapshot(tmp_path / "out")
+    assert {key: after[key] for key in after if key} == {key: before[key] for key in before if key}
+
+
+def test_another_kind_is_there(tmp_path: Path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    (out / "f/x").mkdir(parents=True)
+    (out / "d").symlink_to(outside)
+    for existing in ("refuse", "keep", "update"):
+        with pytest.raises(SourceError, match="d: is there already, and is no directory"):
+            extract({"d/f": file("")}, out, existing=existing)
+    with pytest.raises(SourceError, match="f: a directory is there already: directory not empty"):
+        extract({"f": file("")}, out, existing="overwrite")
+    extract({"d/f": file("1"), "f/x": file("2")}, out, existing="overwrite")
+    assert not list(outside.iterdir())
+    assert (look(out / "d").kind, look(out / "d/f").data, look(out / "f/x").data) == (Kind.DIRECTORY, b"1", b"2")
+
+
+@pytest.mark.parametrize("what", ["file", "dangling link", "no parent"])
+def test_destinations_that_are_none(what: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if what == "file":
+        out.write_bytes(b"")
+    elif what == "dangling link":
+        out.symlink_to("nowhere")
+    else:
+        out = tmp_path / "nothing/out"
+    with pytest.raises(UsageError, match=f"^{out}: "):
+        extract(NEW, out)
+
+
+def test_a_run_that_writes_nothing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"f: .*no such blob"):
+        extract({"f": file([[0, 1, "sha1-" + "0" * 40]], encoding="blobvec", size=1)}, tmp_path / "out", mark="m")
+    assert not (tmp_path / "out").exists()
+
+
+# -- what is asked for
+
+
+DOCUMENT = {"a/x.nc": file("1"), "a/y.txt": file("2"), "b/a/z.nc": file("3"), "x.nc": file("4"), "e": {"mode": D}}
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ((), (), {"a/x.nc", "a/y.txt", "b/a/z.nc", "x.nc", "e"}),
+        (("*.nc",), (), {"a/x.nc", "b/a/z.nc", "x.nc"}),
+        (("a/*.nc",), (), {"a/x.nc"}),
+        (("./*.nc",), (), {"a/x.nc", "b/a/z.nc", "x.nc"}),
+        (("a",), (), {"a/x.nc", "a/y.txt", "b/a/z.nc"}),
+        (("./a/",), (), {"a/x.nc", "a/y.txt"}),
+        ((), ("a",), {"x.nc", "b", "e"}),
+        (("a",), ("*.txt", "b"), {"a/x.nc"}),
+        ((".",), ("e",), {"a/x.nc", "a/y.txt", "b/a/z.nc", "x.nc"}),
+    ],
+)
+def test_globs(include: tuple[str, ...], exclude: tuple[str, ...], expected: set[str], tmp_path: Path) -> None:
+    report = extract(DOCUMENT, tmp_path / "out", include=include, exclude=exclude)
+    found = set(snapshot(tmp_path / "out")) - {""}
+    parents = {key[:at] for key in expected for at in range(len(key)) if key[at] == "/"}
+    assert found == expected | parents
+    assert report.unmatched == []
+
+
+def test_globs_that_match_nothing(tmp_path: Path) -> None:
+    assert extract(DOCUMENT, tmp_path / "out", include=("nope", "a/*")).unmatched == ["nope"]
+
+
+def test_links_in_place_of_copies(tmp_path: Path) -> None:
+    async def link(key: str, info: Info) -> str | None:
+        return f"/elsewhere/{key}" if key.endswith(".nc") else None
+
+    done: list[Done] = []
+    report = extract(DOCUMENT, tmp_path / "out", link=link, done=done.append)
+    assert os.readlink(tmp_path / "out/a/x.nc") == "/elsewhere/a/x.nc"
+    assert look(tmp_path / "out/a/y.txt").data == b"2"
+    assert (report.files, report.links) == (1, 3)
+    assert {one.key for one in done if one.how == "linked"} == {"a/x.nc", "b/a/z.nc", "x.nc"}
+    assert {one.key for one in done if one.kind is Kind.DIRECTORY} == {"a", "b", "b/a", "e"}
+
+
+# -- stores that are not to be trusted
+
+
+class Hostile(FileSystemStore):
+    """A store whose listing says what it likes."""
+
+    def __init__(self, path: Path, listed: list[Info]) -> None:
+        super().__init__(str(path))
+        self.listed = listed
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        for info in self.listed if not prefix else [Info("f", Kind.FILE, 1)]:
+            yield info
+
+    async def open_value(self, key: str) -> int:
+        return await super().open_value("f")
+
+
+NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" * 256, ".zarrfs-staging"]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+@pytest.mark.parametrize("kind", [Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK])
+def test_names_that_are_none(name: str, kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/f").write_bytes(b"x")
+    store = Hostile(tmp_path / "source", [Info(name, kind, 1, target="t"), Info("g", Kind.FILE, 1)])
+    report = write(store, tmp_path / "out", keep_going=True)
+    assert report.bad == 1
+    assert set(snapshot(tmp_path / "out")) == {"", "g"}
+    assert sorted(os.listdir(tmp_path)) == ["out", "source"]
+
+
+def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "source/f").write_bytes(b"x")
+    link = Info("a", Kind.SYMLINK, 1, target=str(tmp_path / "outside"))
+    for listed in itertools.permutations([link, Info("a", Kind.DIRECTORY), Info("a", Kind.FILE, 1)]):
+        for existing in ("refuse", "overwrite"):
+            out = Path(tempfile.mkdtemp(dir=tmp_path))
+            write(Hostile(tmp_path / "source", list(listed)), out, keep_going=True, existing=existing)
+    assert os.listdir(tmp_path / "outside") == []
+
+
+def test_a_tree_deeper_than_a_path(tmp_path: Path) -> None:
+    path = "d/" * 2000 + "f"
+    with opened({path: file("deep")}) as (store, _plan):
+        report = write(store, tmp_path / "out")
+    assert (report.files, report.directories) == (1, 2000)
+    subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # too deep for pytest

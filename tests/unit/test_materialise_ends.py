@@ -1,0 +1,307 @@
+"""materialise() that is broken off, raced, or has no room: what is there is whole, and nothing is anywhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.unit.archives import D, file, opened, put
+from tests.unit.extracting import extract, snapshot, write
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.store import filling
+from zarrfs.store.filling import Filling
+
+KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
+
+
+def archive_of(base: Path, files: int, seed: int = 1) -> list[dict[str, Any]]:
+    """An archive of many files in directories with odd modes, its blobs in `base`."""
+    chance, entries = random.Random(seed), []
+    for index in range(files):
+        folder = f"d{index % 13}/e{index % 3}"
+        parts, at = [], 0
+        for _ in range(chance.choice((1, 1, 1, 3))):
+            data = chance.randbytes(chance.choice((0, 10, 4096, 70_000)))
+            parts.append([at, len(data), put(base, data)])
+            at += len(data) + chance.choice((0, 0, 5000))
+        entries.append({"path": f"{folder}/f{index}", "size": at, "encoding": "blobvec", "data": parts, "mtime": index,
+                        "mode": 0o100000 | chance.choice((0o644, 0o400, 0o4711))})  # fmt: skip
+    for index in range(13):
+        mode = 0o40000 | (0o555, 0o2700, 0o711)[index % 3]
+        entries.append({"path": f"d{index}", "mode": mode, "mtime": index})
+        entries += [{"path": f"d{index}/e{at}", "mode": mode, "mtime": at} for at in range(3)]
+    entries += [{"path": f"d{index}/l", "mode": 0o120777, "data": f"e{index}", "mtime": 5} for index in range(13)]
+    large, at = [], 0
+    for _ in range(5):
+        data = chance.randbytes(3 << 20)
+        large.append([at, len(data), put(base, data)])
+        at += len(data)
+    return [*entries, {"path": "d0/large", **file(large, encoding="blobvec", size=at, mtime=77)}]
+
+
+def test_killed_at_any_time_and_taken_up(tmp_path: Path) -> None:
+    """kill -9 at random points: what is there is whole, and the same command makes the rest."""
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    document, out = tmp_path / "a.json", tmp_path / "out"
+    document.write_text(json.dumps(archive_of(blobs, 800)))
+    command = [PROGRAM, "archive", "extract", str(document), "-C", str(out), "--blobs", str(blobs)]
+    began = time.monotonic()
+    assert run(*command[1:]).returncode == 0
+    whole = time.monotonic() - began
+    expected, chance = snapshot(out), random.Random(os.urandom(8))
+    killed = ended = 0
+    subprocess.run(["rm", "-rf", out], check=True)
+    while killed < KILLS:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0.2, 0.8) * whole)
+        process.kill()
+        _, err = process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+        if process.returncode != -signal.SIGKILL:
+            # a run that was killed between its very last steps looks like one that has ended
+            assert process.returncode == 0 or b"is there already" in err, err
+            ended += 1
+        if out.exists():
+            found = snapshot(out)
+            for key in found.keys() & expected.keys():
+                if found[key].data is not None:
+                    assert found[key] == expected[key], key
+            assert all(key.startswith(".zarrfs-staging") for key in found.keys() - expected.keys())
+            if process.returncode != -signal.SIGKILL or chance.random() < 0.2:
+                if process.returncode == -signal.SIGKILL:
+                    done = run(*command[1:])
+                    assert done.returncode == 0 or "is there already" in done.stderr, done.stderr
+                assert {k: v for k, v in snapshot(out).items() if k} == {k: v for k, v in expected.items() if k}
+                subprocess.run(["rm", "-rf", out], check=True)
+
+
+def broken_off(document: Any, out: Path, blobs: Path, mark: str) -> None:
+    """A run that ends at a blob that is missing."""
+    with pytest.raises(SourceError, match="no such blob"):
+        extract(document, out, blobs, mark=mark, jobs=1)
+
+
+def test_a_run_with_the_same_mark_goes_on(tmp_path: Path) -> None:
+    document = archive_of(tmp_path, 300)
+    last = max((one for one in document if one["path"].startswith("d9/")), key=lambda one: one["path"])
+    lost = {"path": "d9/z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
+    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
+    out = tmp_path / "out"
+    broken_off([*document, lost], out, tmp_path, "one")
+    assert os.listdir(out / ".zarrfs-staging") == ["note"]
+    before = {key: (out / key).stat().st_ino for key in snapshot(out) if (out / key).is_file()}
+    assert len(before) > 100
+    broken_off([*document, lost], out, tmp_path, "one")
+    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
+    changed = out / last["path"]
+    changed.unlink()
+    changed.write_bytes(b"not what it was")
+    report = extract([*document, lost], out, tmp_path, mark="one", existing="overwrite")
+    assert report.resumed >= len(before) - 2
+    assert (out / "d9/z").read_bytes() == b"xyz"
+    with pytest.raises(SourceError, match="is there already"):
+        extract(document, out, tmp_path, mark="one")
+    assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
+
+
+def test_what_a_dead_run_has_left_goes(tmp_path: Path) -> None:
+    staging = tmp_path / "out/.zarrfs-staging"
+    (staging / "0123456789abcdef").mkdir(parents=True)
+    (staging / "0123456789abcdef/17").write_bytes(b"half")
+    (staging / "note").write_bytes(b"{")
+    extract({"f": file("x")}, tmp_path / "out")
+    assert set(snapshot(tmp_path / "out")) == {"", "f"}
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    living = Filling(str(tmp_path))
+    with pytest.raises(UsageError, match="another run is writing to it"):
+        extract({"f": file("x")}, tmp_path)
+    living.abandon()
+    extract({"f": file("x")}, tmp_path)
+
+
+# -- races
+
+
+def swap(out: str, outside: str, names: list[str], stop: Any) -> None:
+    """Put links to `outside` in the place of directories, all the time."""
+    turn = 0
+    while not stop.is_set():
+        for name in names:
+            path, aside = os.path.join(out, name), os.path.join(out, f"aside{turn}")
+            turn += 1
+            with contextlib.suppress(OSError):
+                os.rename(path, aside)
+            with contextlib.suppress(OSError):
+                os.symlink(outside, path)
+
+
+@pytest.mark.parametrize("existing", ["refuse", "overwrite"])
+def test_directories_that_turn_into_links_meanwhile(existing: str, tmp_path: Path) -> None:
+    document = archive_of(tmp_path, 2000, seed=2)
+    outside, out = tmp_path / "outside", tmp_path / "out"
+    outside.mkdir()
+    out.mkdir()
+    names = [f"d{index}" for index in range(13)] + [f"d{index}/e{index % 3}" for index in range(13)]
+    names.append(".zarrfs-staging")
+    stop = multiprocessing.Event()
+    attacker = multiprocessing.get_context("fork").Process(target=swap, args=(str(out), str(outside), names, stop))
+    attacker.start()
+    try:
+        for _ in range(3):
+            with contextlib.suppress(SourceError, UsageError):
+                extract(document, out, tmp_path, existing=existing, keep_going=True)
+    finally:
+        stop.set()
+        attacker.join()
+    # the attacker's own links land there, too
+    assert [name for name in os.listdir(outside) if not os.path.islink(outside / name)] == []
+    assert sum(len(names) for _, names, _ in os.walk(out)) > 0
+
+
+# -- no room, no permission
+
+
+@contextlib.contextmanager
+def tmpfs(path: Path, options: str) -> Iterator[Path]:
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=False).returncode:
+        pytest.skip("no mount(2) here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+@pytest.mark.parametrize("options", ["size=1m", "nr_inodes=60"])
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_disk_full(options: str, keep_going: bool, tmp_path: Path) -> None:
+    document = archive_of(tmp_path, 300)
+    expected = snapshot_of(document, tmp_path)
+    with tmpfs(tmp_path / "small", options) as small:
+        with pytest.raises(SourceError, match=r"/out: d.*: cannot be written: no space left on device") as caught:
+            extract(document, small / "out", tmp_path, mark="m", keep_going=keep_going)
+        assert "\n" not in str(caught.value)
+        found = {key: one for key, one in snapshot(small / "out").items() if one.data is not None and key in expected}
+        assert found
+        assert all(one == expected[key] for key, one in found.items())
+        assert os.listdir(small / "out/.zarrfs-staging") == ["note"]
+        subprocess.run(["mount", "-o", "remount,size=100m,nr_inodes=10000", small], check=True)
+        report = extract(document, small / "out", tmp_path, mark="m")
+        assert report.resumed == len(found)
+        assert {k: v for k, v in snapshot(small / "out").items() if k} == expected
+
+
+def snapshot_of(document: Any, blobs: Path) -> dict[str, Any]:
+    extract(document, blobs / "expected", blobs)
+    return {key: one for key, one in snapshot(blobs / "expected").items() if key}
+
+
+def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "ro", "ro") as place:
+        with pytest.raises(UsageError, match=r"/ro: cannot be written to: read-only file system"):
+            extract({"f": file("x")}, place)
+        with pytest.raises(UsageError, match=r"/ro/new: read-only file system"):
+            extract({"f": file("x")}, place / "new")
+
+
+def test_another_file_system_within(tmp_path: Path) -> None:
+    """A rename does not reach it from the staging directory; what a dead run left there goes."""
+    (tmp_path / "out").mkdir()
+    with tmpfs(tmp_path / "out/d", "size=1m") as inner:
+        (inner / ".zarrfs-staging.0123456789abcdef").write_bytes(b"half")
+        extract({"d/x/f": file("x"), "d/l": {"mode": 0o120777, "data": "x"}, "d/g": file("y")}, tmp_path / "out")
+        assert set(snapshot(inner)) == {"", "x", "x/f", "l", "g"}
+
+
+def as_nobody(document: Any, out: Path, existing: str = "refuse") -> str:
+    """What becomes of an extraction by somebody who has no rights."""
+    extract(document, out.parent / "warm")  # nobody can import what is not yet imported
+    shutil.rmtree(out.parent / "warm")
+    receive, send = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        tempfile.tempdir = "/tmp"
+        try:
+            send.send(str(extract(document, out, mark="m", existing=existing).files))
+        except (SourceError, UsageError) as exc:
+            send.send(str(exc))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    return str(receive.recv()) if receive.poll() else f"ended with {process.exitcode}"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A directory that everybody can reach."""
+    if os.geteuid():
+        pytest.skip("takes root to become somebody else")
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+def test_directories_that_allow_nothing(shared: Path) -> None:
+    out = shared / "out"
+    assert as_nobody({"f": file("x")}, out) == f"{out}: permission denied"
+    out.mkdir()
+    assert as_nobody({"f": file("x")}, out) == f"{out}: cannot be written to: permission denied"
+    os.chown(out, 65534, 65534)
+    modes = {"d": {"mode": D & ~0o777, "mtime": 1}, "d/e": {"mode": D & ~0o777 | 0o500, "mtime": 2}}
+    closed = {**modes, "d/e/f": file("x", mtime=3)}
+    assert as_nobody(closed, out) == "1"
+    assert (snapshot(out)["d"].mode, snapshot(out)["d/e"].mode) == (0, 0o500)
+    assert as_nobody({**closed, "d/e/g": file("y")}, out, "overwrite") == "2"
+    found = snapshot(out)
+    assert (found["d"].mode, found["d/e"].mode, found["d/e/g"].data) == (0, 0o500, b"y")
+    assert (found["d"].mtime_ns, found["d/e"].mtime_ns) == (10**9, 2 * 10**9)
+
+
+def test_nothing_that_appears_meanwhile_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that takes a name between the look at it and the write."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/other").write_bytes(b"")
+    judge = Filling.judge
+
+    def slow(self: Filling, directory: int, info: Any) -> str:
+        verdict = judge(self, directory, info)
+        (tmp_path / "out/f").write_bytes(b"theirs")
+        return verdict
+
+    monkeypatch.setattr(filling.Filling, "judge", slow)
+    with pytest.raises(SourceError, match="f: is there already"):
+        extract({"f": file("ours")}, tmp_path / "out")
+    assert (tmp_path / "out/f").read_bytes() == b"theirs"
+
+
+def test_threads_do_not_share_temporary_names(tmp_path: Path) -> None:
+    document = {f"{index % 50}/{index}": file(str(index)) for index in range(3000)}
+    with opened(document, type="archive") as (store, _plan):
+        report = write(store, tmp_path / "out", jobs=8)
+    assert report.files == 3000
+    files = {key: found.data for key, found in snapshot(tmp_path / "out").items() if "/" in key}
+    assert files == {key: key.rpartition("/")[2].encode() for key in document}
+    assert threading.active_count() < 50
