@@ -16,12 +16,13 @@ import trio
 from tests.conftest import run as zarrfs
 from tests.fakeflux import content_db
 from tests.servers import Faulty
-from tests.unit.archives import blobref, put
+from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, run, whole
 from zarrfs.errors import ReadError, WrongHash
 from zarrfs.sources.blobrefs import sized
 from zarrfs.sources.blobs import BlobReader
 from zarrfs.sources.heldblobs import HeldBlobs
+from zarrfs.store.index import IndexStore
 from zarrfs.transfer.diskblobs import DiskBlobs
 
 MIB = 1 << 20
@@ -156,6 +157,32 @@ def test_fetching_ahead(faulty: Faulty) -> None:
     assert faulty.gets() == 21 + 5
 
 
+def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
+    blobs = pieces(40, 4096)
+    for data in blobs:
+        place = faulty.put(f"/{blobref(data)}", data).rpartition("/")[0]
+    regions = [[at * MIB, 4096, blobref(data)] for at, data in enumerate(blobs)]
+    document = {"f": file(regions, encoding="blobvec", size=40 * MIB)}
+
+    async def fetched(store: IndexStore, offsets: list[int]) -> int:
+        for at in offsets:
+            await store.get("f", at, MIB)
+        before = -1
+        while before != faulty.gets():
+            before = faulty.gets()
+            await trio.sleep(0.1)
+        return before
+
+    with opened(document, blobs=(place,)) as (store, _):
+        assert trio.run(fetched, store, [0]) == 2  # as much ahead as was read
+    faulty.requests.clear()
+    with opened(document, blobs=(place,)) as (store, _):
+        assert 12 <= trio.run(fetched, store, [at * MIB for at in range(8)]) <= 16
+    faulty.requests.clear()
+    with opened(document, blobs=(place,)) as (store, _):
+        assert trio.run(fetched, store, [30 * MIB, 20 * MIB, 10 * MIB]) <= 6
+
+
 def test_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
     put(tmp_path, DATA)
 
@@ -266,6 +293,7 @@ def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, mon
 
 MANY = """
 import sys
+from zarrfs.store.index import IndexStore
 from zarrfs.transfer.diskblobs import DiskBlobs
 from tests.unit.archives import blobref
 disk = DiskBlobs(sys.argv[1], 64 << 20, 0)

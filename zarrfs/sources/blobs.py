@@ -157,7 +157,8 @@ class BlobReader:
             for url in urls:
                 with contextlib.suppress(ReadError):
                     blobref, declared = _split(url)
-                    if declared is None or blobref in self._open or self._held.has(blobref):
+                    known = blobref in self._open or blobref in self._queues or self._held.has(blobref)
+                    if declared is None or known:
                         continue
                     room -= declared
                     if room < 0:

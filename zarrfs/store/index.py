@@ -15,13 +15,15 @@ from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreE
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader, WholeReader
-from zarrfs.transfer.tasks import at_once
+from zarrfs.transfer.tasks import at_once, in_background
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
 _TARGET_MAX = 4095  # bytes of a symbolic link's target
 _FIRST_REGIONS = 16  # of a file that are fetched before it is read
+_AHEAD = 16 << 20  # bytes of a file whose regions are fetched ahead of who reads it in order
+_NEAR = 2 << 20  # bytes between two reads in order: the kernel sends several at once
 _REMEMBERED = 16_384  # directories and rows kept in memory
 
 _AT_HAND = """
@@ -30,6 +32,9 @@ LEFT JOIN value v ON e.place=0 AND v.id=e.ref
 LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
 LEFT JOIN target t ON t.id=r.target
 WHERE e.parent=? AND e.name IN (SELECT value FROM json_each(?)) AND e.kind=0 ORDER BY e.name, r.start
+"""
+_NEXT_REGIONS = """
+SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
 """
 _PARTS = """
 SELECT r.start, r.length, t.url, r.offset FROM region r JOIN target t ON t.id=r.target
@@ -78,6 +83,7 @@ class IndexStore:
         self._wholes = targets if isinstance(targets, WholeReader) else None
         self.mtime_ns = mtime_ns
         self._directories: OrderedDict[str, int] = OrderedDict()
+        self._read: OrderedDict[int, tuple[int, int, int]] = OrderedDict()  # regions: run from, to, fetched to
         self._rows: OrderedDict[str, _Row] = OrderedDict()
         self._urls: OrderedDict[int, str] = OrderedDict()
         self._sizes: OrderedDict[int, int] = OrderedDict()
@@ -367,6 +373,8 @@ class IndexStore:
             "ORDER BY start",
             (owner, stop, start, owner, start),
         ).fetchall()
+        if self._targets.remote:
+            self._read_on(owner, start, stop)
         if len(rows) == 1 and rows[0][0] <= start and rows[0][0] + rows[0][1] >= stop:
             at, length, target, offset = rows[0]
             return await self._targets.read(
@@ -379,6 +387,21 @@ class IndexStore:
                 self._url(target), offset + low - at, high - low, offset, offset + length
             )
         return out
+
+    def _read_on(self, owner: int, start: int, stop: int) -> None:
+        """Have the next regions of a file fetched that is read in order: as much ahead as was read, up to a bound."""
+        begin, last, until = self._read.get(owner, (0, 0, 0))
+        if not last - _NEAR <= start <= last + _NEAR:
+            begin, until = start, 0
+        low, high = max(stop, until), stop + min(_AHEAD, stop - begin)
+        wanted: list[tuple[str, int, int]] = []
+        if low - stop <= (high - stop) // 2:
+            for at, length, target, offset in self._db.execute(_NEXT_REGIONS, (owner, low, high)):
+                wanted.append((self._url(target), offset, offset + length))
+                until = at + length
+        _remember(self._read, owner, (begin, stop, until))
+        if wanted:
+            in_background(self._targets.prefetch, wanted)
 
     def _ranges(self, row: _Row) -> Iterator[tuple[str, int, int]]:
         """(url, low, high) of what a file is made of, as far as that is known without asking."""
