@@ -104,7 +104,7 @@ class Cluster:
                 paths = dict.fromkeys((sys.base_prefix, str(ROOT)))
                 self._start(
                     "unshare", "--mount", "--propagation=private", sys.executable,
-                    str(Path(__file__).with_name("node.py")), *paths, "--", "slurmd", "-N", node,
+                    str(ROOT / "tests/node.py"), *paths, "--", "slurmd", "-N", node,
                 )  # fmt: skip
                 wait_for(lambda node=node: self._pid(node), f"{node} to start")  # type: ignore[misc]
                 self.namespaces[node] = os.readlink(f"/proc/{self._pid(node)}/ns/mnt")

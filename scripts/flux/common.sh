@@ -1,0 +1,20 @@
+# Read by the scripts beside it. Settings are in zarrfs.conf, also beside it, in the syntax of sh.
+# shellcheck shell=sh disable=SC2034
+
+here=$(dirname "$(readlink -f "$0")")
+ZARRFS=/opt/zarrfs/.venv/bin/zarrfs
+JOBS=/run/zarrfs-jobs
+TIMEOUT=60
+[ ! -e "$here/zarrfs.conf" ] || . "$here/zarrfs.conf"
+
+group() { # of the job's user
+    id -g -- "$(getent passwd "$FLUX_JOB_USERID" | cut -d: -f1)" 2>/dev/null || echo 65534
+}
+
+job_directory() { # JOB: its directory, named by its number alone: the same job has many spellings
+    number=$(flux job id --to=dec "$1" 2>/dev/null) || number=
+    case $number in
+        '' | *[!0-9]*) number=$(printf %s "$1" | LC_ALL=C tr -c 'A-Za-z0-9\n' _) ;;
+    esac
+    echo "$JOBS/$number"
+}

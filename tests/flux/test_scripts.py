@@ -1,0 +1,129 @@
+"""scripts/flux without Flux: the shell's plugin in a Lua with what it uses, prolog and epilog as root runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.mount.mounting import mount_lines
+
+ROOT = Path(__file__).parents[2]
+SOURCE = f"{DATA}/archives/flux-list.json blobs={DATA}/archives/blobs"
+JOB = "ƒ2Rj4"
+FLUX = """#!/bin/sh
+[ "$*" = "job id --to=dec ƒ2Rj4" ] && echo 4711 && exit
+echo "flux: unknown command $*" >&2
+exit 1
+"""
+pytestmark = pytest.mark.skipif(shutil.which("lua") is None, reason="no lua here (scripts/setup --test installs it)")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    """A copy of scripts/flux with settings, and a flux command beside it."""
+    place = tmp_path / "scripts"
+    shutil.copytree(ROOT / "scripts/flux", place)
+    (place / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nJOBS={tmp_path}/jobs\nTIMEOUT=20\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/flux").write_text(FLUX)
+    (tmp_path / "bin/flux").chmod(0o755)
+    return place
+
+
+def job(scripts: Path, stage: str, command: str) -> subprocess.CompletedProcess[str]:
+    """A job's shell with one task."""
+    top = scripts.parent
+    variables = {"PATH": f"{top}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(top)}
+    variables |= {"ZARRFS_FLUX_DIR": str(scripts), "FLUX_JOB_ID": JOB, "ZARRFS_STAGE": stage}
+    return subprocess.run(
+        ["lua", str(Path(__file__).with_name("shell.lua")), str(scripts / "zarrfs.lua"), command],
+        env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_job_reads_what_its_shell_has_mounted(scripts: Path) -> None:
+    read = "echo $ZARRFS_STAGED; cat $ZARRFS_STAGED/in/job/bin/run.sh"
+    done = job(scripts, f"in {SOURCE}\n\nagain {SOURCE}\n", read)
+    place, _, content = done.stdout.partition("\n")
+    assert (content, done.stderr) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
+    assert content
+    assert place == f"{scripts.parent}/zarrfs-flux-{os.getuid()}/4711"
+    assert not mount_lines(f"{place}/in")
+    assert not Path(place).exists()
+
+
+def test_a_job_without_wishes(scripts: Path) -> None:
+    done = job(scripts, "", "echo ${ZARRFS_STAGED-none}")
+    assert (done.stdout, done.stderr) == ("none\n", "")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("in /nowhere/a.json", "in: /nowhere/a.json: no such file or directory"),
+        (f"good {SOURCE}\nin /nowhere/a.json", "in: /nowhere/a.json: no such file or directory"),
+        ("../in /nowhere/a.json", "../in: not a name of a directory"),
+        ("in", "in: no source; a line is: NAME SOURCE [OPTIONS]"),
+        ("in '/$(id)'", "in: "),
+    ],
+)
+def test_a_bad_source_ends_the_job_before_its_tasks(scripts: Path, stage: str, message: str) -> None:
+    done = job(scripts, stage, "echo ran")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"died: zarrfs: {message}" in done.stderr
+    assert "uid=" not in done.stderr
+    assert not (scripts.parent / f"zarrfs-flux-{os.getuid()}/4711").exists()
+    with open("/proc/self/mountinfo") as file:
+        assert str(scripts.parent) not in file.read()
+
+
+def test_a_mount_in_use_stays_and_is_told(scripts: Path) -> None:
+    leave = "cd $ZARRFS_STAGED/in/job && sleep 100 >/dev/null 2>&1 & echo $! $ZARRFS_STAGED"
+    done = job(scripts, f"in {SOURCE}", leave)
+    pid, place = done.stdout.split()
+    assert "in use by pid" in done.stderr
+    assert mount_lines(f"{place}/in")
+    os.kill(int(pid), 9)
+    environment = os.environ | {"ZARRFS_STATE_DIR": f"{place}/.zarrfs"}
+    subprocess.run([PROGRAM, "unstage", "--all", "--timeout", "10s"], env=environment, check=True)
+    assert not mount_lines(f"{place}/in")
+
+
+NODE_SCRIPT = """
+set -eu
+export FLUX_JOB_ID=ƒ2Rj4 FLUX_JOB_USERID=65534 PATH="{top}/bin:$PATH"
+ours() {{ grep -c " $1/.* - fuse.zarrfs" /proc/self/mountinfo || true; }}
+{scripts}/prolog
+nobody="setpriv --reuid=65534 --regid=65534 --clear-groups"
+place=$($nobody {scripts}/stage ƒ2Rj4 'in {source},pid_file={jobs}/4711/user/pid')
+echo "$place $(ours {jobs}) $(stat -c %a:%u "$place")"
+$nobody sh -c "cd $place/in && exec sleep 60 >/dev/null 2>&1" & # somebody is there; the shell of the job was killed
+until [ "$(readlink /proc/$!/cwd)" = "$place/in" ]; do sleep 0.05; done
+{kill}
+{scripts}/epilog
+echo "$(ours {jobs}) $(ls -A {jobs} | wc -l)"
+kill $!
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog are run as root")
+@pytest.mark.parametrize("kill", [":", "kill -9 $(cat $place/pid)"])
+def test_the_epilog_takes_away_what_a_killed_job_has_left(tmp_path: Path, scripts: Path, kill: str) -> None:
+    tmp_path.chmod(0o755)
+    jobs = "/run/zarrfs-jobs"
+    (scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=20\n")
+    script = NODE_SCRIPT.format(top=tmp_path, scripts=scripts, source=SOURCE, jobs=jobs, kill=kill)
+    node = ["unshare", "--mount", "--propagation=private", sys.executable, str(ROOT / "tests/node.py")]
+    paths = dict.fromkeys((sys.base_prefix, str(ROOT), str(tmp_path)))
+    done = subprocess.run(
+        [*node, *paths, "--", "sh", "-c", script], env={**os.environ, "XDG_CACHE_HOME": "/nonexistent"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == f"{jobs}/4711/user 1 700:65534\n0 0\n", done.stderr
