@@ -16,6 +16,7 @@ import trio
 
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.options import Options
+from zarrfs.sources.blobhash import hash_of
 from zarrfs.sources.blobrefs import PlaceKind, is_tar, place_kind
 from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
 from zarrfs.store.uri import path_of_uri
@@ -243,8 +244,6 @@ class DumpPlace:
 
     async def _matching(self, member: Member, blobref: str) -> Buffer | None:
         """The bytes of a member, if they are that blob; notes what blob they are."""
-        from zarrfs.sources.blobs import hash_of
-
         data = await self._read(member.offset, member.size)
         found = await in_thread(self._places.slots, hash_of, data, blobref)
         assert self._index is not None

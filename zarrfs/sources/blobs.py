@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import stat
@@ -34,6 +33,8 @@ from zarrfs.errors import (
     WrongHash,
 )
 from zarrfs.options import Options
+from zarrfs.sources.blobhash import digest as _digest
+from zarrfs.sources.blobhash import hash_of
 from zarrfs.sources.blobplaces import Place, Places, in_thread
 from zarrfs.sources.blobrefs import canonical
 from zarrfs.sources.heldblobs import HeldBlobs
@@ -47,7 +48,6 @@ log = logging.getLogger("zarrfs")
 MAX_OPEN = 128  # descriptors kept: reading another blob closes the one that was not read for longest
 MAX_VERDICTS = 65_536  # verified files remembered, open or not
 WHOLE_MAX = 4 << 20  # bytes of a blob that whole() gives
-_PIECE = 1 << 20  # bytes hashed at a time
 _HASHING = 4  # blobs hashed at once
 _ATTEMPTS = 3  # how often a blob may change under a reader before that is an error
 _ANOTHER_HASH = "its bytes have another hash than its name says"
@@ -451,28 +451,6 @@ def _identity(status: os.stat_result) -> _Identity:
 def _opened(path: str) -> int:
     # a fifo must not hold us up, and a place may hold symlinks: the hash decides
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-
-
-def hash_of(data: Buffer, blobref: str) -> str:
-    """The blobref of `data`, with the algorithm of `blobref`."""
-    algorithm = blobref.partition("-")[0]
-    return f"{algorithm}-{hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}"
-
-
-def _digest(fd: int, blobref: str, size: int) -> str:
-    """The blobref of the first `size` bytes, with the algorithm of `blobref`; in a worker thread of trio."""
-    algorithm = blobref.partition("-")[0]
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    piece = memoryview(bytearray(min(size, _PIECE)))
-    at = 0
-    while at < size:
-        trio.from_thread.check_cancelled()
-        count = os.preadv(fd, [piece[: size - at]], at)
-        if not count:
-            break
-        digest.update(piece[:count])
-        at += count
-    return f"{algorithm}-{digest.hexdigest()}"
 
 
 def _wrong_length(path: str, size: int, declared: int) -> OutOfRange:

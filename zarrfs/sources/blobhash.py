@@ -1,0 +1,34 @@
+"""The hashes that name blobs. Source: RFC 10."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import trio
+
+from zarrfs.transfer.api import Buffer
+
+_PIECE = 1 << 20  # bytes hashed at a time
+
+
+def hash_of(data: Buffer, blobref: str) -> str:
+    """The blobref of `data`, with the algorithm of `blobref`."""
+    algorithm = blobref.partition("-")[0]
+    return f"{algorithm}-{hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}"
+
+
+def digest(fd: int, blobref: str, size: int) -> str:
+    """The blobref of the first `size` bytes, with the algorithm of `blobref`; in a worker thread of trio."""
+    algorithm = blobref.partition("-")[0]
+    hashed = hashlib.new(algorithm, usedforsecurity=False)
+    piece = memoryview(bytearray(min(size, _PIECE)))
+    at = 0
+    while at < size:
+        trio.from_thread.check_cancelled()
+        count = os.preadv(fd, [piece[: size - at]], at)
+        if not count:
+            break
+        hashed.update(piece[:count])
+        at += count
+    return f"{algorithm}-{hashed.hexdigest()}"
