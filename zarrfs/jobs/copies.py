@@ -15,6 +15,7 @@ from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking, unstage
 from zarrfs.options import Options, Parsed
+from zarrfs.sources import fingerprint
 from zarrfs.stage.materialise import Choice, Report, materialise
 from zarrfs.stage.materialisewrite import Done
 from zarrfs.store.api import Info, Kind, Store
@@ -62,8 +63,8 @@ async def write(
     UsageError, SourceError as materialise().
     """
     linking = _Links(store, record, options) if record.how == "link" else None
-    mark = json.dumps([plan.source, plan.digest, os.path.basename(plan.index or ""), plan.mtime_ns, *how.include, "",
-                       *how.exclude, record.how])  # fmt: skip
+    version = plan.source, fingerprint(plan), plan.mtime_ns
+    mark = json.dumps([*version, how.include, how.exclude, record.how])
     choice = Choice(
         include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
         mark=hashlib.sha256(os.fsencode(mark)).hexdigest(), sums=how.manifest is not None,

@@ -9,7 +9,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, NoReturn
 
 from zarrfs.errors import MountError
 from zarrfs.jobs import keeper, nodelocal, processes, stagein
@@ -72,23 +72,20 @@ def _run(
     record: Record, pipe: IO[bytes], words: Sequence[str], before: set[int], tell: Callable[[str], None]
 ) -> int:
     """Start the command, hand signals on to it until it ends, and give its exit status."""
+    def kept(who: Process) -> None:
+        keeper.tell(pipe, who)
+        record.owners.append(who)
+        record.save()
+
     words = [word.replace("{}", record.place) for word in words]
     try:
-        pid = os.posix_spawnp(
-            words[0], words, {**os.environ, VARIABLE: record.place}, setsigmask=before,
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-        )  # fmt: skip
+        pid = _start(words, {**os.environ, VARIABLE: record.place}, before, kept)
     except FileNotFoundError:
         tell(f"{words[0]}: no such command")
         return NOT_FOUND
     except (OSError, ValueError) as exc:
         tell(f"{words[0]}: cannot be run: {(getattr(exc, 'strerror', None) or str(exc)).lower()}")
         return NOT_EXECUTABLE
-    who = processes.process(pid)
-    if who is not None:  # else it has ended already
-        keeper.tell(pipe, who)
-        record.owners.append(who)
-        record.save()
     while True:
         for ended, status in _reap():
             if ended == pid:
@@ -98,6 +95,48 @@ def _run(
         if got.si_signo != signal.SIGCHLD and got.si_code <= 0:  # from a process; the terminal tells both of us
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, got.si_signo)
+
+
+def _start(
+    words: Sequence[str], environment: dict[str, str], mask: set[int], kept: Callable[[Process], None]
+) -> int:
+    """Start a command, with this mask of signals, after `kept` was called with it; gives its number. OSError."""
+    go, let_go = os.pipe()
+    failed, fail = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become(words, environment, mask, (go, let_go, fail))
+    os.close(go)
+    os.close(fail)
+    with open(failed, "rb") as reason, open(let_go, "wb") as start:
+        who = processes.process(pid)
+        if who is not None:
+            kept(who)
+            start.write(b".")
+            start.close()
+        said = reason.read()
+    if said:
+        os.waitpid(pid, 0)
+        raise OSError(int(said), os.strerror(int(said)), words[0])
+    return pid
+
+
+def _become(
+    words: Sequence[str], environment: dict[str, str], mask: set[int], pipes: tuple[int, int, int]
+) -> NoReturn:
+    """In the child: wait until it is known to the keeper, and be the command; should we die before, end."""
+    go, let_go, fail = pipes
+    try:
+        os.close(let_go)
+        if os.read(go, 1):
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execvpe(words[0], list(words), environment)
+    except OSError as exc:
+        os.write(fail, str(exc.errno).encode())
+    finally:
+        os._exit(FAILED)
 
 
 def _reap() -> list[tuple[int, int]]:

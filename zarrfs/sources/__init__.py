@@ -90,7 +90,7 @@ def open_plan(plan: Plan, options: Options) -> Store:
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
     if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
         return Overlay(None, Upper(options.upperdir, plain=True), owner)
-    over = {"source": plan.source, "fingerprint": _fingerprint(plan)}
+    over = {"source": plan.source, "fingerprint": fingerprint(plan)}
     upper = Upper(options.upperdir, over=over)
     try:
         return Overlay(_open(plan, options), upper, owner)
@@ -99,7 +99,7 @@ def open_plan(plan: Plan, options: Options) -> Store:
         raise
 
 
-def _fingerprint(plan: Plan) -> str:
+def fingerprint(plan: Plan) -> str:
     """What tells one version of a document from another; "" for what has none, as a directory.
 
     Not the name of its index, if that can be helped: options decide that, too, such as whether there are blobs.

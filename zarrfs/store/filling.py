@@ -346,7 +346,7 @@ class Filling:
         self.close()
 
     def abandon(self) -> None:
-        """The run ends early: what is whole stays, and with it the note of a run with a mark that has done anything."""
+        """The run ends early: what is whole stays, and the note of a run with a mark that did anything."""
         with contextlib.suppress(OSError):
             look = os.open(b".", _OPEN, dir_fd=self._base.descriptor)
             try:
@@ -387,4 +387,4 @@ def _same(directory: int, name: bytes, status: os.stat_result, info: Info) -> bo
             return False
     if info.kind is Kind.SYMLINK:
         return os.readlink(name, dir_fd=directory) == os.fsencode(info.target or "")
-    return status.st_size == info.size
+    return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet

@@ -1,0 +1,171 @@
+"""zarrfs stage --copy and --link: equal to the source, resumed, with a manifest, and never linked to what goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.mount.staging import Node, eventually, one_line
+from tests.mount.staging import node as node
+from tests.servers import Faulty
+from tests.servers import faulty as faulty
+
+SOURCE = DATA / "zarr/v2_hier"
+
+
+def equal(one: Path, other: Path) -> bool:
+    """Whether two trees hold the same."""
+    return subprocess.run(["diff", "-r", one, other], check=False).returncode == 0
+
+
+def files(path: Path) -> dict[str, Path]:
+    """Every file below a directory, by its key."""
+    return {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_copy_has_a_manifest_and_stays(node: Node) -> None:
+    dest = node.path / "input"
+    done = run("stage", "--copy", SOURCE, dest, "--report", "-")
+    assert done.returncode == 0, done.stderr
+    assert equal(SOURCE, dest)
+    manifest = node.path / "input.manifest.jsonl"
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
+    assert {line["key"]: (line["size"], line["sha256"]) for line in lines} == {
+        key: (file.stat().st_size, hashlib.sha256(file.read_bytes()).hexdigest()) for key, file in files(dest).items()
+    }
+    report = json.loads(done.stdout)
+    assert (report["files"], report["manifest"]) == (len(lines), str(manifest))
+    assert run("stage", "--copy", SOURCE, dest).returncode == 1  # on record
+    assert run("unstage", dest).returncode == 0
+    assert equal(SOURCE, dest)
+    assert not node.records()
+    assert "is there already" in one_line(run("stage", "--copy", SOURCE, dest).stderr)
+    assert equal(SOURCE, dest)
+
+
+def test_copies_are_removed_if_asked_for(node: Node) -> None:
+    dest = node.path / "a/input"
+    assert run("stage", "--copy", SOURCE, dest, "--manifest", node.path / "m.sha256").returncode == 0
+    sums = ["sha256sum", "-c", "--quiet", node.path / "m.sha256"]
+    assert subprocess.run(sums, cwd=dest, check=False).returncode == 0
+    (dest / ".zgroup").write_text("changed")
+    assert subprocess.run(sums, cwd=dest, check=False, capture_output=True).returncode == 1
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert node.clean()
+    assert not (node.path / "a").exists()
+    assert not (node.path / "m.sha256").exists()
+
+
+def test_a_copy_on_the_node_goes_with_its_link(node: Node) -> None:
+    dest = node.path / "input"
+    assert run("stage", "--copy", "--no-manifest", SOURCE, dest, "--node-local").returncode == 0
+    assert equal(SOURCE, dest)
+    assert dest.resolve().parent == node.local
+    assert list(node.path.glob("*.manifest*")) == []
+    assert run("unstage", dest).returncode == 0
+    assert node.clean()
+    assert not dest.is_symlink()
+
+
+def test_what_is_mounted_in_a_copy_is_not_removed(node: Node) -> None:
+    dest, inner = node.path / "input", node.path / "input/inner"
+    assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    inner.mkdir()
+    assert run("stage", SOURCE, inner).returncode == 0
+    done = run("unstage", dest, "--remove-copies")
+    assert (done.returncode, "is mounted in it" in one_line(done.stderr)) == (1, True)
+    assert (inner / ".zgroup").exists()
+
+
+def test_globs_pick_what_is_copied(node: Node) -> None:
+    dest = node.path / "input"
+    arguments = ["--include", "gzip", "--include", "*/.zattrs", "--exclude", "*.0"]
+    assert run("stage", "--copy", SOURCE, dest, *arguments).returncode == 0
+    found = files(dest)
+    assert "gzip/.zarray" in found
+    assert not [key for key in found if key.endswith(".0") or not (key.startswith("gzip/") or key.endswith(".zattrs"))]
+    assert run("stage", SOURCE, node.path / "m", "--include", "gzip").returncode == 2
+
+
+def test_links_lead_to_whole_files_that_stay(node: Node) -> None:
+    data = node.path / "data.bin"
+    data.write_bytes(bytes(range(256)))
+    short = node.local / "gone.bin"
+    short.write_bytes(b"gone with the job")
+    refs = node.path / "refs.json"
+    refs.write_text(json.dumps({
+        "whole": [str(data)], "part": [str(data), 16, 4], "inline": "text", "job's": [str(short)],
+    }))  # fmt: skip
+    dest = node.path / "input"
+    done = run("stage", "--link", refs, dest, "--report", "-", env={**os.environ, "SLURM_TMPDIR": str(node.local)})
+    assert done.returncode == 0, done.stderr
+    assert os.readlink(dest / "whole") == str(data)
+    assert [name for name in sorted(os.listdir(dest)) if not (dest / name).is_symlink()] == ["inline", "job's", "part"]
+    assert (dest / "part").read_bytes() == bytes(range(16, 20))
+    assert (dest / "job's").read_bytes() == b"gone with the job"
+    assert (json.loads(done.stdout)["linked"], "1 files are links, 3 were copied" in done.stderr) == (1, True)
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert data.stat().st_size == 256  # links are removed, not what they lead to
+    short.unlink()
+    assert node.clean()
+
+
+def test_a_directory_is_linked_file_by_file(node: Node) -> None:
+    dest = node.path / "input"
+    assert run("stage", "--link", SOURCE, dest).returncode == 0
+    found = [file for file in dest.rglob("*") if not file.is_dir()]
+    assert found
+    assert all(file.is_symlink() and Path(os.readlink(file)).is_relative_to(SOURCE) for file in found)
+    assert equal(SOURCE, dest)
+
+
+def test_what_cannot_be_had_is_reported(node: Node) -> None:
+    refs, dest = node.path / "refs.json", node.path / "input"
+    refs.write_text(json.dumps({"good": "x", "bad": [str(node.path / "nothing"), 0, 4]}))
+    done = run("stage", "--copy", refs, dest, "--report", "-")
+    assert (done.returncode, "nothing" in one_line(done.stderr)) == (1, True)
+    assert json.loads(done.stdout)["error"]
+    assert not node.records()
+    done = run("stage", "--copy", refs, dest, "--keep-going", "--report", "-")
+    assert done.returncode == 1
+    assert (dest / "good").read_text() == "x"
+    assert [bad["key"] for bad in json.loads(done.stdout)["failed"]] == ["bad"]
+
+
+def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
+    """What is whole is not fetched again."""
+    dest, refs = node.path / "input", node.path / "refs.json"
+    urls = [faulty.put(f"/{number}", b"%d" % number * 100) for number in range(300)]
+    faulty.put("/99", b"99" * 100, forever="slow")  # the last one
+    refs.write_text(json.dumps({f"dir/{number}": [url] for number, url in enumerate(urls)}))
+    arguments = [PROGRAM, "stage", "--copy", "-o", "cache=none", str(refs), str(dest)]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+    assert eventually(lambda: dest.exists() and len(files(dest)) >= 100 and faulty.arrived.is_set())
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    faulty.put("/99", b"99" * 100)
+    there = {key for key in files(dest) if key.startswith("dir/")}
+    done = run("stage", "--copy", refs, dest, "--report", "-", "-o", "cache=none")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["resumed"] == len(there) > 0
+    assert {path for method, path, _ in faulty.requests if method == "GET"}.isdisjoint(f"/{key[4:]}" for key in there)
+    assert {key: file.read_bytes() for key, file in files(dest).items()} == {
+        f"dir/{number}": b"%d" % number * 100 for number in range(300)
+    }
+
+
+@pytest.mark.parametrize("wrong", ["in dest", "no directory"])
+def test_a_manifest_that_cannot_be_written(wrong: str, node: Node) -> None:
+    path = node.path / ("input/manifest" if wrong == "in dest" else "nowhere/manifest")
+    done = run("stage", "--copy", SOURCE, node.path / "input", "--manifest", path)
+    assert done.returncode in (1, 2)
+    assert "manifest" in one_line(done.stderr)
+    assert node.clean()
