@@ -108,7 +108,8 @@ async def _changes(
             found.append(("size", str(before.size), str(after.size)))
         elif not await _same_bytes(one, other, key, before, after):
             found.append(("bytes", "", ""))
-    if before.kind is not Kind.SYMLINK and None not in (before.mode, after.mode) and before.mode != after.mode:
+    modes = before.mode, after.mode
+    if before.kind is after.kind is not Kind.SYMLINK and None not in modes and before.mode != after.mode:
         found.append(("mode", f"{before.mode:04o}", f"{after.mode:04o}"))
     if before.kind is not Kind.DIRECTORY and before.mtime_ns is not None and after.mtime_ns is not None:
         times = before.mtime_ns // _SECOND, after.mtime_ns // _SECOND
