@@ -33,7 +33,7 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     try:
-        return 0 if value == "0" else options.size(value)
+        return int(value) if value.isdecimal() else options.size(value)
     except ValueError as exc:
         raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
 
