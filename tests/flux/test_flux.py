@@ -1,6 +1,6 @@
 """With a real Flux: its archives mounted and extracted here, ours extracted there, a job's inputs staged in its shell.
 
-Each script runs in an instance of its own (flux start), with the tree `tree`, its archive `sample`, and zarrfs on PATH.
+Each script runs in an instance of its own (flux start) with `tree`, its archive `sample`, and zarrfs on PATH.
 """
 
 from __future__ import annotations

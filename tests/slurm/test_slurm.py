@@ -55,6 +55,11 @@ def batch(slurm: Cluster, script: str, *options: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
+def ended(slurm: Cluster, job: str) -> None:
+    """Wait for a job to end; sbatch --wait asks every ten seconds only."""
+    wait_for(lambda: not slurm.user("squeue", "-h", "-j", job, "-t", "PD,R").stdout, "the end of the job")
+
+
 def test_a_job_on_both_nodes_reads_what_its_prolog_has_mounted(slurm: Cluster) -> None:
     read = 'cd "$ZARRFS_DATASETS/job"; find job -type f -exec sha256sum {} +'
     done = slurm.user(*BOTH, "--comment=other zarrfs:job words", "sh", "-c", read)
@@ -123,7 +128,8 @@ def test_a_file_sent_with_sbcast_is_mounted_by_the_task_prolog_once_a_node(slurm
     """
     for node in NODES:
         slurm.inside(node, "/run").chmod(0o1777)
-    job = batch(slurm, script, "-N2", "--wait")
+    job = batch(slurm, script, "-N2")
+    ended(slurm, job)
     expected = [EXPECTED["job/bin/run.sh"]["sha256"] + "  -"] * 4 + ["1", "1"]
     assert sorted((slurm.home / f"{job}.out").read_text().splitlines(), key=len, reverse=True) == expected
 
@@ -166,12 +172,9 @@ def test_a_job_that_is_cancelled_leaves_nothing(slurm: Cluster, killed: str) -> 
 
 
 def test_small_jobs_back_to_back_leave_nothing(slurm: Cluster) -> None:
+    out = f"--output={slurm.home}/small-%a.out"
     script = 'sha256sum < "$ZARRFS_DATASETS/job/job/bin/run.sh"'
-    path = slurm.home / "small"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    out = slurm.home / "small-%a.out"
-    done = slurm.user("sbatch", "--wait", "--array=0-9", "--comment=zarrfs:job", f"--output={out}", path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    ended(slurm, batch(slurm, script, "--array=0-9", "--comment=zarrfs:job", out))
     expected = EXPECTED["job/bin/run.sh"]["sha256"] + "  -\n"
     assert [(slurm.home / f"small-{number}.out").read_text() for number in range(10)] == [expected] * 10
 

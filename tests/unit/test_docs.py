@@ -44,6 +44,25 @@ def test_man_page_names_every_command(writer: ModuleType) -> None:
     assert [text.split()[0] for text in writer.COMMANDS] == list(COMMANDS)
 
 
+@pytest.mark.parametrize("name", ["zarrfs-archive.1", "zarrfs-stage.1"])
+def test_man_pages_of_groups_name_every_command_and_option(writer: ModuleType, name: str) -> None:
+    from zarrfs.cli import main
+    from zarrfs.cli.archive import archive
+
+    group: click.Group = archive if name == "zarrfs-archive.1" else main
+    names = group.list_commands(click.Context(group)) if group is archive else ["stage", "unstage", "stage-out", "run"]
+    text = (writer.MAN / name).read_text().replace("\\-", "-")
+    for one in names:
+        command = group.get_command(click.Context(group), one)
+        assert command is not None
+        assert f"\n.SS {one} " in text
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                longest = max(parameter.opts, key=len).removeprefix("--")
+                shared = longest == "option" or longest.replace("-", "_") in writer.TABLE
+                assert shared or f"--{longest}" in text, f"{one}: {longest}"
+
+
 def test_man_page_of_refs_names_every_command_and_option(writer: ModuleType) -> None:
     from zarrfs.cli.refs import COMMANDS, refs
 
