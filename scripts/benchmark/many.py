@@ -30,12 +30,12 @@ VALUE = 32 << 10  # bytes of each of a million values
 READS = {"local": 4096, "remote": 2048}  # keys that all processes read together
 PROCESSES = (1, 8, 64)
 NODES, NODE_READERS, NODE_CHUNKS = 16, 4, 100
-RATE = "8m"  # bytes a second that the server gives a connection
+RATE = 8  # MB a second that the server gives a connection
 
 NOTES = f"""\
 Processes: random values of {VALUE >> 10} KiB of a set of a million, each read by one of them; a fresh mount for each
-sample. Nodes: {NODES} mounts read the same {NODE_CHUNKS} chunks of {CHUNK >> 10} KiB at the same time, {NODE_READERS}
-threads each, from a server that answers after {LATE} ms and gives each connection {RATE}B/s. Its log tells what it sent.
+sample. Nodes: {NODES} mounts read the same {NODE_CHUNKS} chunks of {CHUNK >> 10} KiB at once, {NODE_READERS} threads
+each, from a server that answers after {LATE} ms and gives each connection {RATE} MB/s. Its log tells what it sent.
 """
 
 
@@ -45,7 +45,7 @@ class Many(Tree):
     def __init__(self, directory: Path, size: int, entries: int) -> None:
         super().__init__(directory, size)
         self.entries, self.log = entries, directory / "seen.log"
-        self.more = f"access_log {self.log} seen; limit_rate {RATE};"
+        self.more = f"access_log {self.log} seen; limit_rate {RATE}m;"
 
     def large(self, target: str, name: str) -> Path:
         """A million values, in the large file at `target`."""

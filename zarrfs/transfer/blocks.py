@@ -275,14 +275,22 @@ class Blocks:
             return None, False, None
         target, start, stop = _target(wanted), wanted.start, wanted.stop
         if units is None or stop - start >= TINY:
-            return None, False, self._disk.claims.take(target, start, stop)
+            claim = self._disk.claims.take(target, start, stop)
+            if claim is not None and claim.held:  # somebody else may have finished since we looked
+                data, _ = self._from_disk(wanted, again=True)
+                if data is not None:
+                    self._disk.claims.release([claim])
+            return data, False, claim
         start -= start % _UNIT
         if (target, start) not in units:
             units[target, start] = self._disk.claims.take(target, start, start + _UNIT)
         return None, False, units[target, start]
 
-    def _from_disk(self, wanted: Wanted) -> tuple[Buffer | None, bool]:
-        """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago)."""
+    def _from_disk(self, wanted: Wanted, again: bool = False) -> tuple[Buffer | None, bool]:
+        """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago).
+
+        `again`: it was not there a moment ago.
+        """
         assert self._disk is not None
         at, target = wanted.at, _target(wanted)
         pin, version = None, _version_of(wanted.expected) if wanted.expected is not None else None
@@ -297,7 +305,7 @@ class Blocks:
             version = _version(pin.tag, pin.size)
         if version is None:
             return None, False
-        data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size))
+        data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size), again)
         if data is not None and pin is not None:
             pin.certain = True
         return data, False
@@ -418,11 +426,11 @@ class Blocks:
         turn, claims = self._disk.claims.look(claim, patience), self._disk.claims
         if turn is Turn.WAIT:
             return None, claim
-        found, _ = self._from_disk(wanted)
+        found, _ = self._from_disk(wanted, again=True)
         if turn is Turn.GONE and found is None:
             self._disk.look_again()
             left = claims.again(claim)
-            found, _ = self._from_disk(wanted)
+            found, _ = self._from_disk(wanted, again=True)
         else:
             left = claim if turn is Turn.OURS else None
         if found is not None:

@@ -101,8 +101,11 @@ class DiskCache:
         except OSError as exc:
             self._failed(exc)
 
-    def read(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
-        """Exactly the bytes [start, stop) of `target`, verified; None where they are not kept."""
+    def read(self, target: str, version: Version, start: int, stop: int, again: bool = False) -> bytes | None:
+        """Exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
+
+        `again`: that they were not a moment ago has been counted.
+        """
         data = None
         if not self._closed and start < stop:
             if stop - start < UNIT:
@@ -113,7 +116,8 @@ class DiskCache:
             if data is None and stop - start < UNIT:
                 data = self._from_units(target, version, start, stop)
         with self._lock:
-            self._counts["misses" if data is None else "hits"] += 1
+            if data is not None or not again:
+                self._counts["misses" if data is None else "hits"] += 1
             self._counts["bytes_read"] += len(data or b"")
         return data
 

@@ -1,0 +1,75 @@
+"""Many processes on one mount, as workers of a job are: one daemon, one index, and every byte right."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mount.mounting import mounted
+from tests.mount.remotevalues import publish, stats
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx"]
+
+PROCESSES, READS = 64, 2000
+KEYS, SIZE = 20_000, 500  # values, and bytes of each
+
+# Each process reads so many random values and compares them with what the target holds there.
+READER = """
+import os, random, sys
+root, target, processes, reads, keys, size = *sys.argv[1:3], *map(int, sys.argv[3:])
+data = open(target, "rb").read()
+def read(seed):
+    for key in random.Random(seed).choices(range(keys), k=reads):
+        descriptor = os.open(f"{root}/v/{key}", os.O_RDONLY)
+        found = os.pread(descriptor, size + 1, 0)
+        os.close(descriptor)
+        if found != data[key * size : (key + 1) * size]:
+            raise SystemExit(f"{key}: {len(found)} bytes that are not right")
+children = []
+for seed in range(processes):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            read(seed)
+        except BaseException as exc:
+            print(repr(exc), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    children.append(pid)
+sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
+"""
+
+
+def read_by_many(root: Path, target: Path, processes: int, reads: int) -> None:
+    numbers: Sequence[int] = (processes, reads, KEYS, SIZE)
+    command = [sys.executable, "-I", "-c", READER, root, target, *map(str, numbers)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def document(path: Path, url: str) -> Path:
+    refs = {f"v/{number}": [url, number * SIZE, SIZE] for number in range(KEYS)}
+    path.write_text(json.dumps({"version": 1, "refs": refs}))
+    return path
+
+
+def test_64_processes_read_2000_random_keys_each(tmp_path: Path) -> None:
+    target = tmp_path / "data.bin"
+    target.write_bytes(random.Random(1).randbytes(KEYS * SIZE))
+    with mounted(document(tmp_path / "refs.json", f"file://{target}"), tmp_path / "mnt") as root:
+        read_by_many(root, target, PROCESSES, READS)
+
+
+def test_64_processes_share_what_is_fetched(nginx: Nginx, tmp_path: Path) -> None:
+    """The target is fetched about once, not once for each of them."""
+    data = publish(nginx.plain.root, "processes.bin", KEYS * SIZE)
+    source = document(tmp_path / "refs.json", f"{nginx.plain.url}/processes.bin")
+    with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
+        read_by_many(root, nginx.plain.root / "processes.bin", PROCESSES, READS // 40)
+        fetched = stats(root)["remote"]["bytes"]
+    assert fetched <= 1.5 * len(data)
