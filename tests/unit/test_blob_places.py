@@ -251,6 +251,7 @@ def test_without_lz4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 DAMAGE = {
     "lz4": ("UPDATE objects SET object = substr(object, 1, 9)", WrongHash, "damaged"),
     "size": ("UPDATE objects SET size = 1 << 40", OutOfRange, f"{1 << 40} bytes"),
+    "raw": ("UPDATE objects SET size = -1", OutOfRange, "where the archive says"),
     "bomb": ("UPDATE objects SET object = zeroblob(4)", WrongHash, "cannot be"),
     "text": ("UPDATE objects SET object = 'text'", ReadError, "not as Flux writes"),
     "null": ("UPDATE objects SET size = NULL", ReadError, "not as Flux writes"),

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, WrongHash
 
 _LOCKS = (0x40000000, 512)  # start and length of the bytes that SQLite locks ("File Locking", PENDING_BYTE)
+_LOOK = "SELECT size, length(object), rowid FROM objects WHERE hash = CAST(? AS TEXT) LIMIT 1"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, pid
 _RATIO = 255  # LZ4 makes no more of a byte than this (LZ4 block format, "Parsing restrictions")
 _MOST = 1 << 30  # bytes of a blob (RFC 10)
@@ -54,19 +55,21 @@ class ContentDb:
             with self._lock:
                 if self._db is None:
                     self._db = _connect(self.shown)
-                row = self._db.execute(
-                    "SELECT size, object FROM objects WHERE hash = CAST(? AS TEXT) LIMIT 1", (digest,)
-                ).fetchone()
+                row = self._db.execute(_LOOK, (digest,)).fetchone()
+                if row is None:
+                    raise TargetMissing(where, "no such blob")
+                size, stored, number = row
+                length = stored if size == -1 else size
+                if not isinstance(length, int):
+                    raise ReadError(where, "an object that is not as Flux writes them")
+                if length > _MOST or (declared is not None and length != declared):
+                    right = "no blob has" if declared is None else f"where the archive says {declared}"
+                    raise OutOfRange(where, f"a blob of {length} bytes, {right}")
+                (data,) = self._db.execute("SELECT object FROM objects WHERE rowid = ?", (number,)).fetchone()
         except sqlite3.Error as exc:
             raise ReadError(where, str(exc)) from exc
-        if row is None:
-            raise TargetMissing(where, "no such blob")
-        size, data = row
-        if not isinstance(size, int) or not isinstance(data, bytes):
+        if not isinstance(data, bytes):
             raise ReadError(where, "an object that is not as Flux writes them")
-        length = len(data) if size == -1 else size
-        if declared is not None and length != declared:
-            raise OutOfRange(where, f"a blob of {length} bytes, where the archive says {declared}")
         return data if size == -1 else _expanded(data, size, where)
 
     def close(self) -> None:
@@ -78,7 +81,7 @@ class ContentDb:
 
 
 def _expanded(data: bytes, size: int, where: str) -> bytes:
-    if not 0 <= size <= min(_MOST, _RATIO * len(data)):
+    if not 0 <= size <= _RATIO * len(data):
         raise WrongHash(where, f"damaged: {len(data)} bytes of LZ4 cannot be {size}")
     try:
         import lz4.block

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tarfile
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,8 +26,10 @@ _EXTRA = 1 << 20  # bytes of an extended header
 _HINTS = 64 << 20  # bytes of a document that is asked where blobs lie
 _BLOB = re.compile(r"archive/(.+)_blobs/(\d+)")
 _DOCUMENT = re.compile(r"archive/(.+)")
-_REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
-_EXTENDED = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_REGULAR = (b"0", b"\0")  # types of members
+_EXTENDED = (b"x", b"X")
+_LONG_NAME = b"L"  # of GNU
+_OTHER_HEADERS = (b"g", b"K")  # for all members; GNU's long target of a link
 
 
 class Member(NamedTuple):
@@ -96,6 +97,8 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
 
     A tar that is damaged or ends early leaves its `fault`, and what comes before that.
     """
+    import tarfile
+
     at = 0
     extended: dict[str, str] = {}
     while at + BLOCK <= size:
@@ -109,13 +112,13 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
             return
         at += BLOCK
         length, name = header.size, header.name
-        if header.type in (*_EXTENDED, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK):
+        if header.type in (*_EXTENDED, _LONG_NAME, *_OTHER_HEADERS):
             if length > min(_EXTRA, size - at):
                 break
             data = yield at, length
             if header.type in _EXTENDED:
                 extended |= _pax(data)
-            elif header.type == tarfile.GNUTYPE_LONGNAME:
+            elif header.type == _LONG_NAME:
                 extended["path"] = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
         else:
             name = extended.get("path", name)

@@ -95,7 +95,9 @@ def _from_dump(path: str, file: int, member: str, options: Options) -> bytes:
         where = index.documents[chosen(index, member, path)]
         if where.size > options.document_limit:
             raise SourceError(path, too_large(path, options.document_limit).reason)
-        return os.pread(file, where.size, where.offset)
+        with os.fdopen(os.dup(file), "rb") as opened:
+            opened.seek(where.offset)
+            return opened.read(where.size)
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
     finally:
