@@ -157,6 +157,9 @@ def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["resumed"] == len(there) > 0
     assert {path for method, path, _ in faulty.requests if method == "GET"}.isdisjoint(f"/{key[4:]}" for key in there)
+    lines = [json.loads(line) for line in (node.path / "input.manifest.jsonl").read_text().splitlines()]
+    sizes = {key: file.stat().st_size for key, file in files(dest).items()}
+    assert {line["key"]: line["size"] for line in lines} == sizes
     assert {key: file.read_bytes() for key, file in files(dest).items()} == {
         f"dir/{number}": b"%d" % number * 100 for number in range(300)
     }

@@ -112,7 +112,7 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
     new = f"{path}.{record.id}.tmp"
     try:
         with open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
-            yield _noting(file, path.endswith(SUMS))
+            yield _noting(file, record.place, path.endswith(SUMS))
         os.rename(new, path)
     except OSError as exc:
         raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
@@ -122,13 +122,14 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
     record.manifest = path
 
 
-def _noting(file: IO[str], sums: bool) -> Callable[[Done], None]:
+def _noting(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
     def note(done: Done) -> None:
-        if done.kind is not Kind.FILE:
+        if done.kind is not Kind.FILE and done.how != "linked":
             return
         if not sums:
-            line = {name: value for name, value in done._asdict().items() if name != "kind"}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            status = os.stat(os.path.join(place, done.key))  # not every source knows sizes and times
+            line = {"key": done.key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+            file.write(json.dumps({**line, "sha256": done.sha256, "how": done.how}, ensure_ascii=False) + "\n")
         elif done.sha256 is not None:
             escaped = done.key.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
             file.write(f"{'' if escaped == done.key else chr(92)}{done.sha256}  {escaped}\n")

@@ -67,6 +67,8 @@ class Record:
         try:
             with open(f"{path}.new", "w", encoding="utf-8", errors="surrogateescape") as file:
                 json.dump({"zarrfs_staged": _VERSION, **shown}, file, ensure_ascii=False)
+                file.flush()
+                os.fsync(file.fileno())
             os.rename(f"{path}.new", path)
         except OSError as exc:
             raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from None
@@ -232,7 +234,7 @@ def _read(directory: str, name: str) -> Record | None:
             raise MountError(f"{path}: is no record of ours")
         try:
             return _from_json(json.load(file), directory)
-        except (ValueError, TypeError, KeyError) as exc:
+        except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise MountError(f"{path}: is damaged, or of another version of zarrfs: {exc}") from None
 
 

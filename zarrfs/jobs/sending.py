@@ -193,12 +193,12 @@ def _verify(place: _Place, source: str, file: File, path: str) -> None:
     info = _info(place, path)
     if info.get("size") != file.size:
         raise ReadError(f"{place.shown}/{file.key}", f"has {info.get('size')} bytes there, not {file.size}")
-    said = _md5_there(info)
+    said = md5_there(info)
     if said and said != _md5_of(source):
         raise ReadError(f"{place.shown}/{file.key}", "has other bytes there than those that were sent (MD5)")
 
 
-def _md5_there(info: dict[str, Any]) -> str:
+def md5_there(info: dict[str, Any]) -> str:
     """The MD5 that a server tells, hexadecimal; "" for none. An ETag of an upload in parts is not one."""
     tag = str(info.get("ETag") or "").strip('"')
     if _MD5.fullmatch(tag) and not info.get("ServerSideEncryption", info.get("SSEKMSKeyId")):

@@ -1,0 +1,145 @@
+"""zarrfs stage-out: what a job wrote, as an archive with blobs, or copied to a URL and seen to be there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from tests.conftest import DATA, run
+from tests.mount.mounting import mounted
+from tests.mount.staging import Node, one_line
+from tests.mount.staging import node as node
+from tests.servers import S3
+from tests.servers import s3 as s3
+
+SOURCE = DATA / "zarr/v2_hier"
+BIG = bytes(range(256)) * 5000
+
+
+def job(node: Node) -> Path:
+    """A staged mount in which a job has written; its upper is `node.path / "upper"`."""
+    dest = node.path / "work"
+    assert run("stage", SOURCE, dest, "-o", f"upperdir={node.path / 'upper'}").returncode == 0
+    (dest / "new").mkdir()
+    (dest / "new/big").write_bytes(BIG)
+    (dest / "new/nämé").write_text("small")
+    (dest / ".zattrs").write_text("{}")
+    (dest / "gzip/.zarray").unlink()
+    subprocess.run(["rm", "-r", dest / "blosc"], check=True)
+    return dest
+
+
+WRITTEN = {"new/big": BIG, "new/nämé": b"small", ".zattrs": b"{}"}
+DELETED = ["blosc", "gzip/.zarray"]
+
+
+def kept(*arguments: object) -> dict[str, object]:
+    """What `zarrfs stage-out` reports."""
+    done = run("stage-out", *arguments, "--report", "-")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def values(path: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_an_archive_holds_what_was_written(node: Node) -> None:
+    dest, blobs, archive = job(node), node.path / "blobs", node.path / "result.json"
+    blobs.mkdir()
+    done = run("stage-out", dest, "-o", archive, "--blobs", blobs)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [f"zarrfs: deleted: {key}" for key in DELETED]
+    with mounted(archive, node.path / "mnt", f"blobs={blobs}") as root:
+        assert values(root) == WRITTEN
+    assert "is there already" in one_line(run("stage-out", dest, "-o", archive, "--blobs", blobs).stderr)
+    assert run("unstage", dest).returncode == 0
+    assert kept("--upperdir", node.path / "upper", "-o", archive, "--inline", "--force")["deleted"] == DELETED
+    with mounted(archive, node.path / "mnt") as root:
+        assert values(root) == WRITTEN
+
+
+def test_all_that_the_mount_shows(node: Node) -> None:
+    dest, out = job(node), node.path / "out"
+    kept(dest, "--merged", "--to", out)
+    assert values(out) == values(dest)
+    assert {"gzip/.zarray", "blosc/.zarray"}.isdisjoint(values(out))
+    assert values(out).items() >= WRITTEN.items()
+    archive = node.path / "all.json"
+    kept(dest, "--merged", "--inline", "-o", archive)
+    with mounted(archive, node.path / "mnt") as root:
+        assert values(root) == values(dest)
+
+
+def test_files_go_to_s3_once(node: Node, s3: S3) -> None:
+    """Nothing is sent twice, but what has changed, or is not there any more."""
+    dest, url = job(node), f"s3://{s3.bucket}/results/job1"
+    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items())]
+    report = kept(dest, "--to", url, *options)
+    assert (report["files"], report["skipped"], report["deleted"]) == (3, 0, DELETED)
+
+    def there() -> dict[str, bytes]:
+        listed = s3.client.list_objects_v2(Bucket=s3.bucket, Prefix="results/job1/").get("Contents", [])
+        keys = [one["Key"] for one in listed]
+        return {key[13:]: s3.client.get_object(Bucket=s3.bucket, Key=key)["Body"].read() for key in keys}
+
+    assert there() == WRITTEN
+    assert kept(dest, "--to", url, *options)["skipped"] == 3
+    s3.client.delete_object(Bucket=s3.bucket, Key="results/job1/new/big")
+    s3.client.put_object(Bucket=s3.bucket, Key="results/job1/.zattrs", Body=b"cut")  # of another size
+    (dest / "new/nämé").write_text("other")
+    assert kept(dest, "--to", url, *options)["skipped"] == 0
+    assert there() == {**WRITTEN, "new/nämé": b"other"}
+    assert not [name for name in os.listdir(dest) if name.startswith(".zarrfs")]  # what notes this is not shown
+
+
+def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
+    dest = job(node)
+    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items()) + ",retries=0"]
+    done = run("stage-out", dest, "--to", "s3://no-such-bucket/x", *options)
+    assert done.returncode == 1
+    assert any(key in one_line(done.stderr) for key in WRITTEN)
+    done = run("stage-out", dest, "--to", "s3://no-such-bucket/x", *options, "--keep-going", "--report", "-")
+    assert done.returncode == 1
+    assert sorted(bad["key"] for bad in json.loads(done.stdout)["failed"]) == sorted(WRITTEN)
+
+
+def test_what_makes_no_sense(node: Node) -> None:
+    dest = job(node)
+    for said, words in {
+        "say where to": [dest], "say what": ["--to", node.path / "x"], "only one": [dest, "--to", "x", "-o", "x.json"],
+        "nothing is staged there": [node.path / "other", "--to", node.path / "x"],
+        "cannot be written to": [dest, "--to", "https://example.org/x"], "unknown": [dest, "--to", "nosuch://x/y"],
+        "is to be archived": [dest, "-o", node.path / "upper/x.json", "--inline"],
+        "--blobs": [dest, "-o", node.path / "x.json"],
+    }.items():
+        done = run("stage-out", *words, "-q")
+        assert done.returncode == (1 if said.startswith("nothing") else 2)
+        assert (said if said != "only one" else "say where to") in one_line(done.stderr)
+    assert sorted(path.name for path in node.path.iterdir()) == ["local", "state", "upper", "work"]
+
+
+def test_another_mount_that_writes_is_waited_for(node: Node) -> None:
+    upper, out = node.path / "upper", node.path / "out"
+    upper.mkdir()
+    with mounted(SOURCE, node.path / "mnt", f"upperdir={upper}") as root:
+        (root / "new").write_text("x")
+        done = run("stage-out", "--upperdir", upper, "--to", out)
+        assert (done.returncode, "in use by another mount" in one_line(done.stderr)) == (1, True)
+        assert not out.exists()
+    kept("--upperdir", upper, "--to", out)
+    assert values(out) == {"new": b"x"}
+
+
+def test_links_are_refused_or_left_out(node: Node) -> None:
+    dest, out = job(node), node.path / "out"
+    (dest / "link").symlink_to("new/big")
+    done = run("stage-out", dest, "--to", out)
+    assert (done.returncode, "link: neither a file" in one_line(done.stderr)) == (1, True)
+    assert not out.exists()
+    assert kept(dest, "--to", out, "--skip-unsupported")["left_out"] == ["link"]
+    assert values(out) == WRITTEN
