@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -86,7 +87,7 @@ def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None,
 
 def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
     from zarrfs.cli import meter, show
-    from zarrfs.stage.archive.create import Making, Progress
+    from zarrfs.stage.archive.create import Making, Progress, expect
     from zarrfs.stage.archive.create import create as write
 
     if not paths:
@@ -103,6 +104,8 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
     base = given.pop("base")
     making = Making(leave_out=_abandoned(output, base), **given)
     making.check()
+    if sys.stderr.isatty() and not quiet:
+        threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
     with _made(making.blobs), _opened(output, force) as (file, own), meter.shown(counts, quiet):
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import orjson
 
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, ZarrfsError
 from zarrfs.stage.archive.blobdir import BlobDirectory
 from zarrfs.stage.archive.contents import LARGE, MANY, Contents, Identity, Later, identity_of
 from zarrfs.stage.archive.entries import Writer, cut, encoded_around
@@ -63,6 +63,26 @@ def create(
         if blobs is not None:
             blobs.finish()
         document.writer.close()
+
+
+def expect(base: str, paths: Iterable[str], making: Making, progress: Progress) -> None:
+    """Count what create() is to read, in a thread beside it, for those who wait; what fails is create()'s to tell."""
+    files = size = 0
+    with contextlib.suppress(ZarrfsError, OSError):
+        descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            contents = Contents(descriptor, base, dataclasses.replace(making, skip_unsupported=True), None)
+            for _own, directory, _identity, names, _others in Walk(descriptor, base, making, contents).parts(
+                named(paths), lambda text: None
+            ):
+                files += len(names)
+                with contents.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as at:
+                    found = [os.stat(name, dir_fd=at, follow_symlinks=False) for name in names]
+                whole = making.all_inline
+                size += sum(one.st_size if whole else min(one.st_size, one.st_blocks * 512) for one in found)
+        finally:
+            os.close(descriptor)
+        progress.expected_files, progress.expected_bytes = files, size
 
 
 class _Document:

@@ -48,7 +48,7 @@ class Making:
 
 @dataclass
 class Progress:
-    """How far create() is; what is expected is not known at first, and grows while it is looked for."""
+    """How far create() is; what is expected is not known until expect() has ended."""
 
     files: int = 0
     bytes: int = 0
