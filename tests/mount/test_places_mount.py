@@ -75,7 +75,8 @@ def test_over_http_with_a_cache(nginx: Nginx, document: Path, tmp_path: Path) ->
         check_files(root)
         stats = json.loads(run("stats", "--json", root).stdout)
         assert stats["blobs_fetched"] == {"url": 2}
-        assert run("stats", root).returncode == 0
+        assert stats["remote"]["requests"] >= 2
+        assert "2 verified, 2 held" in run("stats", root).stdout
     shutil.rmtree(place)
     with mounted(document, tmp_path / "mnt", f"blobs={url}", f"cache_dir={cache}") as root:
         check_files(root)

@@ -24,6 +24,8 @@ def table(counted: Statistics) -> Iterator[str]:
     yield from _line("asked", _listed(counted, open="opens", lookup="lookups", readdir="readdirs"))
     if counted.number("local", "reads"):
         yield from _line("local", _listed(counted, "local", reads="reads", opens="files opened"))
+    if counted.number("blob_reads"):
+        yield from _line("blobs", _listed(counted, blob_reads="reads", blobs_verified="verified", blobs_held="held"))
     for name, (tier, read) in _TIERS.items():
         ratio = hit_ratio(counted, *tier)
         told = "" if ratio is None else f"{ratio:.1%} of blocks"

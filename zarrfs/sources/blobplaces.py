@@ -123,6 +123,10 @@ class Places:
         """The size of `url` in bytes."""
         return await self.files().size(url)
 
+    def stats(self) -> dict[str, Any]:
+        """What was asked of servers, as Targets counts it."""
+        return {} if self._files is None else {"remote": self._files.stats()}
+
     async def aclose(self) -> None:
         """Close connections."""
         if self._files is not None:

@@ -212,6 +212,7 @@ class BlobReader:
         far: dict[str, Any] = {}
         if self.remote:
             far = {
+                **self._makes.stats(),
                 "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
                 "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
                 "blobs_held": len(self._held),

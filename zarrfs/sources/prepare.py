@@ -59,7 +59,10 @@ def prepare(source: str, options: Options) -> Plan:
 def _fetch_flux(source: str, options: Options) -> Document:
     from zarrfs.sources import flux
 
-    return Document(source, flux.document(source, options.request_timeout), "", None, blobs=(FLUX,))
+    data = flux.document(source, options.request_timeout)
+    if len(data) > options.document_limit:
+        raise SourceError(source, too_large(source, options.document_limit).reason)
+    return Document(source, data, "", None, blobs=(FLUX,))
 
 
 def fetch_local(path: str, options: Options) -> Document | Plan:
