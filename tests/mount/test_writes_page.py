@@ -18,9 +18,9 @@ PAGE = Path(__file__).parents[2] / "docs/writes.md"
 MARK = "-- the end of a command --"
 
 
-def transcript() -> list[tuple[str, str]]:
+def transcript(page: Path = PAGE) -> list[tuple[str, str]]:
     """(command, what it writes) of the block that begins with "$"."""
-    block = re.search(r"```\n(\$ .*?)```", PAGE.read_text(), re.DOTALL)
+    block = re.search(r"```\n(\$ .*?)```", page.read_text(), re.DOTALL)
     assert block is not None
     found: list[tuple[str, str]] = []
     here = False
