@@ -134,6 +134,7 @@ def test_the_table() -> None:
         "served        5.0 GiB, 4,000 reads",
         "asked         3 opens, 1 lookups, 2 readdirs",
         "local         9 reads, 8 files opened",
+        "blobs         42 reads, 43 verified",
         "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined",
         "from disk     31.0 MiB, 96.7% of blocks, 29 hits, 1 misses",
         "from network  14.0 MiB, 100 requests, 12 repeated, 13 failed, 18 merged",
