@@ -166,7 +166,7 @@ class AttributeOperations(Operations):
             return await self._attributes(inode)  # the time of change alone, of a file that lost or got a name
         await self.copy_up(inode, attr.st_size if fields.update_size else None)
         file = self._files.get(fh) if fh is not None else None
-        with self._path(inode) as path:
+        with self._path(inode) if fields.update_size else self._reached(inode) as path:
             if fields.update_size:
                 self._truncate(path, file, attr.st_size)
             if fields.update_uid or fields.update_gid:
@@ -175,14 +175,12 @@ class AttributeOperations(Operations):
                 )
             if fields.update_mode:
                 os.chmod(path, stat.S_IMODE(attr.st_mode))
-            status = os.stat(path)
             if fields.update_atime or fields.update_mtime:
+                status = os.stat(path)
                 atime = attr.st_atime_ns if fields.update_atime else status.st_atime_ns
                 os.utime(path, ns=(atime, attr.st_mtime_ns if fields.update_mtime else status.st_mtime_ns))
-                status = os.stat(path)
-        if not stat.S_ISDIR(status.st_mode):
-            return self._fill_status(status, inode)
-        return await self._attributes(inode)
+            status = os.stat(path)
+        return await self._attributes(inode) if stat.S_ISDIR(status.st_mode) else self._fill_status(status, inode)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """The kernel drops inodes."""
@@ -314,10 +312,6 @@ class AttributeOperations(Operations):
         if gone is not None:
             yield f"/proc/self/fd/{gone}"
             return
-        held = self._held_open(inode)
-        if held is not None:
-            yield f"/proc/self/fd/{held}"
-            return
         key = self.nodes.key(inode)
         descriptor = self.upper.open(key, _ITSELF)
         try:
@@ -327,6 +321,16 @@ class AttributeOperations(Operations):
             yield f"/proc/self/fd/{descriptor}"
         finally:
             os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _reached(self, inode: int) -> Iterator[int | str]:
+        """As _path(), or a descriptor, for system calls that take either."""
+        held = self._held_open(inode)
+        if held is not None:
+            yield held
+            return
+        with self._path(inode) as path:
+            yield path
 
     def _held_open(self, inode: int) -> int | None:
         """A descriptor of a file of the upper that somebody has open: no way there has to be walked again."""
@@ -353,7 +357,7 @@ class AttributeOperations(Operations):
         key = self.nodes.key(inode)
         if name in (b"", b"."):
             return key
-        return split_key(key)[0] if name == b".." else check_key(join_key(key, os.fsdecode(name)))
+        return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
 
     def _looked_up(self, key: str, found: Found) -> int:
         """The inode of what is at `key`, counted."""
@@ -373,8 +377,9 @@ class AttributeOperations(Operations):
             return self._fill_status(os.fstat(held), inode)
         wanted = self.nodes.file(inode)
         try:
-            if wanted is not None and not stat.S_ISDIR(wanted[2]):
-                status = self.upper.status(self.nodes.key(inode))
+            key = self.nodes.key(inode)
+            if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
+                status = self.upper.status(key)
                 if status is not None and file_of(status) == wanted:
                     return self._fill_status(status, inode)
             key, found = await self._find(inode)
@@ -412,7 +417,7 @@ class AttributeOperations(Operations):
         entry.attr_timeout, entry.entry_timeout = self._attr_timeout, self._entry_timeout
         return entry
 
-    def _truncate(self, path: str, file: OpenFile | None, size: int) -> None:
+    def _truncate(self, path: str | int, file: OpenFile | None, size: int) -> None:
         if file is not None and file.upper and file.descriptor is not None:
             os.ftruncate(file.descriptor, size)  # who has it open for writing needs no permission any more
         else:

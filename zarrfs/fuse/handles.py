@@ -17,7 +17,7 @@ from zarrfs.errors import NotDirectory, NotFound, Refused
 from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.fuse.operations import OpenFile, handler
 from zarrfs.options import Options
-from zarrfs.store.api import Info, Kind, split_key
+from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Found, Merged, Overlay
 from zarrfs.transfer.local import read_file
 
@@ -153,17 +153,19 @@ class HandleOperations(AttributeOperations):
             if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
                 return
             start_id += 1
-        for name, status, info in directory.entries[start_id - 2 :]:
+        remaining = directory.entries[start_id - 2 :]
+        prefix = self.nodes.key(directory.inode) if remaining else ""
+        for name, status, info in remaining:
             start_id += 1
-            try:
-                key, found = self._key_in(directory.inode, os.fsencode(name)), Found(status, info)
-                if self.under_way or self.changes != directory.changes:  # perhaps this one
-                    key, found = await self._find(directory.inode, os.fsencode(name))
-            except NotFound:
-                continue
+            encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), Found(status, info)
+            if self.under_way or self.changes != directory.changes:  # perhaps this one
+                try:
+                    key, found = await self._find(directory.inode, encoded)
+                except NotFound:
+                    continue
             inode = self._looked_up(key, found)
             entry = self._fill_found(found, inode)
-            if not pyfuse3.readdir_reply(token, FileNameT(os.fsencode(name)), entry, start_id):
+            if not pyfuse3.readdir_reply(token, encoded, entry, start_id):
                 await self.forget([(InodeT(inode), 1)])
                 return
 

@@ -31,7 +31,7 @@ from zarrfs.store.api import (
 )
 from zarrfs.store.copying import same_time, write_sparse
 from zarrfs.store.staging import RESERVED, StagedFile
-from zarrfs.store.upper import Upper
+from zarrfs.store.upper import NamesLock, Upper
 from zarrfs.store.uri import file_uri
 from zarrfs.store.whiteouts import RECORD, reserved
 from zarrfs.transfer.local import read_file
@@ -71,22 +71,6 @@ class Change(NamedTuple):
     kind: Literal["added", "changed", "deleted"]
     key: str
     status: os.stat_result | None
-
-
-class NamesLock:
-    """A trio.Lock that, where it is free, is taken without a round of trio's loop."""
-
-    def __init__(self) -> None:
-        self._lock = trio.Lock()
-
-    async def __aenter__(self) -> None:
-        try:
-            self._lock.acquire_nowait()
-        except trio.WouldBlock:
-            await self._lock.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Overlay:
@@ -142,7 +126,9 @@ class Overlay:
             return None
 
     def lacks(self, key: str) -> bool:
-        """Whether it is known that the lower store has nothing at `key`, and never will."""
+        """Whether it is known that no lower store has anything at `key`, and never will."""
+        if self.lower is None:
+            return True
         while key and self._absent:
             if key in self._absent:
                 return True
@@ -167,12 +153,14 @@ class Overlay:
 
     async def entries(self, key: str) -> list[Merged]:
         """What is in a directory, by name. NotFound, NotDirectory."""
-        found = await self.find(key)
-        if not found.is_directory:
+        self._check_shown(key)
+        listing = self.upper.listing(key)
+        found = await self.find(key) if listing is None else Found(None, await self.below(key))
+        if listing is None and not found.is_directory:
             raise NotDirectory(key)
-        statuses, hidden, opaque = self.upper.listing(key)
+        statuses, hidden, opaque = listing or ({}, set(), False)
         merged = {name: Merged(name, status, None) for name, status in statuses.items()}
-        if found.info is not None and not opaque and self.lower is not None:
+        if found.is_directory and not opaque and self.lower is not None:
             async for info in self.lower.list_dir(key):
                 name = info.name
                 above = merged.get(name)
@@ -455,7 +443,7 @@ class Overlay:
 
     async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
         """The changes in an upper directory; `over`: a lower one is shown through it."""
-        statuses, hidden, opaque = self.upper.listing(prefix)
+        statuses, hidden, opaque = self.upper.listing(prefix) or ({}, set(), False)
         lower = await self._lower_names(prefix) if over else {}
         gone = set(lower) if opaque else hidden & set(lower)
         for name in sorted({*statuses, *gone}):

@@ -16,6 +16,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any
 
+import trio
+
 from zarrfs.errors import SourceError
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.beneath import BaseDirectory
@@ -25,6 +27,22 @@ from zarrfs.store.whiteouts import OPAQUE, PREFIX, RECORD, hidden_name, reserved
 _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no whiteout has such a name
+
+
+class NamesLock:
+    """Held by who changes names in an upper: a trio.Lock that, where it is free, takes no round of trio's loop."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        try:
+            self._lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Upper:
@@ -158,24 +176,26 @@ class Upper:
 
     def names(self, key: str) -> tuple[list[str], set[str], bool]:
         """(entries, hidden names, whether it is opaque) of a directory; nothing where there is none."""
-        statuses, hidden, opaque = self.listing(key)
+        statuses, hidden, opaque = self.listing(key) or ({}, set(), False)
         return list(statuses), hidden, opaque
 
-    def listing(self, key: str) -> tuple[dict[str, os.stat_result], set[str], bool]:
-        """As names(), with the lstat of each entry."""
+    def listing(self, key: str) -> tuple[dict[str, os.stat_result], set[str], bool] | None:
+        """As names(), with the lstat of each entry; None where there is no directory."""
         try:
             descriptor = self.open(key, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
             if exc.errno in _GONE:
-                return {}, set(), False
+                return None
             raise
         statuses = {}
         try:
             found = os.listdir(descriptor)
             for name in found:
                 if not (name.startswith(RESERVED) if self.plain else reserved(name)):
-                    with contextlib.suppress(FileNotFoundError):  # it has gone meanwhile
+                    try:
                         statuses[name] = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                    except FileNotFoundError:  # it has gone meanwhile
+                        continue
         finally:
             os.close(descriptor)
         if self.plain:
