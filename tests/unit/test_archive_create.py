@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.conftest import DATA
 from tests.unit.archives import tree
 from tests.unit.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
-from zarrfs.stage.archive.create import Making, Progress, create
+from zarrfs.stage.archive.create import Making, Progress, create, expect
 from zarrfs.store.api import Kind
 
 HOW = st.fixed_dictionaries(
@@ -148,3 +148,48 @@ def test_dictionaries_with_the_names_of_a_jobspec(tmp_path: Path) -> None:
 def test_an_empty_tree(tmp_path: Path) -> None:
     assert made(tmp_path, ["."]) == b"[]\n"
     assert made(tmp_path, ["."], dictionary=True) == b"{}\n"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "written", "regions"),
+    [
+        (100, [], None), (5000, [], None), (1 << 40, [], None),
+        (20_000, [(8192, 4096)], [[8192, 4096]]), (20_000, [(0, 1)], [[0, 4096]]),
+        (20_000, [(19_999, 1)], [[16384, 3616]]),
+        (20_000, [(0, 9000)], [[0, 10_000], [10_000, 2288]]),
+        (40_000, [(4096, 12_288)], [[4096, 10_000], [14_096, 2288]]),
+        (90_000, [(0, 1), (40_960, 1)], [[0, 4096], [40_960, 4096]]), (4096, [(0, 4096)], [[0, 4096]]),
+    ],
+)  # fmt: skip
+def test_regions_are_cut_from_the_start_of_each_extent(
+    tmp_path: Path, size: int, written: list[tuple[int, int]], regions: list[list[int]] | None, jobs: int
+) -> None:
+    (tmp_path / "b").mkdir()
+    with open(tmp_path / "file", "wb") as file:
+        os.truncate(file.fileno(), size)
+        for at, length in written:
+            os.pwrite(file.fileno(), b"x" * length, at)
+    with small_pieces() if jobs > 1 else contextlib.nullcontext():
+        (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b", region=10_000, jobs=jobs))
+    assert entry["size"] == size
+    assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry
+
+
+@pytest.mark.parametrize("all_inline", [False, True])
+def test_what_is_expected_is_what_is_read(tmp_path: Path, all_inline: bool) -> None:
+    tree_, blobs = tmp_path / "tree", tmp_path / "blobs"
+    (tree_ / "sub").mkdir(parents=True)
+    for number in range(5):
+        (tree_ / f"sub/{number}").write_bytes(b"1" * 4096 * number)
+    (tree_ / "link").symlink_to("x")
+    with open(tree_ / "sparse", "wb") as file:
+        os.truncate(file.fileno(), 40_960)
+        os.pwrite(file.fileno(), b"1" * 4096, 8192)
+    blobs.mkdir()
+    progress = Progress()
+    making = Making(blobs=None if all_inline else str(blobs), all_inline=all_inline, excludes=("4",))
+    expect(str(tree_), ["."], making, progress)
+    create(str(tree_), ["."], io.BytesIO(), making, progress, silent)
+    assert (progress.files, progress.bytes) == (5, 24_576 + (40_960 if all_inline else 4096))
+    assert (progress.expected_files, progress.expected_bytes) == (progress.files, progress.bytes)

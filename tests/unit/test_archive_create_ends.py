@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -13,14 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import PROGRAM, run
+from zarrfs.stage.archive.blobdir import BlobDirectory
 
-KILLS = 5  # here; test_kills has been run with 100
+KILLS = 3  # here; test_kills has been run with 100
 MEMORY = 300 << 10  # KiB
 _PEAK = """import resource, subprocess, sys
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
@@ -40,7 +43,7 @@ def write_tree(base: Path) -> None:
         path = base / f"d{number % 7}" / str(number)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(numbers.randbytes(numbers.choice([10, 5000, 200_000])))
-    (base / "large").write_bytes(numbers.randbytes(20 << 20))
+    (base / "large").write_bytes(numbers.randbytes(17 << 20))
 
 
 def kill_and_repeat(place: Path, times: int) -> None:
@@ -72,6 +75,52 @@ def kill_and_repeat(place: Path, times: int) -> None:
 
 def test_kills(tmp_path: Path) -> None:
     kill_and_repeat(tmp_path, KILLS)
+
+
+CALLS = ("open", "mkdir", "chmod", "access", "write", "close", "rename", "rmdir", "unlink")
+
+
+def die_at(number: int) -> None:
+    """Have the process end instead of a system call, or in the middle of a write."""
+    calls = itertools.count()
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **more: Any) -> Any:
+            if next(calls) == number:
+                if call is write:
+                    write(arguments[0], arguments[1][:100])
+                os._exit(9)
+            return call(*arguments, **more)
+
+        return made
+
+    write = os.write
+    for name in CALLS:
+        setattr(os, name, dying(getattr(os, name)))
+
+
+def test_killed_at_every_system_call_there_is_no_half_blob(tmp_path: Path) -> None:
+    data = b"1" * 5000
+    for number in range(100):
+        blobs = tmp_path / str(number)
+        blobs.mkdir()
+        child = os.fork()
+        if not child:
+            die_at(number)
+            with BlobDirectory(str(blobs)) as directory:
+                directory.put(data)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert [path.read_bytes() for path in blobs.glob("sha1-*")] in ([], [data])
+        with BlobDirectory(str(blobs)) as directory:
+            directory.put(data)
+            directory.finish()
+        check_blobs(blobs)
+        assert len(os.listdir(blobs)) == 1
+        if status == 0:
+            assert number > 8
+            return
+    raise AssertionError("it makes no end of system calls")
 
 
 def test_what_a_dead_process_left(tmp_path: Path) -> None:
@@ -142,10 +191,12 @@ def test_no_room_for_the_document(tmp_path: Path, small_disk: Path) -> None:
     assert os.listdir(small_disk) == []
 
 
-@pytest.mark.parametrize("arguments", [["--blobs", "b"], ["--inline"]])
-def test_a_file_that_changes(tmp_path: Path, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "size"), [(["--blobs", "b"], 64), (["--blobs", "b"], 12), (["--inline"], 64)]
+)  # MiB
+def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) -> None:
     path = tmp_path / "file"
-    path.write_bytes(bytes(range(256)) * (64 << 12))
+    path.write_bytes(bytes(range(256)) * (size << 12))
     ended = threading.Event()
 
     def write() -> None:
