@@ -67,8 +67,8 @@ def unavailable() -> str | None:
 
 
 def wait_for(true: Callable[[], object], what: str, instead: Callable[[], object] = lambda: "") -> None:
-    """Return when `true()` is; AssertionError when it is not after 30 seconds, with what is there `instead`."""
-    end = time.monotonic() + 30
+    """Return when `true()` is; AssertionError when it is not after 60 seconds, with what is there `instead`."""
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end, f"waited in vain for {what}: {instead()}"
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DATA
-from tests.slurm.cluster import NOBODY, NODES, Cluster, cluster, command_of, is_zarrfs, unavailable, wait_for
+from tests.slurm.cluster import NOBODY, NODES, ROOT, Cluster, cluster, command_of, is_zarrfs, unavailable, wait_for
 
 REASON = unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no Slurm: {REASON}")
@@ -122,8 +122,8 @@ def test_a_file_sent_with_sbcast_is_mounted_by_the_task_prolog_once_a_node(slurm
     script = f"""
         sbcast {source} /run/user-$SLURM_JOB_ID.json || exit 1
         export ZARRFS_STAGE="in /run/user-$SLURM_JOB_ID.json {options}"
-        srun --overcommit -n4 sh -c 'cat $ZARRFS_STAGED/in/job/bin/run.sh | sha256sum'
-        srun -n2 sh -c 'grep -c fuse.zarrfs /proc/self/mountinfo'   # the mount of the step before is used again
+        srun -Q --overcommit -n4 sh -c 'cat $ZARRFS_STAGED/in/job/bin/run.sh | sha256sum'
+        srun -Q -n2 sh -c 'grep -c fuse.zarrfs /proc/self/mountinfo'   # the mount of the step before is used again
         rm -f /run/user-$SLURM_JOB_ID.json
     """
     for node in NODES:
@@ -177,6 +177,20 @@ def test_small_jobs_back_to_back_leave_nothing(slurm: Cluster) -> None:
     ended(slurm, batch(slurm, script, "--array=0-9", "--comment=zarrfs:job", out))
     expected = EXPECTED["job/bin/run.sh"]["sha256"] + "  -\n"
     assert [(slurm.home / f"small-{number}.out").read_text() for number in range(10)] == [expected] * 10
+
+
+def test_the_transcript_of_the_page(slurm: Cluster) -> None:
+    """Commands in docs/stage-in-slurm.md do what is written below them."""
+    (slurm.scripts / "datasets").write_text(f"inputs {archive(slurm)}\n")
+    source, blobs = archive(slurm).split(" blobs=")
+    block = (ROOT / "docs/stage-in-slurm.md").read_text().partition("## Try it")[2].split("```")[1]
+    block = block.replace("/data/archives/inputs.json", source).replace("/data/archives/blobs", blobs)
+    steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE)
+    assert len(steps) == 5
+    for command, expected in steps:
+        wait_for(lambda: not slurm.left() and slurm.states() == {"idle"}, "the end of a job", slurm.states)
+        done = slurm.user("sh", "-c", f"{command} 2>&1")
+        assert sorted(done.stdout.splitlines()) == sorted(expected.splitlines()), command
 
 
 def test_a_prolog_that_runs_again_clears_what_is_left(slurm: Cluster) -> None:
