@@ -345,7 +345,9 @@ def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
 
 def test_a_tree_deeper_than_a_path(tmp_path: Path) -> None:
     path = "d/" * 2000 + "f"
-    with opened({path: file("deep")}) as (store, _plan):
-        report = write(store, tmp_path / "out")
+    try:
+        with opened({path: file("deep")}) as (store, _plan):
+            report = write(store, tmp_path / "out")
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # too deep for pytest
     assert (report.files, report.directories) == (1, 2000)
-    subprocess.run(["rm", "-rf", tmp_path / "out"], check=True)  # too deep for pytest

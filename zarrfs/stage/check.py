@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import trio
 
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.sources.parquet import ParquetStore
 from zarrfs.stage.walk import PIECE, follow, walk
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.index import IndexStore
@@ -108,6 +107,8 @@ async def check(store: Store, key: str, report: Report, memory: int = 256 << 20)
 
 async def _expect(store: Store, key: str, report: Report) -> None:
     """Note what there is to read, and what the compiler left out, where the store knows."""
+    from zarrfs.sources.parquet import ParquetStore
+
     if isinstance(store, ParquetStore):
         await store.opened()
     elif not isinstance(store, IndexStore):

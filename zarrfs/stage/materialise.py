@@ -14,17 +14,17 @@ from typing import Any
 
 import trio
 
-from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError
+from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
 from zarrfs.stage.check import Bad, bad_entry, extents
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
+from zarrfs.stage.materialiseparts import Room, broken_rule, check_length, held, stretches, told
 from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing
 from zarrfs.stage.materialisewrite import Done as Done
-from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key, name_rule
+from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key
 from zarrfs.store.copying import copy_data, write_all
 from zarrfs.store.filling import EXISTING, Filling, Folder, InTheWay, ends_all
 from zarrfs.store.index import IndexStore, Part
-from zarrfs.store.staging import RESERVED
 
 log = logging.getLogger("zarrfs")
 
@@ -32,7 +32,8 @@ _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread w
 _BATCH_OPEN = 32  # the same, of files that are opened before
 _IN_FLIGHT = 4  # batches that are brought over a network while others are written
 _MEMORY = 64 << 20  # bytes that wait to be written
-_PIECE, _PIECES = 4 << 20, 4  # of a large file, and how many at once
+_PIECES = 4  # of a large file, at once
+_SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
 _TOLD = 1000  # failures that are kept
 
 
@@ -106,29 +107,6 @@ async def materialise(
         raise
 
 
-class _Room:
-    """Bytes that may be in memory at the same time."""
-
-    def __init__(self, size: int) -> None:
-        self._free = self._size = size
-        self._waiting = trio.Condition()
-
-    async def take(self, count: int) -> int:
-        """Wait for room for `count` bytes, or for all there is; returns what to give back."""
-        count = min(count, self._size)
-        async with self._waiting:
-            while self._free < count:
-                await self._waiting.wait()
-            self._free -= count
-        return count
-
-    async def give(self, count: int) -> None:
-        """Room that is free again."""
-        async with self._waiting:
-            self._free += count
-            self._waiting.notify_all()
-
-
 class _Run:
     """One call of materialise()."""
 
@@ -144,8 +122,9 @@ class _Run:
         self._writer = Writer(filling, self._index, choice.sums)
         jobs = choice.jobs or min(4, os.cpu_count() or 1)
         self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
+        self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
-        self._room = _Room(_MEMORY)
+        self._room = Room(_MEMORY)
         self._most = _BATCH if self._opens is None else _BATCH_OPEN
         self._batch: list[Item] = []
         self._batch_bytes = 0
@@ -193,7 +172,7 @@ class _Run:
                 continue
             # asked even where it makes no difference, to know which globs match nothing
             picked = self._include.match(key) or chosen if self._include else True
-            rule = _name_rule(info.name, folder)
+            rule = broken_rule(info.name, folder)
             if rule is not None:
                 if picked:
                     self._fail(key, InTheWay(rule))
@@ -216,7 +195,7 @@ class _Run:
                 self._fail(key, exc)
                 return
         self._writer.hold(folder)
-        size = 0 if item.link is not None or info.kind is not Kind.FILE else _held(info)
+        size = 0 if item.link is not None or info.kind is not Kind.FILE else held(info)
         if size > LARGE:
             await self._slots.acquire()
             self._nursery.start_soon(self._slot, self._write_large, item)
@@ -257,7 +236,7 @@ class _Run:
                     report.resumed += done.how == "resumed"
                 elif done.kind is Kind.FILE:
                     report.files += 1
-                    report.bytes += _held(item.info)
+                    report.bytes += held(item.info)
                 elif done.kind is Kind.DIRECTORY:
                     report.directories += 1
                 else:
@@ -276,7 +255,7 @@ class _Run:
         if len(self._report.failed) < _TOLD:
             self._report.failed.append(bad_entry(key, exc))
         if not self._choice.keep_going or ends_all(exc):
-            self._fatal = _error(self._filling.path, key, exc)
+            self._fatal = told(self._filling.path, key, exc)
             self._scope.cancel()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -285,7 +264,7 @@ class _Run:
     async def _write_batch(self, batch: list[Item]) -> None:
         if self._opens is not None:
             batch = await self._opened(self._opens, batch)
-        outcomes = await self._in_thread(self._writer.write, batch, self._choice.keep_going)
+        outcomes = await self._written(batch)
         missing = self._account(outcomes)
         if not missing:
             return
@@ -294,6 +273,21 @@ class _Run:
         async with trio.open_nursery() as nursery:
             for item in missing:
                 nursery.start_soon(self._fetch, item)
+
+    async def _written(self, batch: list[Item]) -> list[Outcome]:
+        """What has become of a batch.
+
+        System calls of small files are over so soon that threads only get in each other's way, unless they wait for
+        a disk or a server: so there is a second thread when the first one was found waiting.
+        """
+        go_on = self._choice.keep_going
+        if sum(held(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
+            outcomes, _ = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._threads)
+            return outcomes
+        outcomes, waited = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._small)
+        if self._choice.jobs is None:
+            self._small.total_tokens = self._jobs if waited > 0.5 else 1
+        return outcomes
 
     async def _opened(self, store: DescriptorStore, batch: list[Item]) -> list[Item]:
         """`batch` with descriptors of its files; without those that cannot be opened."""
@@ -326,14 +320,14 @@ class _Run:
         try:
             if item.info.size is None:
                 item.info = item.info._replace(size=(await self._store.info(item.key)).size)
-            if _held(item.info) > LARGE:
+            if held(item.info) > LARGE:
                 await self._write_large(item)
                 return
-            room = await self._room.take(_held(item.info))
+            room = await self._room.take(held(item.info))
             parts = []
             async for start, length in extents(self._store, item.key, item.info):
                 data = await self._store.get(item.key, start, length)
-                _check_length(item.key, len(data), start, length)
+                check_length(item.key, len(data), start, length)
                 parts.append(Part(start, length, data))
             item.content = parts
             await self._fetched.send((item, room))
@@ -353,7 +347,7 @@ class _Run:
                         break
                     batch.append(item)
                     room += more
-                self._account(await self._in_thread(self._writer.write, batch, self._choice.keep_going))
+                self._account(await self._written(batch))
                 batch.clear()
                 await self._room.give(room)
 
@@ -405,7 +399,7 @@ class _Run:
         async with trio.open_nursery() as nursery:
             key, info = writing.item.key, writing.item.info
             try:
-                async for low, length in _stretches(self._store, key, info):
+                async for low, length in stretches(self._store, key, info):
                     await some.acquire()
                     nursery.start_soon(one, low, length)
             except (ZarrfsError, OSError) as exc:
@@ -423,25 +417,11 @@ class _Run:
             room = await self._room.take(part.length)
             try:
                 data = await self._store.get(writing.item.key, part.start, part.length)
-                _check_length(writing.item.key, len(data), part.start, part.length)
+                check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:
                 with trio.CancelScope(shield=True):
                     await self._room.give(room)
-
-
-async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
-    """(start, length) of pieces of what is not a hole in a file; small neighbours come together."""
-    begin = stop = 0
-    async for start, length in extents(store, key, info):
-        if start == stop and stop - begin + length <= _PIECE:
-            stop += length
-            continue
-        for at in range(begin, stop, _PIECE):
-            yield at, min(_PIECE, stop - at)
-        begin, stop = start, start + length
-    for at in range(begin, stop, _PIECE):
-        yield at, min(_PIECE, stop - at)
 
 
 def _want(folder: Folder) -> None:
@@ -449,40 +429,3 @@ def _want(folder: Folder) -> None:
     while at is not None and not at.wanted:
         at.wanted = True
         at = at.parent
-
-
-def _name_rule(name: str, folder: Folder) -> str | None:
-    """The rule that a name breaks, whatever store it is from."""
-    rule = name_rule(name) or ("a name with a slash" if "/" in name else None)
-    if rule is None and folder.parent is None and name.startswith(RESERVED):
-        rule = f"a name that begins with {RESERVED}, which is reserved"
-    if rule is None:
-        try:
-            os.fsencode(name)
-        except UnicodeEncodeError:
-            rule = "a lone surrogate"
-    return rule
-
-
-def _held(info: Info) -> int:
-    """Bytes of a file that are not holes, as far as that is known."""
-    size = info.size or 0
-    return size if info.allocated is None else min(size, info.allocated)
-
-
-def _check_length(key: str, count: int, start: int, length: int) -> None:
-    if count != length:
-        raise ReadError(key, f"{count} bytes at {start}, not {length}")
-
-
-def _error(destination: str, key: str, exc: Exception) -> ZarrfsError:
-    """What ends a run, as one line that names the entry."""
-    if isinstance(exc, StoreError):
-        rule = exc.reason or type(exc).__doc__ or str(exc)
-    elif isinstance(exc, ZarrfsError):
-        rule = str(exc)
-    elif isinstance(exc, OSError):
-        rule = f"cannot be written: {(exc.strerror or str(exc)).lower()}"
-    else:
-        rule = f"{type(exc).__name__}: {exc}"
-    return SourceError(destination, rule, key or "/")

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -70,8 +71,16 @@ class Writer:
         self._lock = threading.Lock()
         self._ended: list[Outcome] = []  # directories
 
-    def write(self, items: Sequence[Item], go_on: bool) -> list[Outcome]:
-        """Write items in their order; unless told to `go_on`, up to the first failure. Blocks."""
+    def write(self, items: Sequence[Item], go_on: bool) -> tuple[list[Outcome], float]:
+        """Write items in their order; unless told to `go_on`, up to the first failure. Blocks.
+
+        Also which part of the time was spent waiting, or without a processor.
+        """
+        began, used = time.monotonic(), time.thread_time()
+        outcomes = self._write(items, go_on)
+        return outcomes, 1 - (time.thread_time() - used) / (time.monotonic() - began)
+
+    def _write(self, items: Sequence[Item], go_on: bool) -> list[Outcome]:
         batch = _Batch(self._filling, self._index, items)
         outcomes = []
         try:
@@ -256,7 +265,9 @@ class Writer:
                 if at.holds:
                     return
             if at.parent is not None and at.wanted:
-                self._ended.append(self._dressed(at))
+                outcome = self._dressed(at)
+                with self._lock:
+                    self._ended.append(outcome)
             at = at.parent
 
     def ended(self) -> list[Outcome]:
