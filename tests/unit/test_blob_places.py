@@ -315,14 +315,43 @@ def test_the_database_of_a_running_instance(tmp_path: Path, journal: str) -> Non
     assert contentdb.fault_of(str(tmp_path / "db")) == ""
 
 
+@pytest.mark.parametrize("suffix", ["-wal", "-journal"])
+def test_a_database_that_was_not_closed(tmp_path: Path, suffix: str) -> None:
+    content_db(tmp_path / "db", [DATA])
+    (tmp_path / f"db{suffix}").write_bytes(b"")
+    check_places([str(tmp_path / "db")])
+    (tmp_path / f"db{suffix}").write_bytes(b"unwritten")
+    with pytest.raises(UsageError, match=f"left open by one \\({suffix}\\)"):
+        check_places([str(tmp_path / "db")])
+
+
 # -- dump tars
 
 
-def test_a_dump_whose_document_does_not_tell(tmp_path: Path) -> None:
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets of the members of a dump that were read."""
+    real, found = blobplaces.DumpPlace._read, []
+
+    async def counting(self: Any, offset: int, length: int) -> Any:
+        found.append(offset)
+        return await real(self, offset, length)
+
+    monkeypatch.setattr(blobplaces.DumpPlace, "_read", counting)
+    return found
+
+
+def test_a_dump_whose_document_tells(tmp_path: Path, reads: list[int]) -> None:
+    blobs = [bytes([at]) * 1000 for at in range(40)]
+    dump_tar(tmp_path / "x.tar", {"main": (archive_of(*blobs), blobs), "other": ([], [])})
+    assert run(tmp_path / "x.tar", lambda reader: whole(reader, blobref(blobs[20]), 1000)) == blobs[20]
+    assert len(reads) == 3  # two documents, one blob
+
+
+def test_a_dump_whose_document_does_not_tell(tmp_path: Path, reads: list[int]) -> None:
     """Appended archives number their regions otherwise: then the hash tells, each member hashed once."""
     blobs = [bytes([at]) * 1000 for at in range(40)]
     dump_tar(tmp_path / "x.tar", {"main": (archive_of(*blobs[::-1]), blobs)})
-    calls = []
 
     async def body(reader: BlobReader) -> None:
         for at in (30, 3, 17, 39, 0):
@@ -330,16 +359,8 @@ def test_a_dump_whose_document_does_not_tell(tmp_path: Path) -> None:
         with pytest.raises(TargetMissing):
             await reader.size(sized(blobref(b"none"), 1000))
 
-    real, patch = blobplaces.DumpPlace._read, pytest.MonkeyPatch()
-
-    async def counting(self: Any, offset: int, length: int) -> Any:
-        calls.append(offset)
-        return await real(self, offset, length)
-
-    patch.setattr(blobplaces.DumpPlace, "_read", counting)
     run(tmp_path / "x.tar", body)
-    patch.undo()
-    assert len(calls) < 3 * len(blobs)
+    assert len(reads) < 3 * len(blobs)
 
 
 def test_a_dump_that_is_cut_short(tmp_path: Path) -> None:
