@@ -31,12 +31,11 @@ REMOTE, REMOTE_SIZE = 1000, 256 << 10  # files to stage, and bytes of each
 CONNECTIONS = 32  # of the client that downloads
 SPARSE = 100 * GIB  # of the sparse tree, in files of SPARSE // 100
 DATA = 64 << 10  # bytes of each stretch of data in a sparse file, one every 128 MiB
-PATIENCE = 900.0  # s
 FLUX = {"create small": 2.6, "create large": 16.0, "extract small": 2.0, "extract large": 7.1}  # s, once recorded
 
 NOTES = """\
 Before each sample dirty pages are written. Blobs and archives lie on the same disk as the trees. CPU is that of a
-command and its children; memory is the most that a command and its children had together (PSS, every 20 ms).
+command and its children; memory is the most that these had together (PSS, every 20 ms) or one of them alone (RSS).
 """
 
 
@@ -286,17 +285,18 @@ def measure_stage(run: Archives, rounds: int) -> Iterator[Result]:
 # -- memory
 
 
-def family_pss(pid: int) -> int:
-    """Bytes that a process and all below it have together."""
-    total, left = 0, [pid]
+def family(pid: int) -> int:
+    """Bytes that a process and all below it have together, or that one of them has had at its largest."""
+    total, largest, left = 0, 0, [pid]
     while left:
         one = left.pop()
         with contextlib.suppress(OSError, IndexError):
             total += int(Path(f"/proc/{one}/smaps_rollup").read_text().split("\nPss:")[1].split()[0]) << 10
+            largest = max(largest, int(Path(f"/proc/{one}/status").read_text().split("\nVmHWM:")[1].split()[0]) << 10)
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{one}/task"):
                 left += map(int, Path(f"/proc/{one}/task/{thread}/children").read_text().split())
-    return total
+    return max(total, largest)
 
 
 def peak(command: list[str | Path]) -> float:
@@ -306,15 +306,14 @@ def peak(command: list[str | Path]) -> float:
 
     def watch() -> None:
         while not over.wait(0.02):
-            most[0] = max(most[0], family_pss(process.pid))
+            most[0] = max(most[0], family(process.pid))
 
     watching = threading.Thread(target=watch)
     watching.start()
     try:
-        if process.wait(PATIENCE):
+        if process.wait():
             raise RuntimeError(f"{command[:3]} failed")
     finally:
-        process.kill()
         over.set()
         watching.join()
     return float(most[0])

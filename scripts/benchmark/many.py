@@ -60,12 +60,18 @@ class Many(Tree):
             time.sleep(2.5)  # a document of that age is known again by its times
         return path
 
-    def seen(self) -> tuple[int, int]:
-        """(GET requests, bytes sent) since the last time; the log begins anew."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
+    def seen(self) -> tuple[float, float]:
+        """(requests for each block, bytes sent for each byte) since the last time; the log begins anew."""
+        sent: dict[str, list[int]] = {}
+        for line in self.log.read_text().splitlines():
+            block, _, count = line.rpartition(" ")
+            if int(count):  # not HEAD
+                sent.setdefault(block, []).append(int(count))
         os.truncate(self.log, 0)
-        sent = [int(line.rpartition(" ")[2]) for line in lines]
-        return sum(count > 0 for count in sent), sum(sent)
+        if not sent:
+            return 0.0, 0.0
+        each = sent.values()
+        return sum(map(len, each)) / len(each), sum(map(sum, each)) / sum(map(max, each))
 
 
 def key(number: int) -> str:
@@ -149,9 +155,8 @@ def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
                 [[(node, piece, piece[0]) for piece in wanted[first::NODE_READERS]] for first in range(NODE_READERS)]
                 for node in nodes
             ])  # fmt: skip
-        asked, size = run.seen()
-        requests.setdefault(name, []).append(asked / len(wanted))
-        sent.setdefault(name, []).append(size / (len(wanted) * CHUNK))
+        for figures, figure in zip((requests, sent), run.seen(), strict=True):
+            figures.setdefault(name, []).append(figure)
         return took
 
     samples = in_turns(rounds, {
