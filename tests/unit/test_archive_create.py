@@ -137,8 +137,9 @@ def test_equal_contents_are_one_blob(tmp_path: Path) -> None:
     assert only.is_symlink()
 
 
-def test_dictionaries_with_the_names_of_a_jobspec(tmp_path: Path) -> None:
-    for name in ("resources", "tasks", "attributes", "jobspec", "refs", "version"):
+@pytest.mark.parametrize("more", [[], ["attributes"], ["jobspec", "refs", "version"]])
+def test_dictionaries_with_the_names_of_a_jobspec(tmp_path: Path, more: list[str]) -> None:
+    for name in ("resources", "tasks", *more):
         (tmp_path / name).write_text(name)
     found = tree(made(tmp_path, ["."], dictionary=True))
     assert found.kind == "archive"

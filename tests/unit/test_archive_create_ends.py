@@ -21,7 +21,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAM, run
+from zarrfs.errors import SourceError
 from zarrfs.stage.archive.blobdir import BlobDirectory
+from zarrfs.stage.archive.contents import Contents, identity_of
+from zarrfs.stage.archive.making import Making
 
 KILLS = 3  # here; test_kills has been run with 100
 MEMORY = 300 << 10  # KiB
@@ -157,6 +160,28 @@ def test_interrupted_it_leaves_nothing_but_whole_blobs(tmp_path: Path, number: s
     check_blobs(blobs)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_what_happens_to_the_processes_that_read(tmp_path: Path, number: signal.Signals) -> None:
+    """They leave signals from the terminal to the one that started them; that one tells if they are killed."""
+    (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
+    blobs = tmp_path / "b"
+    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
+    child = subprocess.Popen([*command, "--region-size", "4KiB", "--jobs", "2"], stderr=subprocess.PIPE)
+    while not (blobs.exists() and len(os.listdir(blobs)) > 10):
+        assert child.poll() is None
+    readers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+    assert len(readers) == 2
+    for reader in readers:
+        os.kill(int(reader), number)
+    _out, told = child.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert (child.returncode, told) == (0, b"")
+    else:
+        assert (child.returncode, told) == (1, b"zarrfs: archive: a process that reads files was killed\n")
+        assert sorted(os.listdir(tmp_path)) == ["b", "large"]
+    check_blobs(blobs)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
@@ -214,6 +239,21 @@ def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) ->
     assert done.returncode == 1
     assert done.stderr == "zarrfs: file: changed while it was read: archive it when nothing writes to it\n"
     assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])
+
+
+def test_a_file_that_is_another_one_when_it_is_read(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(name.encode() * 5000)
+    base = os.open(tmp_path, os.O_RDONLY)
+    contents = Contents(base, str(tmp_path), Making(all_inline=True), None)
+    was, directory = identity_of((tmp_path / "a/file").stat()), (tmp_path / "a").stat()
+    (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "b").rename(tmp_path / "a")
+    for task in ("regions", ("a/file", was, [])), ("parts", [(None, "a", directory[2:0:-1], ["file"], [])]):
+        with pytest.raises(SourceError, match="changed while it was read"):
+            contents.run(task)
+    os.close(base)
 
 
 def test_a_small_file_that_is_shorter_than_it_says() -> None:
