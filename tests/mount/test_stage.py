@@ -194,7 +194,7 @@ def test_stale(what: str, node: Node) -> None:
     elif what == "owner":
         kill(int(str(report["keeper"])))
     assert unstaged("--stale") == ([str(dest)] if what in ("daemon", "unmounted") else [])
-    kill_and_reap(owner) if what != "boot" else change_boot(node, report)
+    kill_and_reap(owner) if what != "boot" else change(node, report, boot="another")
     if what == "boot":  # nothing is mounted after a boot
         kill(int(str(report["keeper"])))
         subprocess.run(["umount", "-l", str(report["place"])], check=True)
@@ -204,10 +204,10 @@ def test_stale(what: str, node: Node) -> None:
     assert not dest.exists()
 
 
-def change_boot(node: Node, report: dict[str, object]) -> None:
-    """Let a record be of an earlier boot."""
+def change(node: Node, report: dict[str, object], **values: object) -> None:
+    """Let a record tell something else."""
     path = node.state / f"staged/{report['record']}.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "boot": "another"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_a_keeper_that_was_killed_is_replaced(node: Node) -> None:
@@ -220,6 +220,47 @@ def test_a_keeper_that_was_killed_is_replaced(node: Node) -> None:
     assert run("umount", dest).returncode == 1
     unstaged(dest)
     assert node.clean()
+
+
+def test_a_mount_of_somebody_else_at_the_same_place_stays(node: Node) -> None:
+    dest = node.path / "input"
+    dest.mkdir()
+    place = staged(dest)["place"]
+    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(SOURCE, dest):
+        assert unstaged("--stale") == [str(dest)]
+        assert is_mounted(dest)
+
+
+def test_processes_of_another_boot_are_left_alone(node: Node) -> None:
+    """Their numbers, and even their times, may be those of others now."""
+    dest, other = node.path / "input", subprocess.Popen(["sleep", "100"])
+    report = staged(dest)
+    kill(int(str(report["keeper"])))
+    subprocess.run(["umount", "-l", dest], check=True)
+    start = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    change(node, report, boot="another", keeper=[other.pid, start])
+    assert unstaged("--stale") == [str(dest)]
+    assert other.poll() is None
+    kill_and_reap(other)
+
+
+@pytest.mark.parametrize("how", ["killed", "timeout"])
+def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> None:
+    """It waits for somebody to write to a pipe here, before it mounts."""
+    dest, pipe = node.path / "input", node.path / "pipe"
+    os.mkfifo(pipe)
+    arguments = [PROGRAM, "stage", str(SOURCE), str(dest), "-o", f"warm={pipe}", "--timeout", "2s"]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+    assert eventually(lambda: len(node.processes()) == 2)
+    if how == "killed":
+        kill_and_reap(process)
+    else:
+        assert process.wait() == 124
+    assert eventually(lambda: not node.processes())
+    assert unstaged("--stale") == ([str(dest)] if how == "killed" else [])
+    assert node.clean()
+    assert not dest.exists()
 
 
 def test_two_at_once_take_it_away_once(node: Node) -> None:

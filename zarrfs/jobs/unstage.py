@@ -37,10 +37,8 @@ def unstage(record: Record, how: Taking) -> None:
     if record.keeper == record.maker:  # it has become this very process
         record.keeper = None
     try:
-        if record.mounted and record.boot == processes.boot():
-            _end_mount(record, how)
-        else:
-            processes.kill(record.keeper)
+        if record.boot == processes.boot():  # else its processes are others now
+            _end_mount(record, how) if record.mounted else processes.kill(record.keeper)
         _remove(record, how)
     except BaseException:
         if record.exists():
