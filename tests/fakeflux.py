@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+UNREACHABLE = "ERROR: Unable to connect to Flux: broker socket /run/flux/local was not found"
 COMPRESSED_FROM = 256  # bytes: content-sqlite's compression_threshold
 
 _COMMAND = """#!{python}
@@ -29,7 +30,7 @@ with open(os.path.join(root, "calls"), "a") as calls:
     calls.write(" ".join(words) + "\\n")
 time.sleep(float(open(os.path.join(root, "delay")).read()))
 if os.path.exists(os.path.join(root, "stopped")):
-    fail("flux-" + words[0] + ": ERROR: Unable to connect to Flux: broker socket /run/flux/local was not found")
+    fail("flux-" + words[0] + ": " + open(os.path.join(root, "stopped")).read())
 def give(path, absent, end=b""):
     try:
         data = open(os.path.join(root, *path), "rb").read()
@@ -141,9 +142,9 @@ class FakeFlux:
         """From now on all answers take that long."""
         (self.root / "delay").write_text(str(seconds))
 
-    def stop(self) -> None:
-        """The broker is gone."""
-        (self.root / "stopped").write_text("")
+    def stop(self, said: str = UNREACHABLE) -> None:
+        """The broker is gone, and this is what the command says."""
+        (self.root / "stopped").write_text(said)
 
     def calls(self) -> list[str]:
         """What was asked, and by the binding opened and closed."""

@@ -450,6 +450,8 @@ def test_a_flux_that_fails(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.M
     flux.stop()
     put(tmp_path, DATA)
     fails("flux:", ReadError, "Unable to connect to Flux")
+    flux.stop("flux_open: No such file or directory")  # of the socket, not of a blob
+    fails("flux:", ReadError, "flux_open")
     assert run(("flux:", tmp_path), whole) == DATA
     monkeypatch.setenv("PATH", "/nonexistent")
     fails("flux:", ReadError, "flux content load .*: cannot run flux: no such file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -148,6 +149,10 @@ def test_a_dump_behind_a_url(nginx: Nginx, s3: S3, tmp_path: Path) -> None:
     dump_tar(tmp_path / "x.tar", {"main": (ARCHIVE, [LARGE]), "other": ([], [])})
     shutil.copy(tmp_path / "x.tar", nginx.plain.root / "x.tar")
     url = f"{nginx.plain.url}/x.tar"
+    dump_tar(nginx.plain.root / "data", {"main": (ARCHIVE, [LARGE])})
+    assert contents(f"{nginx.plain.url}/data?x=y") == EXPECTED  # told by its content
+    (tmp_path / "a.json").write_text(json.dumps(ARCHIVE))
+    assert contents(tmp_path / "a.json", blobs=(f"dump:{nginx.plain.url}/data",)) == EXPECTED
     assert contents(f"{url}#main") == EXPECTED
     assert contents(f"{url}#main", type="archive") == EXPECTED
     refused(url, "more than one archive; say FILE.tar#NAME, of main, other")

@@ -119,8 +119,7 @@ def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
     system = attributes.get("system")
     if isinstance(system, dict) and "files" in system:
         return document
-    bare = {"resources", "tasks"} <= document.keys() and not _is_entry(document["tasks"])
-    return document if bare else None
+    return document if {"resources", "tasks"} <= document.keys() else None
 
 
 def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any]:

@@ -17,7 +17,7 @@ import trio
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.options import Options
 from zarrfs.sources.blobhash import hash_of
-from zarrfs.sources.blobrefs import PlaceKind, is_tar, place_kind
+from zarrfs.sources.blobrefs import DUMP, PlaceKind, is_remote_dump, is_tar, place_kind
 from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
 from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import Buffer
@@ -64,6 +64,8 @@ class Places:
 
     def find(self, place: str) -> Place | str:
         """The place that `place` names, or the path of a directory; also of what is no place any more."""
+        if is_remote_dump(place):
+            return DumpPlace(place.removeprefix(DUMP), self)
         path = path_of_uri(place)
         if path is not None and os.path.isdir(path):
             return os.path.abspath(path)
@@ -91,7 +93,7 @@ class Places:
             self._files = RemoteFiles(self._options)
         return self._files
 
-    async def range(self, url: str, start: int, stop: int, shown: str, total: int | None = None) -> Buffer:
+    async def bytes_of(self, url: str, start: int, stop: int, shown: str, total: int | None = None) -> Buffer:
         """The bytes [start, stop) of `url`, in parts of part_size=, kept nowhere.
 
         OutOfRange where it ends before, or is not of `total` bytes, as far as the server tells.
@@ -159,14 +161,14 @@ class UrlPlace:
         length = await self._places.size(url) if declared is None else declared
         if length > _MOST:
             raise OutOfRange(shown, f"{length} bytes are more than a blob may have")
-        return await self._places.range(url, 0, length, shown, length)
+        return await self._places.bytes_of(url, 0, length, shown, length)
 
     async def _look(self) -> None:
         """Find out whether the URL is a tar."""
         if self._looked:
             return
         with contextlib.suppress(TargetMissing):
-            head = bytes(await self._places.range(self._url, 0, 512, self.shown))
+            head = bytes(await self._places.bytes_of(self._url, 0, 512, self.shown))
             if is_tar(head):
                 self._dump = DumpPlace(self._url, self._places)
         self._looked = True
@@ -278,7 +280,7 @@ class DumpPlace:
     async def _read(self, offset: int, length: int) -> Buffer:
         if self._file is not None:
             return await in_thread(self._places.slots, self._pread, self._file, offset, length)
-        return await self._places.range(self._place, offset, offset + length, self.shown)
+        return await self._places.bytes_of(self._place, offset, offset + length, self.shown)
 
     def _pread(self, file: Handle, offset: int, length: int) -> bytes:
         try:

@@ -18,6 +18,7 @@ from zarrfs.store.uri import path_of_uri
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 _PEEK = 512  # bytes that tell what a file is
 _SQLITE = b"SQLite format 3\0"
+DUMP = "dump:"  # begins a URL that is a dump tar, whatever its name
 FLUX = "flux:"  # begins the names of what a running Flux instance has
 
 
@@ -47,9 +48,14 @@ def is_flux(text: str) -> bool:
     return text.startswith(FLUX)
 
 
+def is_remote_dump(place: str) -> bool:
+    """Whether a place of blobs is a dump tar behind a URL, said to be one: dump:URL."""
+    return place.startswith(DUMP) and "://" in place
+
+
 def absolute(place: str) -> str:
     """A place of blobs as it is named from any directory."""
-    path = None if is_flux(place) else path_of_uri(place)
+    path = None if is_flux(place) or is_remote_dump(place) else path_of_uri(place)
     return place if path is None else os.path.abspath(path)
 
 
@@ -67,6 +73,8 @@ def place_kind(place: str) -> PlaceKind:
         return PlaceKind.FLUX
     if is_flux(place):
         raise _unusable(place, "the running Flux instance is flux: and nothing else")
+    if is_remote_dump(place):
+        return PlaceKind.DUMP
     path = path_of_uri(place)
     if path is None:
         return PlaceKind.URL

@@ -383,7 +383,9 @@ class BlobReader:
             size = self._status(fd, path, declared).st_size
             if size > WHOLE_MAX:
                 return None
-            data, _ = _fill(fd, bytearray(), 0, size)
+            data: Buffer = os.pread(fd, size, 0)
+            if len(data) != size:
+                data, _ = _fill(fd, bytearray(data), 0, size)
         finally:
             os.close(fd)
         if hash_of(data, blobref) != blobref:

@@ -23,7 +23,7 @@ from typing import Any
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import TABLE, Options
 from zarrfs.sources import Plan
-from zarrfs.sources.blobrefs import FLUX, is_flux, is_tar
+from zarrfs.sources.blobrefs import DUMP, FLUX, is_flux, is_tar
 from zarrfs.sources.compilation import Compilation, Validation
 from zarrfs.sources.documents import Document, JsonDocument
 from zarrfs.sources.dumptar import DumpIndex, chosen, scan_local, split_member
@@ -123,7 +123,7 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
     data = b"" if found.data is None else found.data  # known: nobody will ask
-    blobs = (split_member(url)[0],) if found.dump else ()
+    blobs = (DUMP + split_member(url)[0],) if found.dump else ()
     return Document(shown, data, url.rpartition("/")[0] + "/", found.mtime_ns, origin, found.stamp, blobs)
 
 
