@@ -177,6 +177,15 @@ def test_regions_are_cut_from_the_start_of_each_extent(
     assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry
 
 
+def test_a_small_file_with_a_hole(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        os.pwrite(file.fileno(), b"x" * 4096, 8192)
+        os.truncate(file.fileno(), 20_000)
+    (tmp_path / "b").mkdir()
+    (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b"))
+    assert [region[:2] for region in entry["data"]] == [[8192, 4096]]
+
+
 @pytest.mark.parametrize("all_inline", [False, True])
 def test_what_is_expected_is_what_is_read(tmp_path: Path, all_inline: bool) -> None:
     tree_, blobs = tmp_path / "tree", tmp_path / "blobs"

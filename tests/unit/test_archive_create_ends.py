@@ -142,6 +142,16 @@ def test_what_a_dead_process_left(tmp_path: Path) -> None:
     check_blobs(tmp_path / "b")
 
 
+def test_several_write_to_one_directory(tmp_path: Path) -> None:
+    with BlobDirectory(str(tmp_path)) as one, BlobDirectory(str(tmp_path)) as other:
+        one.open()
+        assert other.put(b"2" * 5000) == other.put(b"2" * 5000)
+        other.close()
+        assert one.put(b"1") in os.listdir(tmp_path)
+    check_blobs(tmp_path)
+    assert len(os.listdir(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_interrupted_it_leaves_nothing_but_whole_blobs(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
