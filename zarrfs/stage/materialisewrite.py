@@ -166,7 +166,9 @@ class Writer:
         try:
             at = 0
             for start, data in contents:
-                at = write_all(staged.descriptor, data, start)
+                at = start + os.pwrite(staged.descriptor, data, start)
+                if at != start + len(data):
+                    at = write_all(staged.descriptor, memoryview(data)[at - start :], at)
             size = item.info.size or 0
             if at != size:
                 os.ftruncate(staged.descriptor, size)

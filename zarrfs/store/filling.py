@@ -232,7 +232,7 @@ class Filling:
 
         InTheWay where something is there that stays. OSError.
         """
-        name = os.fsencode(info.name)
+        name = info.name
         try:
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -256,11 +256,14 @@ class Filling:
 
     def create(self, folder: Folder, directory: int, mode: int | None) -> Staged:
         """A new file on the file system of `folder`, whose descriptor is `directory`."""
-        name = b"%d" % next(self._counter)
-        at = self._run
-        if folder.near:
-            at, name = directory, _STAGING + b"." + secrets.token_hex(8).encode()
+        at, name = self._temporary(folder, directory)
         return Staged(os.open(name, _NEW, 0o666 if mode is None else 0o600, dir_fd=at), name, at)
+
+    def _temporary(self, folder: Folder, directory: int) -> tuple[int, bytes]:
+        """(directory, name) of something that has no name yet."""
+        if folder.near:
+            return directory, _STAGING + b"." + secrets.token_hex(8).encode()
+        return self._run, b"%d" % next(self._counter)
 
     def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
         """Close a file and give it its name, with mode and time; where it is `new`, nothing else loses that name."""
@@ -284,10 +287,7 @@ class Filling:
 
     def symlink(self, folder: Folder, directory: int, info: Info, target: str, new: bool) -> None:
         """Make a symbolic link, with its time."""
-        name = b"%d" % next(self._counter)
-        at = self._run
-        if folder.near:
-            at, name = directory, _STAGING + b"." + secrets.token_hex(8).encode()
+        at, name = self._temporary(folder, directory)
         os.symlink(os.fsencode(target), name, dir_fd=at)
         try:
             if info.mtime_ns is not None:
@@ -299,7 +299,7 @@ class Filling:
             raise
 
     def _name(self, staged: bytes, at: int, directory: int, info: Info, new: bool) -> None:
-        name = os.fsencode(info.name)
+        name = info.name
         if new:  # a hard link never replaces anything
             try:
                 os.link(staged, name, src_dir_fd=at, dst_dir_fd=directory, follow_symlinks=False)
@@ -377,7 +377,7 @@ class Filling:
         self._base.close()
 
 
-def _same(directory: int, name: bytes, status: os.stat_result, info: Info) -> bool:
+def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool:
     """Whether what is there is what the entry is."""
     if _KINDS.get(stat.S_IFMT(status.st_mode)) is not info.kind:
         return False
@@ -386,5 +386,5 @@ def _same(directory: int, name: bytes, status: os.stat_result, info: Info) -> bo
         if not coarse:  # a file system that keeps whole seconds
             return False
     if info.kind is Kind.SYMLINK:
-        return os.readlink(name, dir_fd=directory) == os.fsencode(info.target or "")
+        return os.readlink(name, dir_fd=directory) == (info.target or "")
     return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet
