@@ -81,7 +81,7 @@ def test_flux_extracts_an_archive_of_ours(tree: Path, inline: bool) -> None:
         for blob in blobs/*; do
             [ ! -f "$blob" ] || [ "$(flux content store <"$blob")" = "${{blob##*/}}" ]
         done
-        flux kvs put archive.ours=- <ours.json
+        flux kvs put --raw archive.ours=- <ours.json
         mkdir out
         flux archive extract --name=ours -C out
         diff -r --no-dereference tree out

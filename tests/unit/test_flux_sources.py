@@ -72,6 +72,12 @@ def test_of_the_running_instance(flux: FakeFlux, source: str) -> None:
     assert contents(source) == EXPECTED
 
 
+def test_within_a_job(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job has a namespace of its own in the KVS; archives are in the instance's."""
+    monkeypatch.setenv("FLUX_KVS_NAMESPACE", "job-4711")
+    assert contents("flux:main") == EXPECTED
+
+
 def test_blobs_from_elsewhere_than_the_default(flux: FakeFlux, tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / blobref(LARGE)).write_bytes(LARGE)
