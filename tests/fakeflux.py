@@ -42,7 +42,8 @@ if words[:2] == ["content", "load"]:
         give(("content", blobref), "flux-content: content_load: No such file or directory")
 elif words[:2] == ["kvs", "get"]:
     namespace = os.environ.get("FLUX_KVS_NAMESPACE", "primary")
-    give(("kvs" if namespace == "primary" else namespace, words[2]), "flux-kvs: " + words[2] + ": No such file or directory", b"\\n")
+    where = "kvs" if namespace == "primary" else namespace
+    give((where, words[2]), "flux-kvs: " + words[2] + ": No such file or directory", b"\\n")
 elif words[:2] == ["job", "info"]:
     give(("jobs", words[2], words[3]), "flux-job: No such file or directory", b"\\n")
 else:

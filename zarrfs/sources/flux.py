@@ -54,7 +54,7 @@ def run(arguments: list[str], timeout: float) -> bytes:
     try:
         process = subprocess.Popen(
             ["flux", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, env=os.environ | {"FLUX_KVS_NAMESPACE": "primary"},  # not that of the job we are in
+            start_new_session=True, env=os.environ | {"FLUX_KVS_NAMESPACE": "primary"},  # not that of a job
         )  # fmt: skip
     except OSError as exc:
         raise FluxFailure(f"{shown}: cannot run flux: {(exc.strerror or str(exc)).lower()}") from None
