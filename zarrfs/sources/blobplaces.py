@@ -22,6 +22,7 @@ from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
 from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.diskfiles import Handle
+from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.tasks import at_once
 from zarrfs.transfer.urls import without_secrets
 
@@ -58,7 +59,8 @@ class Places:
 
     def __init__(self, options: Options) -> None:
         # blobs are kept whole, by their names: not as blocks of targets
-        self._options = dataclasses.replace(options, cache_dir=None, cache="none")
+        quarter = memory_limit(options) // 4  # for the headers of tars: the rest is for blobs
+        self._options = dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter)
         self.slots = trio.CapacityLimiter(options.host_requests)  # threads that wait for a place
         self._files: RemoteFiles | None = None
 

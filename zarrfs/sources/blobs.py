@@ -105,7 +105,7 @@ class BlobReader:
             self._places.insert(far[0], self._disk.directory)
         self.remote = bool(far)
         self._timeout = options.read_timeout
-        self._held = HeldBlobs(memory_limit(options))
+        self._held = HeldBlobs(memory_limit(options) * 3 // 4)  # Places has the rest
         self._ahead = min(options.prefetch, self._held.limit // 4)  # bytes
         self.forbidden_device: int | None = None  # st_dev of the mount that asks
         self._open: OrderedDict[str, _Blob] = OrderedDict()
