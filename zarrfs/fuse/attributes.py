@@ -166,6 +166,7 @@ class AttributeOperations(Operations):
             return await self._attributes(inode)  # the time of change alone, of a file that lost or got a name
         await self.copy_up(inode, attr.st_size if fields.update_size else None)
         file = self._files.get(fh) if fh is not None else None
+        # not by a descriptor, which may be open for reading only, where the size changes
         with self._path(inode) if fields.update_size else self._reached(inode) as path:
             if fields.update_size:
                 self._truncate(path, file, attr.st_size)

@@ -153,9 +153,10 @@ class HandleOperations(AttributeOperations):
             if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
                 return
             start_id += 1
-        remaining = directory.entries[start_id - 2 :]
-        prefix = self.nodes.key(directory.inode) if remaining else ""
-        for name, status, info in remaining:
+        if self.nodes.is_nameless(directory.inode):  # removed, with all that it had
+            return
+        prefix = self.nodes.key(directory.inode)
+        for name, status, info in directory.entries[start_id - 2 :]:
             start_id += 1
             encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), Found(status, info)
             if self.under_way or self.changes != directory.changes:  # perhaps this one
