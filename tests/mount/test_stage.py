@@ -109,7 +109,8 @@ def test_what_cannot_be_staged_leaves_nothing(what: str, node: Node) -> None:
 def test_node_local_is_a_link(node: Node) -> None:
     dest = node.path / "input"
     dest.mkdir(mode=0o750)
-    report = staged(dest, "--node-local")
+    done = run("stage", "--node-local", SOURCE, dest, "--report", "-")  # it takes no word that is not its own
+    report = json.loads(done.stdout)
     place = Path(str(report["mountpoint"]))
     assert place.parent == node.local
     assert os.readlink(dest) == str(place)
@@ -243,6 +244,19 @@ def test_processes_of_another_boot_are_left_alone(node: Node) -> None:
     assert unstaged("--stale") == [str(dest)]
     assert other.poll() is None
     kill_and_reap(other)
+
+
+def test_a_daemon_that_hangs_holds_nobody_up(node: Node) -> None:
+    dest = node.path / "input"
+    daemon = int(str(staged(dest)["daemon"]))
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        assert unstaged("--stale") == []
+        assert is_mounted(dest)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert unstaged(dest)
+    assert node.clean()
 
 
 @pytest.mark.parametrize("how", ["killed", "timeout"])

@@ -42,7 +42,18 @@ The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wron
 --keep-going if something could not be had."""
 
 
-@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+class _Command(click.Command):
+    """A command whose --node-local takes a value behind "=", and never the next word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, after --node-local=DIR was given a name of its own."""
+        end = args.index("--") if "--" in args else len(args)
+        own = [word.replace("--node-local=", "--node-local-in=", 1) if word.startswith("--node-local=") else word
+               for word in args[:end]]  # fmt: skip
+        return super().parse_args(ctx, own + args[end:])
+
+
+@click.command(cls=_Command, context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("dest")
 @click.option("--mount", "how", flag_value="mount", default=True, help="Mount it: bytes come when they are read.")
@@ -51,9 +62,10 @@ The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wron
 @click.option("--include", multiple=True, metavar="GLOB", help="Copy only what matches, or is below it. Repeatable.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Do not copy what matches. Repeatable.")
 @click.option(
-    "--node-local", is_flag=False, flag_value="", metavar="[=DIR]",
-    help="Put it in a directory of this node, and a link to that at DEST.",
+    "--node-local", "found", is_flag=True,
+    help="Put it in a directory of this node (--node-local=DIR: in DIR), and a link to that at DEST.",
 )  # fmt: skip
+@click.option("--node-local-in", "directory", hidden=True)
 @click.option("--timeout", callback=common.time_given, metavar="TIME", help="How long it may take (default: no end).")
 @click.option("--keep-going", is_flag=True, help="Copy what can be had, and report the rest.")
 @click.option("--manifest", metavar="FILE", help="Of a copy: sizes, times, SHA-256 (default: DEST.manifest.jsonl).")
@@ -77,7 +89,8 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
 
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
-    wish = Wish(source, dest, how, given["node_local"], given["job"], given["owner"])
+    node_local = given["directory"] or ("" if given["found"] else None)
+    wish = Wish(source, dest, how, node_local, given["job"], given["owner"])
     shown = without_secrets(source)
     report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
     began = time.monotonic()

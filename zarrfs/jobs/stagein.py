@@ -230,7 +230,7 @@ def make_directories(record: Record) -> None:
         for path in record.made:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700 if record.how == "run" else 0o777)
-        if record.upper:
+        if record.upper and record.mounted:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(record.upper, 0o700)
         if record.local:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,6 +16,8 @@ from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
 
 _POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
+
+_ANSWER = 3.0  # seconds that a daemon has for an answer
 
 
 class Taking(NamedTuple):
@@ -56,6 +59,15 @@ def mount_of(record: Record) -> mounts.Mount | None:
     return found
 
 
+def is_dead(mountpoint: str) -> bool:
+    """Whether a mount has lost its daemon; not of one that does not answer, which is not waited for."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(mounts.is_dead(mountpoint)), daemon=True)
+    thread.start()
+    thread.join(_ANSWER)
+    return found == [True]
+
+
 def why_stale(record: Record) -> str:
     """Why nobody needs what a record tells of any more; "" where somebody may."""
     if record.boot != processes.boot():
@@ -66,7 +78,7 @@ def why_stale(record: Record) -> str:
         mount = mount_of(record)
         if mount is None:
             return "it is not mounted any more"
-        if mounts.is_dead(record.place):
+        if is_dead(record.place):
             return "its daemon has died"
     if record.owners:
         return "" if any(map(processes.alive, record.owners)) else "the process that it was for has ended"
@@ -101,7 +113,7 @@ def _end_mount(record: Record, how: Taking) -> None:
     if mount is None:
         processes.kill(record.keeper)
         return
-    if mounts.is_dead(record.place):
+    if is_dead(record.place):
         processes.kill(record.keeper)
         mounts.unmount(record.place, lazy=True)
         return
