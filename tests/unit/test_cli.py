@@ -47,7 +47,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[options.Opti
         return IndexStore(path, Targets())
 
     plan = sources.Plan("refs.json", "references", index=path, base="/d/", warnings=("odd: left out",))
-    monkeypatch.setattr(sources, "plan_source", lambda source, given: plan)
+    monkeypatch.setattr(sources, "plan_source", lambda source, given, child=True: plan)
     monkeypatch.setattr(sources, "open_plan", open_plan)
     return seen
 
