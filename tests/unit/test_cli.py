@@ -264,7 +264,7 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
 def test_errors_are_told_in_a_line(
     exc: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(source: str, given: options.Options) -> None:
+    def fail(source: str, given: options.Options, child: bool) -> None:
         raise exc
 
     monkeypatch.setattr(sources, "plan_source", fail)
