@@ -19,10 +19,12 @@ Examples:
   zarrfs unstage --stale                               (any time: what killed jobs have left)
 \b
 A mount in use stays, and its users are named: a Zarr reader that finds a store gone reads fill values without an
-error. --timeout waits for them; --lazy does not care. --stale takes away what is of an earlier boot; what a killed
-command has begun; mounts that have ended, or whose daemon has died; what was for a process (--for) or a job that has
-ended, as far as squeue or flux tell. A mount that is still needed and has lost the process that keeps it in use gets
-another one. Root does this for all users.
+error. --timeout waits for them; --lazy does not care.
+\b
+--stale takes away what is of an earlier boot; what a killed command has begun; mounts that have ended, or whose daemon
+has died if no job may read them; what was for a process (--for) or a job that has ended, as far as squeue or flux
+tell. A mount that is still needed and has lost the process that keeps it in use gets another one. Root does this for
+all users.
 \b
 Copies that stage made at DEST stay, unless --remove-copies says otherwise; those in a directory of the node are
 removed with it. The exit status is 1 if something is still there that should have been taken away, else 0; with

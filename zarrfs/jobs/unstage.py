@@ -69,20 +69,22 @@ def is_dead(mountpoint: str) -> bool:
 
 
 def why_stale(record: Record) -> str:
-    """Why nobody needs what a record tells of any more; "" where somebody may."""
+    """Why nobody needs what a record tells of any more; "" where somebody may.
+
+    A mount whose daemon has died is an error to whoever reads it; without it they would read fill values. So it stays
+    as long as the process or the job that it is for.
+    """
     if record.boot != processes.boot():
         return "the node has been started anew since"
     if record.state != records.READY:
         return "" if processes.alive(record.maker) else "whoever staged it has died"
-    if record.mounted:
-        mount = mount_of(record)
-        if mount is None:
-            return "it is not mounted any more"
-        if is_dead(record.place):
-            return "its daemon has died"
+    if record.mounted and mount_of(record) is None:
+        return "it is not mounted any more"
     if record.owners:
         return "" if any(map(processes.alive, record.owners)) else "the process that it was for has ended"
-    return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
+    if record.manager:
+        return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
+    return "its daemon has died" if record.mounted and is_dead(record.place) else ""
 
 
 def keep(record: Record) -> None:
