@@ -273,8 +273,8 @@ def test_a_failure_is_everybodys_own_and_nobody_waits_for_ever(faulty: Faulty, t
 
 def test_a_server_that_tells_no_version_is_not_waited_for_twice(faulty: Faulty, tmp_path: Path) -> None:
     """Nothing of it is kept on disk: after the first block there are no claims on it."""
-    url = faulty.put("/v", VALUE, forever="untagged")
-    faulty.head("/v", forever=405)
+    url = faulty.put("/untagged", VALUE, forever="untagged")
+    faulty.head("/untagged", forever=405)
 
     async def check(nodes: list[RemoteFiles]) -> dict[str, int]:
         for low in range(0, len(VALUE), SIZE):

@@ -399,13 +399,14 @@ class Blocks:
     async def _in_turn(self, wanted: Wanted, ahead: bool, claim: Claim | None) -> Buffer:
         """The block from the server, or from whoever has claimed it, by way of the disk."""
         try:
+            patience = self._patience() if claim is not None and not claim.held else 0.0
             while claim is not None and not claim.held:
                 async with claim.lock:
                     if claim.held:
                         break
                     await trio.sleep(claim.pause())
                     found, claim = await trio.to_thread.run_sync(
-                        self._wait, wanted, claim, self._patience(), limiter=self._readers
+                        self._wait, wanted, claim, patience, limiter=self._readers
                     )
                 if found is not None:
                     return found

@@ -25,7 +25,7 @@ UNIT = 1 << 20  # bytes: where runs of tiny values are cut
 PIECES = 8  # of a unit that do not touch each other
 UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
 BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
-CROWDED = 5.0  # seconds after a block that found no room: others are not told to wait for what may not be kept
+CROWDED = 1.0  # seconds after a block that found no room: others are not told to wait for what may not be kept
 TELL_AGAIN = 3600.0  # seconds after which the same warning is worth another line
 SKEW = 300.0  # seconds that the clocks of nodes may differ
 
