@@ -211,7 +211,7 @@ def _entry(response: Any, size: int | None) -> Entry:
 def tag(response: Any) -> str | None:
     """What changes with the value: its ETag, else its time."""
     found: str | None = response.headers.get("ETag") or response.headers.get("Last-Modified")
-    return found and found.removeprefix("W/")  # weak or strong may depend on the request
+    return found.removeprefix("W/") if found else None  # weak or strong may depend on the request
 
 
 def _length(response: Any) -> int | None:
