@@ -205,7 +205,7 @@ def test_eight_that_read_at_once_make_about_one_request_a_block(faulty: Faulty, 
 
         await at_once(all_of, nodes)
 
-    read_by_many(check, 8, Options(cache_dir=str(tmp_path), coalesce_gap=0, coalesce_size=SIZE))
+    read_by_many(check, 8, Options(cache_dir=str(tmp_path), coalesce_gap=0, coalesce_size=SIZE, prefetch=0))
     assert faulty.gets() <= len(VALUE) // SIZE + 2, "not 40; one may look for a block the moment before it is there"
     assert files(tmp_path) == []
 
