@@ -28,6 +28,8 @@ ERRORS = {
 class Targets:
     """Targets as their name says; counts what is read, and how much of it at the same time."""
 
+    remote = False
+
     def __init__(self) -> None:
         self.extents: list[tuple[str, int, int]] = []
         self.now = self.most = 0
