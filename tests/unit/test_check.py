@@ -46,7 +46,7 @@ class Targets:
             raise KeyError("x")
         return bytes(length)
 
-    async def size(self, url: str) -> int:
+    async def size(self, url: str, begin: bool = False) -> int:
         if url in ERRORS:
             raise ERRORS[url](url, "as its name says")
         return 10

@@ -47,7 +47,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[options.Opti
         return IndexStore(path, Targets())
 
     plan = sources.Plan("refs.json", "references", index=path, base="/d/", warnings=("odd: left out",))
-    monkeypatch.setattr(sources, "plan_source", lambda source, given, child=True: plan)
+    monkeypatch.setattr(sources, "plan_source", lambda *given: plan)
     monkeypatch.setattr(sources, "open_plan", open_plan)
     return seen
 
@@ -264,7 +264,7 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
 def test_errors_are_told_in_a_line(
     exc: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(source: str, given: options.Options, child: bool) -> None:
+    def fail(*given: object) -> None:
         raise exc
 
     monkeypatch.setattr(sources, "plan_source", fail)

@@ -20,9 +20,10 @@ import pytest
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, content, found, write
 from zarrfs.errors import UsageError
 from zarrfs.transfer import disk
-from zarrfs.transfer.disk import DiskCache, Version
+from zarrfs.transfer.disk import DiskCache
 from zarrfs.transfer.diskadmin import clear
 from zarrfs.transfer.diskfiles import LAYOUT
+from zarrfs.transfer.versions import Version
 
 SIZE = 256 * MIB
 T = "https://host/data.nc"

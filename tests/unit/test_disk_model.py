@@ -16,8 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, found, write
 from zarrfs.transfer import disk
-from zarrfs.transfer.disk import DiskCache, Version
+from zarrfs.transfer.disk import DiskCache
 from zarrfs.transfer.diskadmin import clear
+from zarrfs.transfer.versions import Version
 
 SIZE = 256 * MIB
 SMALL_UNIT = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import logging
 import os
@@ -184,14 +185,14 @@ def run_on_stores(
     child: Callable[[str], bool] = lambda source: True,
 ) -> T:  # fmt: skip
     """As run_on_store, with several sources; those that are not for a `child` are planned in this process."""
-    import trio
-
     from zarrfs.sources import discard, open_plan, plan_source
 
     chosen = parsed.options
     _prepare_output(chosen.log_level)
 
     async def run(plans: list[Plan]) -> T:
+        import trio
+
         opened: list[tuple[Store, Plan]] = []
         try:
             for plan in plans:
@@ -205,15 +206,23 @@ def run_on_stores(
     plans: list[Plan] = []
     try:
         for source in sources:
-            plans.append(plan_source(source, chosen, child(source)))
+            plans.append(plan_source(source, chosen, child(source), _import_meanwhile))
             if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:
                     say(f"warning: {where}{warning}")
+        import trio
+
         return trio.run(run, plans)
     finally:
         for plan in plans:
             discard(plan)
+
+
+def _import_meanwhile() -> None:
+    """What most sources take, while a child prepares ours."""
+    for name in ("zarrfs.store.index", "zarrfs.transfer.remote"):
+        importlib.import_module(name)
 
 
 def _prepare_output(level: str) -> None:

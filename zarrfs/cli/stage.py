@@ -70,6 +70,7 @@ class _Command(click.Command):
 @click.option("--keep-going", is_flag=True, help="Copy what can be had, and report the rest.")
 @click.option("--manifest", metavar="FILE", help="Of a copy: sizes, times, SHA-256 (default: DEST.manifest.jsonl).")
 @click.option("--no-manifest", is_flag=True, help="Write none, and do not hash.")
+@click.option("--sync", is_flag=True, help="Have copies on the disk before this ends.")
 @click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads that write copies.")
 @click.option("--job", metavar="ID", help="The job that it is for (default: as the environment says).")
@@ -125,7 +126,8 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
 
     progress, linked = Report(), 0
     manifest = None if given["no_manifest"] else given["manifest"] or f"{wish.dest.rstrip('/')}.manifest.jsonl"
-    how = copies.Copying(given["include"], given["exclude"], given["jobs"], given["keep_going"], manifest)
+    said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
+    how = copies.Copying(manifest=manifest, **said)
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:

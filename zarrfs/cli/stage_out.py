@@ -85,7 +85,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
     progress = Progress()
     making = Making(
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
-        skip_unsupported=given["skip_unsupported"], jobs=given["jobs"],
+        skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip
     with meter.shown(lambda: _counts(progress), quiet):
         stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append)

@@ -7,7 +7,6 @@ before the upper's entry there goes away, so that a crash in between never shows
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import stat
@@ -22,13 +21,13 @@ from zarrfs.fuse.handles import HandleOperations
 from zarrfs.fuse.operations import handler
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.overlay import Found
+from zarrfs.store.renaming import EXCHANGE, rename
 from zarrfs.store.whiteouts import OPAQUE, hidden_name
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SET_ID = stat.S_ISUID | stat.S_ISGID
 _NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "rename"))
 
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class WritableOperations(HandleOperations):
@@ -202,7 +201,7 @@ class WritableOperations(HandleOperations):
             await self.overlay.hide_lower(new)
         with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
             if exchange:
-                _exchange(old_directory, old_entry, new_directory, new_entry)
+                rename(old_entry, new_entry, EXCHANGE, old_directory, new_directory)
                 self.nodes.exchange(old, new)
                 return
             if target is not None and target.is_directory:
@@ -270,10 +269,3 @@ class WritableOperations(HandleOperations):
                     os.unlink(name, dir_fd=descriptor)
         finally:
             os.close(descriptor)
-
-
-def _exchange(one_directory: int, one: bytes, other_directory: int, other: bytes) -> None:
-    """renameat2(2) with RENAME_EXCHANGE; OSError."""
-    if _libc.renameat2(one_directory, one, other_directory, other, int(pyfuse3.RENAME_EXCHANGE)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), os.fsdecode(one))

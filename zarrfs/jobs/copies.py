@@ -36,6 +36,7 @@ class Copying:
     jobs: int | None = None
     keep_going: bool = False
     manifest: str | None = None  # None: none
+    sync: bool = False
 
 
 @contextlib.contextmanager
@@ -67,7 +68,7 @@ async def write(
     mark = json.dumps([*version, how.include, how.exclude, record.how])
     choice = Choice(
         include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
-        mark=hashlib.sha256(os.fsencode(mark)).hexdigest(), sums=how.manifest is not None,
+        mark=hashlib.sha256(os.fsencode(mark)).hexdigest(), sync=how.sync, sums=how.manifest is not None,
     )  # fmt: skip
     with _manifest(how.manifest, record) as note:
         await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)

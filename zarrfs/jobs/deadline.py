@@ -7,8 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 
-import trio
-
 from zarrfs.errors import ZarrfsError
 
 
@@ -43,6 +41,8 @@ class Deadline:
         if self._at is None:
             yield
             return
+        import trio
+
         signal.setitimer(signal.ITIMER_REAL, 0)
         with trio.move_on_after(max(0.0, self._at - time.monotonic())) as scope:
             yield

@@ -69,12 +69,6 @@ def kill(who: Process | None, timeout: float = 5.0) -> None:
         os.close(descriptor)
 
 
-def boot() -> str:
-    """The id of this boot of the node."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-
-
 def job_of(environment: Mapping[str, str], said: str | None = None) -> tuple[str, str]:
     """(resource manager or "", job id or "") that `environment` tells, or `said`."""
     for manager, variable in _MANAGERS.items():

@@ -20,6 +20,7 @@ from typing import Any
 from zarrfs.errors import MountError, UsageError
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
+from zarrfs.store.filling import boot
 
 VARIABLE = "ZARRFS_STATE_DIR"  # where records are, if it is set
 _VERSION = 1
@@ -37,7 +38,7 @@ class Record:
     place: str  # where it really is: `dest`, or a directory on the node that `dest` is a link to
     maker: Process  # who makes it, or takes it away
     state: str = MAKING
-    boot: str = dataclasses.field(default_factory=processes.boot)
+    boot: str = dataclasses.field(default_factory=boot)
     made: list[str] = dataclasses.field(default_factory=list)  # directories that were not there before, outer first
     local: str = ""  # the directory on the node, if one was made
     link: bool = False  # whether `dest` is a link, made by us

@@ -14,6 +14,7 @@ from zarrfs.errors import MountError
 from zarrfs.fuse import mounts
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
+from zarrfs.store.filling import boot
 
 _POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
 
@@ -40,7 +41,7 @@ def unstage(record: Record, how: Taking) -> None:
     if record.keeper == record.maker:  # it has become this very process
         record.keeper = None
     try:
-        if record.boot == processes.boot():  # else its processes are others now
+        if record.boot == boot():  # else its processes are others now
             _end_mount(record, how) if record.mounted else processes.kill(record.keeper)
         _remove(record, how)
     except BaseException:
@@ -74,7 +75,7 @@ def why_stale(record: Record) -> str:
     A mount whose daemon has died is an error to whoever reads it; without it they would read fill values. So it stays
     as long as the process or the job that it is for.
     """
-    if record.boot != processes.boot():
+    if record.boot != boot():
         return "the node has been started anew since"
     if record.state != records.READY:
         return "" if processes.alive(record.maker) else "whoever staged it has died"

@@ -169,7 +169,7 @@ class BlobReader:
         with contextlib.suppress(ReadError):
             self._release(await self._acquire(blobref, declared))
 
-    async def size(self, url: str) -> int:
+    async def size(self, url: str, begin: bool = False) -> int:
         blob = await self._acquire(*_split(url))
         self._release(blob)
         return blob.identity.size

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
+from zarrfs.store.renaming import EXCHANGE, rename
 
 _DOCUMENT = ".zmetadata"
 _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
 _DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 
 
 class Place(NamedTuple):
@@ -210,14 +210,12 @@ def _rename(new: str, path: str, old: str) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Swap two names in one step; False where the kernel or the file system cannot. Source: renameat2(2)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
+    """Swap two names in one step; False where the kernel or the file system cannot."""
+    try:
+        rename(os.fsencode(one), os.fsencode(other), EXCHANGE)
+    except OSError:
         return False
-    code: int = libc.renameat2(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
-    )
-    return code == 0
+    return True
 
 
 def _sync_all(path: str) -> None:

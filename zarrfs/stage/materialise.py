@@ -32,6 +32,7 @@ _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread w
 _BATCH_OPEN = 32  # the same, of files that are opened before
 _IN_FLIGHT = 4  # batches that are brought over a network while others are written
 _MEMORY = 64 << 20  # bytes that wait to be written
+_UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
 _PIECES = 4  # of a large file, at once
 _SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
 _TOLD = 1000  # failures that are kept
@@ -47,6 +48,7 @@ class Choice:
     jobs: int | None = None  # threads that write; None: as many as there are processors, at most 4
     keep_going: bool = False  # failures are collected; else the first one ends the run
     mark: str = ""  # names this version of the source: with the same one a run that was broken off is taken up
+    sync: bool = False  # have all of it on the disk at the end
     sums: bool = False  # tell the SHA-256 of files
 
 
@@ -84,10 +86,10 @@ async def materialise(
 ) -> None:
     """Write what `store` holds to the directory `destination`, which is made if it is missing.
 
-    Every file appears whole or not at all, nothing is written outside, and all is on the disk at the end. `done` is
-    told of every entry once it is there; `link(key, info)` gives the target of a symbolic link that takes the place
-    of a copy, or None. UsageError where the destination cannot be used; SourceError, naming the entry, where
-    something cannot be had or written: what is whole stays, and a run with the same mark goes on from there.
+    Every file appears whole or not at all, and nothing is written outside. `done` is told of every entry once it is
+    there; `link(key, info)` gives the target of a symbolic link that takes the place of a copy, or None. UsageError
+    where the destination cannot be used; SourceError, naming the entry, where something cannot be had or written: what
+    is whole stays, and a run with the same mark goes on from there.
     """
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
@@ -97,7 +99,8 @@ async def materialise(
         run = _Run(store, filling, choice, report, done, link)
         await run.everything(root)
         try:
-            await trio.to_thread.run_sync(sync_file_system, destination)
+            if choice.sync:
+                await trio.to_thread.run_sync(sync_file_system, destination)
             await trio.to_thread.run_sync(filling.finish, root)
         except OSError as exc:
             raise SourceError(destination, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
@@ -196,6 +199,8 @@ class _Run:
                 return
         self._writer.hold(folder)
         size = 0 if item.link is not None or info.kind is not Kind.FILE else held(info)
+        if info.size is None and item.link is None:
+            size = _UNKNOWN
         if size > LARGE:
             await self._slots.acquire()
             self._nursery.start_soon(self._slot, self._write_large, item)

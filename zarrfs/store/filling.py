@@ -21,6 +21,7 @@ from typing import NamedTuple
 from zarrfs.errors import UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.beneath import BaseDirectory
+from zarrfs.store.renaming import NOREPLACE, rename
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 
 EXISTING = ("refuse", "overwrite", "keep", "update")
@@ -43,6 +44,12 @@ class InTheWay(ZarrfsError):
     def __init__(self, rule: str, key: str = "") -> None:
         self.key = key
         super().__init__(rule)
+
+
+def boot() -> str:
+    """The id of this boot of the machine. Source: random(4)."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
 
 
 def ends_all(exc: BaseException) -> bool:
@@ -150,16 +157,22 @@ class Filling:
         self._note = self._staging = -1
 
     def _read_note(self) -> None:
-        """Take up the run that has left the note, if it had our mark; then the note is ours."""
+        """Take up the run that has left the note, if it had our mark; then the note is ours.
+
+        What it wrote before another boot may not have reached the disk: that is written again.
+        """
+        now = boot()
         try:
             said = json.loads(os.pread(self._note, 1 << 16, 0))
-            known = self._mark and said["mark"] == self._mark
-            if known:
-                self.resumed, self._own = True, bool(said["own"])
+            if self._mark and said["mark"] == self._mark:
+                self._own = bool(said["own"])
+                self.resumed = said["boot"] == now
+                if not self.resumed and self._existing == "refuse":
+                    self._existing = "overwrite"
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
         os.ftruncate(self._note, 0)
-        os.pwrite(self._note, json.dumps({"mark": self._mark, "own": self._own}).encode(), 0)
+        os.pwrite(self._note, json.dumps({"mark": self._mark, "own": self._own, "boot": now}).encode(), 0)
 
     # -- directories
 
@@ -300,20 +313,30 @@ class Filling:
 
     def _name(self, staged: bytes, at: int, directory: int, info: Info, new: bool) -> None:
         name = info.name
-        if new:  # a hard link never replaces anything
-            try:
-                os.link(staged, name, src_dir_fd=at, dst_dir_fd=directory, follow_symlinks=False)
-            except FileExistsError:
-                raise InTheWay("is there already") from None
-            except OSError as exc:
-                if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
-                    raise
+        try:
+            if new:
+                rename(staged, os.fsencode(name), NOREPLACE, at, directory)
             else:
-                self._changed = True
-                os.unlink(staged, dir_fd=at)
-                return
-        os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
+                os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
+        except FileExistsError:
+            raise InTheWay("is there already") from None
+        except OSError as exc:
+            if not new or exc.errno != errno.EINVAL:
+                raise
+            self._link(staged, name, at, directory)  # a file system that cannot rename so, such as NFS
         self._changed = True
+
+    def _link(self, staged: bytes, name: str, at: int, directory: int) -> None:
+        try:  # a hard link never replaces anything
+            os.link(staged, name, src_dir_fd=at, dst_dir_fd=directory, follow_symlinks=False)
+        except FileExistsError:
+            raise InTheWay("is there already") from None
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                raise
+            os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
+        else:
+            os.unlink(staged, dir_fd=at)
 
     def dress(self, folder: Folder) -> bool:
         """Give a directory that is full its mode and time; whether they are ours to give."""

@@ -150,7 +150,7 @@ class IndexStore:
         row = self._row(key)
         if row.kind == Kind.DIRECTORY:
             raise IsDirectory(key)
-        size = await self._whole_size(row.ref) if row.size is None else row.size
+        size = await self._whole_size(row.ref, begin=not start) if row.size is None else row.size
         stop = size if length is None else min(size, start + length)
         if start >= stop:
             return b""
@@ -419,12 +419,12 @@ class IndexStore:
 
     async def _try_size(self, ref: int) -> None:
         with contextlib.suppress(ReadError):
-            await self._whole_size(ref)
+            await self._whole_size(ref, begin=True)
 
-    async def _whole_size(self, ref: int) -> int:
+    async def _whole_size(self, ref: int, begin: bool = False) -> int:
         size = self._sizes.get(ref)
         if size is None:
-            size = _remember(self._sizes, ref, await self._targets.size(self._url(ref)))
+            size = _remember(self._sizes, ref, await self._targets.size(self._url(ref), begin))
         return size
 
     def _url(self, ref: int) -> str:

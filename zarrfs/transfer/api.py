@@ -36,8 +36,8 @@ class TargetReader(Protocol):
         """
         ...
 
-    async def size(self, url: str) -> int:
-        """The size of `url` in bytes, or a ReadError."""
+    async def size(self, url: str, begin: bool = False) -> int:
+        """The size of `url` in bytes, or a ReadError; to `begin` with, the first bytes are fetched with it."""
         ...
 
     def resolve(self, url: str) -> str:

@@ -27,10 +27,11 @@ from zarrfs.transfer.ranges import TINY, Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import in_background
+from zarrfs.transfer.versions import differs, version_from, version_of
 
 if TYPE_CHECKING:
     from zarrfs.transfer.claims import Claim
-    from zarrfs.transfer.disk import DiskCache, Version
+    from zarrfs.transfer.disk import DiskCache
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -56,6 +57,11 @@ class Wanted(NamedTuple):
     def at(self) -> tuple[int, str]:
         """The target."""
         return id(self.system), self.path
+
+    @property
+    def target(self) -> str:
+        """What the disk calls the target."""
+        return self.system.identity(self.path)
 
     @property
     def key(self) -> Hashable:
@@ -87,6 +93,7 @@ class Blocks:
         self._disk = _open_disk(options)
         self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
+        self._beginning = trio.CapacityLimiter(options.host_requests)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
         self._writes = self._unkept = self._hit_bytes = 0
         self._beating = False
@@ -112,6 +119,30 @@ class Blocks:
     def ahead(self, wanted: Wanted) -> Ahead | None:
         """Fetch a block before anybody asks; as BlockCache.ahead()."""
         return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
+
+    async def begin(self, wanted: Wanted) -> int | None:
+        """The size of a target, whose first block, `wanted`, comes into the cache with it; None: ask. ReadError."""
+        if self._disk is not None:
+            return None
+        most = wanted.stop
+        async with self._beginning:
+            if not self.cache.reserve(most):
+                return None
+            try:
+                found = await self.ranges.fetch(wanted.system, wanted.path, 0, most, True)
+            finally:
+                self.cache.release(most)
+        self._check(wanted, found)
+        if found.total is not None and found.ranged:
+            block = wanted._replace(stop=min(most, found.total))
+
+            async def give() -> Buffer:
+                return found.data
+
+            ahead = self.cache.ahead(block.key, block.stop, give)
+            if ahead is not None:
+                await ahead.done.wait()
+        return found.total
 
     async def prefetch(self, wanted: Sequence[Wanted]) -> None:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
@@ -218,12 +249,12 @@ class Blocks:
         """Raise TargetChanged where the bytes are of another version than the one to read."""
         expected = wanted.expected
         if expected is not None:
-            if _differs((expected.tag, expected.size), found):
+            if differs(expected.tag, expected.size, found):
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
             return
         at = wanted.at
         pin = self._pins.get(at)
-        if pin is not None and _differs((pin.tag, pin.size), found):
+        if pin is not None and differs(pin.tag, pin.size, found):
             self._note(wanted, found)
             if pin.certain and self._options.stale == "error":
                 raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
@@ -268,12 +299,12 @@ class Blocks:
         data, old = self._from_disk(wanted)
         if data is not None or old:
             return data, old, None
-        if wanted.expected is not None and _version_of(wanted.expected) is None:
+        if wanted.expected is not None and version_of(wanted.expected) is None:
             return None, False, None
         pin = self._pins.get(wanted.at)
         if pin is not None and not pin.kept:
             return None, False, None
-        target, start, stop = _target(wanted), wanted.start, wanted.stop
+        target, start, stop = wanted.target, wanted.start, wanted.stop
         if units is None or stop - start >= TINY:
             claim = self._disk.claims.take(target, start, stop)
             if claim is not None and claim.held:  # somebody else may have finished since we looked
@@ -292,8 +323,8 @@ class Blocks:
         `again`: it was not there a moment ago.
         """
         assert self._disk is not None
-        at, target = wanted.at, _target(wanted)
-        pin, version = None, _version_of(wanted.expected) if wanted.expected is not None else None
+        at, target = wanted.at, wanted.target
+        pin, version = None, version_of(wanted.expected) if wanted.expected is not None else None
         if wanted.expected is None:
             pin = self._pins.get(at)
             if pin is None:
@@ -302,7 +333,7 @@ class Blocks:
                     return None, self._disk.version(target, 0.0) is not None
                 pin = self._pins.setdefault(at, _Pin(known.tag, known.size, certain=False, noted=True))
                 self._forget_pins()
-            version = _version(pin.tag, pin.size)
+            version = version_from(pin.tag, pin.size)
         if version is None:
             return None, False
         data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size), again)
@@ -318,19 +349,19 @@ class Blocks:
         except ReadError as exc:
             log.debug("%s", exc)
             return False
-        version = _version_of(entry)
+        version = version_of(entry)
         if version is None or self._disk is None:
             return False
         self._pin(wanted.at, _Pin(version.tag, version.size, noted=True))
-        await trio.to_thread.run_sync(self._disk.remember, _target(wanted), version, limiter=self._writers)
+        await trio.to_thread.run_sync(self._disk.remember, wanted.target, version, limiter=self._writers)
         return True
 
     def _note(self, wanted: Wanted, found: Fetched) -> None:
         """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
-        version = _version(found.tag, found.total)
+        version = version_from(found.tag, found.total)
         if self._disk is not None and version is not None:
             self._write_begins()
-            in_background(self._later, functools.partial(self._disk.remember, _target(wanted), version))
+            in_background(self._later, functools.partial(self._disk.remember, wanted.target, version))
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """What was fetched for many small wants goes to the disk as one."""
@@ -344,14 +375,14 @@ class Blocks:
         """Keep a block on disk, later; not where memory is short or its version unknown."""
         pin = None
         if wanted.expected is not None:
-            version = _version_of(wanted.expected)
+            version = version_of(wanted.expected)
         else:
             pin = self._pins.get(wanted.at)
-            version = _version(found.tag, found.total) or (None if pin is None else _version(pin.tag, pin.size))
+            version = version_from(found.tag, found.total) or (version_from(pin.tag, pin.size) if pin else None)
         size = len(found.data)
         if pin is not None:
             pin.kept = version is not None
-        settle = functools.partial(disk.claims.settle, _target(wanted), wanted.start, wanted.stop)
+        settle = functools.partial(disk.claims.settle, wanted.target, wanted.start, wanted.stop)
         if version is None or not size or not self.cache.reserve(size):
             self._unkept += version is not None and size > 0
             if disk.claims.any_held:
@@ -365,9 +396,9 @@ class Blocks:
 
         def work() -> None:
             try:
-                disk.write(_target(wanted), version, wanted.start, found.data, run)
+                disk.write(wanted.target, version, wanted.start, found.data, run)
                 if note:
-                    disk.remember(_target(wanted), version)
+                    disk.remember(wanted.target, version)
             finally:
                 settle()
 
@@ -466,23 +497,3 @@ def _open_disk(options: Options) -> DiskCache | None:
     from zarrfs.transfer.disk import DiskCache
 
     return DiskCache(options.cache_dir, options.cache_size, options.cache_min_free)
-
-
-def _differs(pin: tuple[str | None, int | None], found: Fetched) -> bool:
-    return any(a != b and None not in (a, b) for a, b in zip(pin, (found.tag, found.total), strict=True))
-
-
-def _target(wanted: Wanted) -> str:
-    return wanted.system.identity(wanted.path)
-
-
-def _version_of(entry: Entry) -> Version | None:
-    """What tells versions of a value apart; None where its server says too little."""
-    mtime = None if entry.mtime_ns is None else f"mtime {entry.mtime_ns}"
-    return _version(entry.tag or mtime, entry.size)
-
-
-def _version(tag: str | None, size: int | None) -> Version | None:
-    from zarrfs.transfer.disk import Version
-
-    return Version(tag, size) if tag and size is not None else None

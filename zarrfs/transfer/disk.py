@@ -11,13 +11,13 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from typing import NamedTuple
 
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.claims import Claims
 from zarrfs.transfer.diskfiles import RECORD, Block, Damaged, Layout, checksum, hash_of, header
 from zarrfs.transfer.diskspace import FOLDER_COST, Space, cost
 from zarrfs.transfer.urls import without_secrets
+from zarrfs.transfer.versions import Version
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -31,13 +31,6 @@ SKEW = 300.0  # seconds that the clocks of nodes may differ
 
 # What is wrong with one file, not with the disk.
 _ONE_FILE = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENAMETOOLONG)
-
-
-class Version(NamedTuple):
-    """What tells one content of a target from another."""
-
-    tag: str  # ETag, Last-Modified or mtime, as the server gave it; never empty
-    size: int  # bytes
 
 
 class DiskCache:

@@ -61,9 +61,12 @@ class RemoteFiles:
         """All bytes of `url`; as read_all_at()."""
         return await self.read_all_at(*await self.find(url))
 
-    async def size(self, url: str) -> int:
-        """The size of `url` in bytes."""
+    async def size(self, url: str, begin: bool = False) -> int:
+        """As TargetReader.size."""
         system, path = await self.find(url)
+        size = await self.blocks.begin(self.first_block(system, path, 0, self._part)) if begin else None
+        if size is not None:
+            return size
         found = await self.stat_at(system, path)
         if found.directory or found.size is None:
             raise ReadError(system.shown(path), "is a directory" if found.directory else "has no known size")

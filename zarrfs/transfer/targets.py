@@ -87,11 +87,11 @@ class Targets:
         if found:
             await self._remotely().prefetch(found)
 
-    async def size(self, url: str) -> int:
+    async def size(self, url: str, begin: bool = False) -> int:
         """As TargetReader.size."""
         path, remote = await self._find(url)
         if path is None:
-            return await self._remotely().size(remote)
+            return await self._remotely().size(remote, begin)
         return await self.local.size(path)
 
     def resolve(self, url: str) -> str:

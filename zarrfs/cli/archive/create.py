@@ -70,6 +70,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--skip-unsupported", is_flag=True,
     help="Leave out what no archive can hold, with a warning: fifos, sockets, devices, names that are not UTF-8.",
 )  # fmt: skip
+@click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes that read (default: CPUs, up to 8).")
 @common.process_options
 def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None, null: bool, **given: Any) -> None:

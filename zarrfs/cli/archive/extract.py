@@ -42,17 +42,17 @@ as files appear."""
 @click.option("--keep", is_flag=True, help="Leave what is there as it is.")
 @click.option("--update", is_flag=True, help="Replace files that are older than those in ARCHIVE.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads that write (default: CPUs, up to 4).")
+@click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
 @click.option("--keep-going", is_flag=True, help="Go on after an entry that cannot be had, and name all of them.")
 @common.source_options("source", "fetch", log_level="warning")
 def extract(
     archive: str, patterns: tuple[str, ...], directory: str, exclude: tuple[str, ...], overwrite: bool, keep: bool,
-    update: bool, jobs: int | None, keep_going: bool, parsed: Parsed,
+    update: bool, jobs: int | None, sync: bool, keep_going: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
     """Write the files, directories and symbolic links of ARCHIVE to DIR: all of them, or what PATTERNs pick.
 
     Every blob is compared with its hash. An archive that breaks a rule is refused, and nothing is written. A file that
-    cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays. When
-    this has ended, all is on the disk.
+    cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays.
     """
     from zarrfs.stage.materialise import Choice, Report, materialise
 
@@ -67,7 +67,7 @@ def extract(
 
     async def body(store: IndexStore, plan: Plan) -> None:
         mark = f"archive {plan.digest}" if plan.digest else ""
-        choice = Choice(asked[0] if asked else "refuse", patterns, exclude, jobs, keep_going, mark)
+        choice = Choice(asked[0] if asked else "refuse", patterns, exclude, jobs, keep_going, mark, sync=sync)
         await materialise(store, directory, choice, report, done)
 
     def counts() -> meter.Counts:

@@ -60,7 +60,7 @@ def create(
                 document.add(entry)
             progress.files += files
             progress.bytes += size
-        if blobs is not None:
+        if blobs is not None and making.sync:
             blobs.finish()
         document.writer.close()
 

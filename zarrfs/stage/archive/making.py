@@ -27,6 +27,7 @@ class Making:
     dictionary: bool = False
     all_inline: bool = False
     skip_unsupported: bool = False  # leave out what no archive can hold, with a warning
+    sync: bool = False  # have blobs on the disk before the document is there
     jobs: int | None = None  # processes that read and hash; None: as many as there are CPUs, up to 8
     excludes: tuple[str, ...] = ()  # globs: of a name at any depth, or with a "/" of a path; with all below it
     leave_out: Callable[[str], bool] | None = None  # whether a path is left out, and all below it, silently

@@ -1,0 +1,18 @@
+"""renameat2(2), which Python does not have: renaming that replaces nothing, or swaps two names."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+NOREPLACE, EXCHANGE = 1, 2  # linux/fs.h
+CWD = -100  # AT_FDCWD: names are relative to where the process is, or absolute
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def rename(one: bytes, other: bytes, flags: int, one_directory: int = CWD, other_directory: int = CWD) -> None:
+    """Rename `one` in `one_directory` to `other`, or with EXCHANGE swap them. OSError: EINVAL without support."""
+    if _libc.renameat2(one_directory, one, other_directory, other, flags):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fsdecode(one))
