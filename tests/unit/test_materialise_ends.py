@@ -121,6 +121,24 @@ def test_a_run_with_the_same_mark_goes_on(tmp_path: Path) -> None:
     assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
 
 
+def test_what_was_written_before_another_boot_is_written_again(tmp_path: Path) -> None:
+    document = archive_of(tmp_path, 100)
+    lost = {"path": "z", **file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3, mtime=1)}
+    (tmp_path / lost["data"][0][2]).rename(tmp_path / "lost")
+    out = tmp_path / "out"
+    broken_off([*document, lost], out, tmp_path, "one")
+    note = out / ".zarrfs-staging/note"
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"boot": "another"}))
+    damaged = next(path for path in sorted(out.glob("d*/**/*")) if path.is_file() and path.stat().st_size)
+    status = damaged.stat()
+    damaged.write_bytes(bytes(status.st_size))  # as after a power failure: the right size and time, not the bytes
+    os.utime(damaged, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
+    report = extract([*document, lost], out, tmp_path, mark="one")
+    assert report.resumed == 0
+    assert {k: v for k, v in snapshot(out).items() if k} == snapshot_of([*document, lost], tmp_path)
+
+
 def test_what_a_dead_run_has_left_goes(tmp_path: Path) -> None:
     staging = tmp_path / "out/.zarrfs-staging"
     (staging / "0123456789abcdef").mkdir(parents=True)

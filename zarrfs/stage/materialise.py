@@ -375,7 +375,9 @@ class _Run:
             with trio.CancelScope(shield=True):
                 await self._in_thread(self._writer.end, begun, ReadError(item.key, type(exc).__name__))
             raise
-        self._account([await self._in_thread(self._writer.end, begun, error)])
+        with trio.CancelScope(shield=True):  # who is cancelled here would leave it open
+            outcome = await self._in_thread(self._writer.end, begun, error)
+        self._account([outcome])
 
     async def _copy(self, store: DescriptorStore, writing: Writing) -> None:
         source = await store.open_value(writing.item.key)

@@ -88,7 +88,7 @@ class Filling:
 
     def __init__(self, path: str, existing: str = "refuse", mark: str = "") -> None:
         self.path, self._existing, self._mark = path, existing, mark
-        self.resumed = self._made = self._changed = False
+        self.resumed = self._made = self._changed = self._begun = False
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -165,7 +165,7 @@ class Filling:
         try:
             said = json.loads(os.pread(self._note, 1 << 16, 0))
             if self._mark and said["mark"] == self._mark:
-                self._own = bool(said["own"])
+                self._begun, self._own = True, bool(said["own"])
                 self.resumed = said["boot"] == now
                 if not self.resumed and self._existing == "refuse":
                     self._existing = "overwrite"
@@ -181,7 +181,7 @@ class Filling:
         folder = Folder("", info, None)
         folder.wanted = True
         folder.made = self._made
-        folder.fresh = self._own and not self.resumed
+        folder.fresh = self._own and not self._begun
         return folder
 
     def open(self, folder: Folder) -> int:
@@ -342,7 +342,7 @@ class Filling:
         """Give a directory that is full its mode and time; whether they are ours to give."""
         handle = self.open(folder)
         try:
-            ours = folder.made or self.resumed or (folder.info.mode is not None and self._existing != "keep")
+            ours = folder.made or self._begun or (folder.info.mode is not None and self._existing != "keep")
             if ours:
                 self._dress(handle, folder.info)
         finally:
@@ -376,7 +376,7 @@ class Filling:
                 bare = not set(os.listdir(look)) - {RESERVED}
             finally:
                 os.close(look)
-            self._clear(note=bare or not (self._mark and (self.resumed or self._changed)))
+            self._clear(note=bare or not (self._mark and (self._begun or self._changed)))
             if bare and self._made:
                 os.rmdir(self.path)
         self.close()
