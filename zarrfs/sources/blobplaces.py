@@ -236,19 +236,31 @@ class DumpPlace:
             if self._index is None:
                 self._index = await self._indexed()
         index, where = self._index, f"{self.shown}: {blobref}"
-        member = index.known(blobref)
-        if member is not None and (data := await self._matching(member, blobref)) is not None:
+        hint = index.known(blobref)
+        data = None if hint is None else await self._matching(hint, blobref)
+        if data is None:
+            async with self._searching:  # one at a time: what it goes past is noted, and found at once the next time
+                data = await self._searched(index, blobref, declared, hint)
+        if data is not None:
             if declared is not None and len(data) != declared:
                 raise OutOfRange(where, f"a blob of {len(data)} bytes, where the archive says {declared}")
             return data
-        async with self._searching:  # one at a time: what it goes past is noted, and found at once the next time
-            for length in index.lengths() if declared is None else [declared]:
-                for member in index.candidates(length):
-                    if (data := await self._matching(member, blobref)) is not None:
-                        return data
         if index.fault:
             raise ReadError(where, f"not in the tar, which is {index.fault}")
         raise TargetMissing(where, "no such blob")
+
+    async def _searched(
+        self, index: DumpIndex, blobref: str, declared: int | None, wrong: Member | None
+    ) -> Buffer | None:
+        """The bytes of the first member that is that blob; `wrong` is not."""
+        found = index.known(blobref)  # by the search that went before
+        if found is not None and found != wrong and (data := await self._matching(found, blobref)) is not None:
+            return data
+        for length in index.lengths() if declared is None else [declared]:
+            for member in index.candidates(length):
+                if (data := await self._matching(member, blobref)) is not None:
+                    return data
+        return None
 
     async def _matching(self, member: Member, blobref: str) -> Buffer | None:
         """The bytes of a member, if they are that blob; notes what blob they are."""

@@ -29,6 +29,8 @@ _DOCUMENT = re.compile(r"archive/(.+)")
 _REGULAR = (b"0", b"\0")  # types of members
 _EXTENDED = (b"x", b"X")
 _LONG_NAME = b"L"  # of GNU
+_RECORD = re.compile(rb"(\d{1,20}) ([^=]+)=")  # of an extended header
+_SIZE = re.compile(r"[0-9]{1,19}")  # in one
 _OTHER_HEADERS = (b"g", b"K")  # for all members; GNU's long target of a link
 
 
@@ -110,8 +112,11 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
         except tarfile.HeaderError as exc:
             found.fault = f"damaged at byte {at:,}: {exc}"
             return
-        at += BLOCK
         length, name = header.size, header.name
+        if length < 0:  # it would lead back, again and again
+            found.fault = f"damaged at byte {at:,}: a member of {length} bytes"
+            return
+        at += BLOCK
         if header.type in (*_EXTENDED, _LONG_NAME, *_OTHER_HEADERS):
             if length > min(_EXTRA, size - at):
                 break
@@ -122,7 +127,7 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
                 extended["path"] = data.rstrip(b"\0").decode("utf-8", "surrogateescape")
         else:
             name = extended.get("path", name)
-            if extended.get("size", "").isdigit():
+            if _SIZE.fullmatch(extended.get("size", "")):
                 length = int(extended["size"])
             extended = {}
             if at + length > size:
@@ -177,12 +182,12 @@ def split_member(source: str) -> tuple[str, str]:
 
 def _pax(data: bytes) -> dict[str, str]:
     """The records "LENGTH KEY=VALUE\\n" of an extended header."""
-    found = {}
-    while match := re.match(rb"(\d{1,20}) ([^=]+)=", data):
-        record, data = data[: int(match[1])], data[int(match[1]) :]
-        if len(record) <= match.end():
+    found, at = {}, 0
+    while match := _RECORD.match(data, at):
+        at += int(match[1])
+        if not match.end() < at <= len(data):
             break
-        found[match[2].decode("utf-8", "replace")] = record[match.end() : -1].decode("utf-8", "surrogateescape")
+        found[match[2].decode("utf-8", "replace")] = data[match.end() : at - 1].decode("utf-8", "surrogateescape")
     return found
 
 

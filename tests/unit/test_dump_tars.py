@@ -1,0 +1,94 @@
+"""Dump tars that somebody made to do harm, and searches in good ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.fakeflux import dump_tar
+from tests.unit.archives import blobref, file
+from tests.unit.blobreading import run, whole
+from zarrfs.sources import blobplaces
+from zarrfs.sources.blobrefs import sized
+from zarrfs.sources.blobs import BlobReader
+
+SCAN = """
+import os, sys
+from zarrfs.sources.dumptar import DumpIndex, scan_local
+index = DumpIndex()
+scan_local(os.open(sys.argv[1], os.O_RDONLY), index)
+print(index.fault, len(index.blobs))
+"""
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header; a negative size is written as GNU tar writes numbers that take more than 33 bits."""
+    found = tarfile.TarInfo(name)
+    found.type = kind
+    block = bytearray(found.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"\xff" + (256**11 + size).to_bytes(11, "big") if size < 0 else b"%011o\0" % size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def scanned(path: Path, *blocks: bytes) -> str:
+    """What is said of a tar of such blocks; in a process that does not take for ever."""
+    path.write_bytes(b"".join(block + bytes(-len(block) % 512) for block in blocks) + bytes(1024))
+    done = subprocess.run([sys.executable, "-c", SCAN, path], capture_output=True, text=True, timeout=20, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("size", [-512, -1024, -(1 << 60)])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
+def test_a_member_of_less_than_nothing(size: int, kind: bytes, tmp_path: Path) -> None:
+    first = header("archive/a_blobs/0", 3), b"abc"
+    assert scanned(tmp_path / "x", *first, header("archive/a", size, kind)).startswith("damaged at byte 1,024:")
+
+
+@pytest.mark.parametrize("size", ["²", "9" * 5000, "-512", ""])
+def test_a_size_in_an_extended_header_that_is_none(size: str, tmp_path: Path) -> None:
+    """The one in the header itself counts."""
+    text = f" size={size}\n".encode()
+    record = next(b"%d" % length + text for length in range(10_000) if length == len(str(length)) + len(text))
+    extended = header("x", len(record), tarfile.XHDTYPE), record
+    assert scanned(tmp_path / "x", *extended, header("archive/a_blobs/0", 3), b"abc") == "1"
+
+
+def test_an_extended_header_of_many_records(tmp_path: Path) -> None:
+    """Its end is found in a time that grows with its length."""
+    records = b"6 a=b\n" * ((1 << 20) // 6)
+    blocks = [header("x", len(records), tarfile.XHDTYPE), records] * 8
+    assert scanned(tmp_path / "x", *blocks, header("archive/a_blobs/0", 3), b"abc") == "1"
+
+
+def test_what_a_search_went_past_is_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by those either who waited for its end."""
+    real, reads = blobplaces.DumpPlace._read, []
+
+    async def counting(self: Any, offset: int, length: int) -> Any:
+        reads.append(offset)
+        return await real(self, offset, length)
+
+    monkeypatch.setattr(blobplaces.DumpPlace, "_read", counting)
+    blobs = [os.urandom(1000) for _ in range(40)]
+    document = [{"path": "f", **file([], encoding="blobvec", size=0)}]
+    dump_tar(tmp_path / "x.tar", {"main": (document, blobs)})
+
+    async def body(reader: BlobReader) -> None:
+        async def one(at: int) -> None:
+            assert await whole(reader, sized(blobref(blobs[at]), 1000), 1000) == blobs[at]
+
+        async with trio.open_nursery() as nursery:
+            for at in range(40):
+                nursery.start_soon(one, at)
+
+    run(tmp_path / "x.tar", body)
+    assert len(reads) <= 1 + 2 * len(blobs)  # the document; each member when it is gone past, and when it is read
