@@ -61,8 +61,10 @@ def _look_after(record: Record, tell: Callable[[str], None]) -> None:
         return
     try:
         with records.locked():
-            keep(record)
-            record.save()
+            now = records.current(record)
+            if now is not None and now.state == READY:  # else somebody takes it away meanwhile
+                keep(now)
+                now.save()
     except MountError as exc:
         tell(str(exc))
 
@@ -107,7 +109,10 @@ def _as_user(user: int, body: Callable[[], list[dict[str, Any]]]) -> list[dict[s
     with open(read_end) as file:
         said = file.read()
     os.waitpid(child, 0)
-    found: list[dict[str, Any]] = json.loads(said) if said else [_failed(user)]
+    try:
+        found: list[dict[str, Any]] = json.loads(said)
+    except ValueError:  # it was killed, which its user may do, before it had said all
+        found = [_failed(user)]
     return found
 
 

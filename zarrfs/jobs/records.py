@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 import secrets
 import stat
 import time
@@ -25,6 +26,7 @@ from zarrfs.store.filling import boot
 VARIABLE = "ZARRFS_STATE_DIR"  # where records are, if it is set
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes
+_NUMBER = re.compile(r"[0-9]{1,10}")  # of a user
 MAKING, READY, ENDING = "making", "ready", "ending"
 
 
@@ -110,14 +112,17 @@ def home() -> str:
 
 
 def found() -> list[Record]:
-    """All records of this user on this node, oldest first. MountError for a damaged one."""
+    """All records of this user on this node, oldest first. MountError for a damaged one.
+
+    None is in a directory of another user, which may be there only to be in the way.
+    """
     records: dict[str, Record] = {}
     for directory in _candidates(os.geteuid()):
         try:
             for part in (os.path.dirname(directory), directory):
                 _check_ours(part)
             names = os.listdir(directory)
-        except FileNotFoundError:
+        except (FileNotFoundError, _Foreign):
             continue
         for name in names:
             if name.endswith(".json"):
@@ -135,7 +140,9 @@ def users_with_records() -> list[int]:
             for name in os.listdir(top):
                 number = name.removeprefix(prefix)
                 path = os.path.join(top, name, *(() if prefix else ("zarrfs",)))
-                if name.startswith(prefix) and number.isdigit() and _owner(path) == int(number) != os.geteuid():
+                if not name.startswith(prefix) or not _NUMBER.fullmatch(number):
+                    continue
+                if _owner(path) == int(number) != os.geteuid():
                     users.add(int(number))
     return sorted(users)
 
@@ -173,17 +180,22 @@ def add(record: Record) -> Record | None:
 def claim(record: Record) -> bool:
     """Make `record`, as it is now on disk, ours to take away; False where another process does that, or has."""
     with locked():
-        current = _read(record.directory, f"{record.id}.json")
-        if current is None:
+        now = current(record)
+        if now is None:
             return False
         ours = process_here()
-        if current.state in (MAKING, ENDING) and current.maker != ours and processes.alive(current.maker):
+        if now.state in (MAKING, ENDING) and now.maker != ours and processes.alive(now.maker):
             return False
         for field in dataclasses.fields(record):
-            setattr(record, field.name, getattr(current, field.name))
+            setattr(record, field.name, getattr(now, field.name))
         record.state, record.maker = ENDING, ours
         record.save()
         return True
+
+
+def current(record: Record) -> Record | None:
+    """`record` as it is now on disk; None where it was taken away."""
+    return _read(record.directory, f"{record.id}.json")
 
 
 def process_here() -> Process:
@@ -214,10 +226,15 @@ def _owner(path: str) -> int | None:
     return status.st_uid if stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 else None
 
 
+class _Foreign(MountError):
+    """What another user has put there: anybody can, in /tmp."""
+
+
 def _check_ours(path: str) -> None:
     if _owner(path) != os.geteuid():
-        os.lstat(path)  # FileNotFoundError
-        raise MountError(f"{path}: is not a directory of user {os.geteuid()} that nobody else can write to")
+        status = os.lstat(path)  # FileNotFoundError
+        kind = MountError if status.st_uid == os.geteuid() else _Foreign
+        raise kind(f"{path}: is not a directory of user {os.geteuid()} that nobody else can write to")
 
 
 def _read(directory: str, name: str) -> Record | None:

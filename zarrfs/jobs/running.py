@@ -46,13 +46,14 @@ def run(command: Command, parsed: Parsed, tell: Callable[[str], None]) -> int:
     if dest is None:
         local = nodelocal.directory("", f"zarrfs-run-{secrets.token_hex(8)}", True, bool(parsed.options.upperdir))
         dest = os.path.join(local, "mnt")
+    others = processes.children()  # of a shell that has become this process
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what the command leaves behind becomes our child
     wish = stagein.Wish(command.source, dest, "run", owner=os.getpid())
     record, pipe = stagein.mount(wish, parsed, tell, pipe=True)
     assert pipe is not None
     with _signals_kept() as before:
         status = _run(record, pipe, command.words, before, tell)
-        left = _wait_for(_left_behind(record), command.wait, tell)
+        left = _wait_for(_left_behind(record, others), command.wait, tell)
         record.owners = left
         record.save()
         if not left:
@@ -148,9 +149,9 @@ def _reap() -> list[tuple[int, int]]:
     return found
 
 
-def _left_behind(record: Record) -> Callable[[], list[Process]]:
-    own = {record.daemon, record.keeper}
-    return lambda: [who for who in processes.children() if who not in own]
+def _left_behind(record: Record, others: list[Process]) -> Callable[[], list[Process]]:
+    known = {record.daemon, record.keeper, *others}
+    return lambda: [who for who in processes.children() if who not in known]
 
 
 def _wait_for(left: Callable[[], list[Process]], wait: float, tell: Callable[[str], None]) -> list[Process]:

@@ -103,11 +103,13 @@ class _Refused(MountError):
 @contextlib.contextmanager
 def undone_on_failure(record: Record) -> Iterator[None]:
     """Take away what was begun if what is inside fails."""
+    others = processes.children()  # of a shell that has become this process
     try:
         yield
     except BaseException:
         for child in processes.children():  # a daemon that is not ready: nobody waits for it any more
-            processes.kill(child)
+            if child not in others:
+                processes.kill(child)
         record.state = records.ENDING
         with contextlib.suppress(MountError):
             if record.mounted and (found := mounts.mount_at(record.place)) and found.fstype == mounts.FSTYPE:

@@ -115,11 +115,10 @@ def files(tree: Tree, kept: Kept) -> Iterator[File]:
 def deleted(upper: str) -> list[str]:
     """The keys of the source that an upper hides, in order; "DIR/" where it hides all that was in DIR."""
     gone = []
-    for at, _, names in os.walk(upper):
+    for at, directories, names in os.walk(upper):
+        directories[:] = [name for name in directories if not reserved(name)]  # they may hold what is to vanish
         key = os.path.relpath(at, upper)
         prefix = "" if key == "." else f"{key}/"
-        if reserved(os.path.basename(at)) and prefix:
-            continue
         if OPAQUE in names:
             gone.append(prefix)
         for name in names:

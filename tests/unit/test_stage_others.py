@@ -1,0 +1,123 @@
+"""Records beside other users, other processes and other commands, none of which must be in the way or harmed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from zarrfs.errors import MountError
+from zarrfs.jobs import cleaning, processes, records, running, stagein, stageout
+from zarrfs.jobs.records import Record
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(records.VARIABLE, str(tmp_path / "state"))
+
+
+def made(how: str = "copy") -> Record:
+    """A record that is on disk."""
+    record = Record(how, "source", "/somewhere", "/somewhere", records.process_here(), state=records.READY)
+    assert records.add(record) is None
+    return record
+
+
+@root_only
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_directory_that_another_user_has_put_there(
+    inner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As anybody can in /tmp: nobody's records are hidden by it, and none are taken from it."""
+    foreign = tmp_path / "zarrfs-0"
+    (foreign / "staged").mkdir(parents=True, mode=0o700)
+    (foreign / "staged/bad.json").write_text("{")
+    os.chmod(foreign, 0o700)
+    os.chown(foreign / "staged" if inner else foreign, 12345, 12345)
+    both = [str(tmp_path / "state/staged"), str(foreign / "staged")]
+    monkeypatch.setattr(records, "_candidates", lambda user: both)
+    record = made()
+    assert records.found() == [record]
+    both.reverse()
+    assert records.found() == [record]
+    with pytest.raises(MountError, match="nobody else can write to"):
+        records.home()
+
+
+def test_names_in_tmp_that_are_no_numbers_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"/tmp": ["zarrfs-²", "zarrfs-" + "9" * 200, "zarrfs-7", "zarrfs-"], "/run/user": ["٣"]}
+    monkeypatch.setattr(os, "listdir", names.__getitem__)
+    with mock.patch.object(records, "_owner", {"/tmp/zarrfs-7": 7}.get):
+        assert records.users_with_records() == [7]
+
+
+@root_only
+def test_a_child_that_its_user_ends() -> None:
+    """What it has said by then is half an answer."""
+    def body() -> list[dict[str, object]]:
+        os.write(max(int(name) for name in os.listdir("/proc/self/fd")[:-1]), b'[{"dest": ')
+        os._exit(0)
+
+    (result,) = cleaning._as_user(65534, body)
+    assert "records of user 65534" in str(result["error"])
+
+
+@pytest.mark.parametrize("meanwhile", ["gone", records.ENDING])
+def test_what_is_taken_away_meanwhile_is_not_looked_after(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that was read is of a moment ago."""
+    record, kept = made("mount"), []
+    monkeypatch.setattr(cleaning, "keep", kept.append)
+    other = records.found()[0]
+    if meanwhile == "gone":
+        other.remove()
+    else:
+        other.state = meanwhile
+        other.save()
+    cleaning._look_after(record, pytest.fail)
+    assert kept == []
+    assert [one.state for one in records.found()] == ([] if meanwhile == "gone" else [meanwhile])
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A child of this process: as one of a shell that has become zarrfs by exec."""
+    child = subprocess.Popen(["sleep", "100"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_a_child_that_was_there_before_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:
+    new: list[subprocess.Popen[bytes]] = []
+
+    def fail() -> None:
+        with stagein.undone_on_failure(made()):
+            new.append(subprocess.Popen(["sleep", "100"]))
+            raise MountError("failed")
+
+    with pytest.raises(MountError, match="failed"):
+        fail()
+    assert new[0].wait(10) < 0
+    assert sleeper.poll() is None
+
+
+def test_a_child_that_was_there_before_is_not_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
+    left = running._left_behind(made(), processes.children())
+    assert left() == []
+    with subprocess.Popen(["sleep", "100"]) as new:
+        assert [who.pid for who in left()] == [new.pid]
+        new.kill()
+
+
+def test_what_was_on_its_way_out_was_not_deleted_by_the_job(tmp_path: Path) -> None:
+    """A directory that a killed mount was removing, whiteouts and all, says nothing of the source."""
+    for path in (".wh.a", "d/.wh.b", ".zarrfs-staging/0123456789abcdef/sub/.wh.c"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert stageout.deleted(str(tmp_path)) == ["a", "d/b"]
