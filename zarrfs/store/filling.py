@@ -231,11 +231,12 @@ class Filling:
         if closed and folder.info.mode is not None and self._existing != "keep":  # it gets its mode when it is full
             os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
         near = status.st_dev != self._device
-        if near and not folder.near:  # left there by a run that was killed
-            for entry in os.listdir(f"/proc/self/fd/{found}"):
-                if entry.startswith(RESERVED + "."):
-                    remove_abandoned(found, os.fsencode(entry))
-        folder.near = near
+        with self._lock:  # or another thread would take a new file of ours for one that was left
+            if near and not folder.near:  # left there by a run that was killed
+                for entry in os.listdir(f"/proc/self/fd/{found}"):
+                    if entry.startswith(RESERVED + "."):
+                        remove_abandoned(found, os.fsencode(entry))
+            folder.near = near
         return found
 
     # -- what is in them
