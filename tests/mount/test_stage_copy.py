@@ -172,3 +172,20 @@ def test_a_manifest_that_cannot_be_written(wrong: str, node: Node) -> None:
     assert done.returncode in (1, 2)
     assert "manifest" in one_line(done.stderr)
     assert node.clean()
+
+
+def test_holes_of_any_size_are_copied_at_once(node: Node) -> None:
+    archive = node.path / "sparse.json"
+    archive.write_text(json.dumps([{"path": "huge", "mode": 0o100644, "size": 1 << 40}]))
+    done = run("stage", "--copy", archive, node.path / "a")
+    assert done.returncode == 0, done.stderr
+    assert "huge: is not hashed" in one_line(done.stderr)
+    assert json.loads((node.path / "a.manifest.jsonl").read_text())["sha256"] is None
+
+
+def test_a_timeout_does_not_wait_for_a_sum(node: Node) -> None:
+    archive = node.path / "sparse.json"
+    archive.write_text(json.dumps([{"path": "holes", "mode": 0o100644, "size": 15 << 30}]))
+    done = run("stage", "--copy", archive, node.path / "b", "--timeout", "2s")
+    assert done.returncode == 124, done.stderr
+    assert not (node.path / "b/holes").exists()

@@ -19,7 +19,7 @@ from zarrfs.stage.check import Bad, bad_entry, extents
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
 from zarrfs.stage.materialiseparts import Room, broken_rule, check_length, held, stretches, told
-from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing
+from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing, close_all
 from zarrfs.stage.materialisewrite import Done as Done
 from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key
 from zarrfs.store.copying import copy_data, write_all
@@ -269,7 +269,10 @@ class _Run:
     async def _write_batch(self, batch: list[Item]) -> None:
         if self._opens is not None:
             batch = await self._opened(self._opens, batch)
-        outcomes = await self._written(batch)
+        try:
+            outcomes = await self._written(batch)
+        finally:  # who is cancelled before there is a thread would leave them open
+            close_all(batch)
         missing = self._account(outcomes)
         if not missing:
             return
@@ -307,9 +310,7 @@ class _Run:
                         continue
                 opened.append(item)
         except BaseException:
-            for item in opened:
-                if item.descriptor >= 0:
-                    os.close(item.descriptor)
+            close_all(opened)
             raise
         return opened
 
@@ -364,19 +365,22 @@ class _Run:
             self._account([begun])
             return
         error: Exception | None = None
+        digest: str | None = None
         try:
             if self._opens is not None:
                 await self._copy(self._opens, begun)
             else:
                 error = await self._pieces(begun)
+            if error is None:
+                digest = await self._in_thread(self._writer.summed, begun)
         except (ZarrfsError, OSError) as exc:
             error = exc
         except BaseException as exc:
             with trio.CancelScope(shield=True):
-                await self._in_thread(self._writer.end, begun, ReadError(item.key, type(exc).__name__))
+                await self._in_thread(self._writer.end, begun, None, ReadError(item.key, type(exc).__name__))
             raise
         with trio.CancelScope(shield=True):  # who is cancelled here would leave it open
-            outcome = await self._in_thread(self._writer.end, begun, error)
+            outcome = await self._in_thread(self._writer.end, begun, digest, error)
         self._account([outcome])
 
     async def _copy(self, store: DescriptorStore, writing: Writing) -> None:

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import os
 import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import trio
+
 from zarrfs.store.api import Buffer, Info, Kind
 from zarrfs.store.copying import copy_data, write_all
+from zarrfs.store.extents import data_extents
 from zarrfs.store.filling import Filling, Folder, Staged, ends_all
 from zarrfs.store.index import IndexStore, Part
 
+log = logging.getLogger("zarrfs")
+
 LARGE = 8 << 20  # bytes: a larger file is written in pieces
+_HOLES = 16 << 30  # bytes of holes in a file beyond which it is not hashed: a size costs nothing, its zeros do
+_HASHED = 256 << 10  # bytes that are read and hashed at a time
 
 
 class Done(NamedTuple):
@@ -97,10 +105,7 @@ class Writer:
                         outcomes.append(Outcome(item, done))
         finally:
             batch.close()
-            for item in items:
-                if item.descriptor >= 0:
-                    os.close(item.descriptor)
-                    item.descriptor = -1
+            close_all(items)
         return outcomes
 
     def _one(self, batch: _Batch, item: Item) -> Done | None:
@@ -134,7 +139,7 @@ class Writer:
                 info = info._replace(kind=Kind.SYMLINK, target=item.link, mtime_ns=None)
             verdict = self._filling.judge(directory, info)
             if verdict in ("kept", "resumed"):
-                digest = self._digest_of(directory, info) if self._sums else None
+                digest = self._digest_of(directory, item) if self._sums else None
                 return _done(item, verdict, digest)
             item.new = verdict == "new"
         return None
@@ -172,7 +177,7 @@ class Writer:
             size = item.info.size or 0
             if at != size:
                 os.ftruncate(staged.descriptor, size)
-            digest = self._digest(staged.descriptor) if self._sums else None
+            digest = self._digest(staged.descriptor, item.key) if self._sums else None
         except BaseException:
             self._filling.discard(staged)
             raise
@@ -193,7 +198,7 @@ class Writer:
             size = os.fstat(item.descriptor).st_size
             item.info = item.info._replace(size=size)
             copy_data(item.descriptor, staged.descriptor, size)
-            digest = self._digest(staged.descriptor) if self._sums else None
+            digest = self._digest(staged.descriptor, item.key) if self._sums else None
         except BaseException:
             self._filling.discard(staged)
             raise
@@ -227,7 +232,12 @@ class Writer:
             write_all(writing.staged.descriptor, contents[0][1], part.start)
         return len(parts)
 
-    def end(self, writing: Writing, error: Exception | None) -> Outcome:
+    def summed(self, writing: Writing) -> str | None:
+        """The file gets its size; its SHA-256, where sums are told. Blocks; OSError."""
+        os.ftruncate(writing.staged.descriptor, writing.item.info.size or 0)
+        return self._digest(writing.staged.descriptor, writing.item.key) if self._sums else None
+
+    def end(self, writing: Writing, digest: str | None, error: Exception | None) -> Outcome:
         """The file gets its name, or where there is an `error` is gone. Blocks."""
         item, staged = writing
         try:
@@ -235,8 +245,6 @@ class Writer:
                 self._filling.discard(staged)
                 return Outcome(item, None, error)
             try:
-                os.ftruncate(staged.descriptor, item.info.size or 0)
-                digest = self._digest(staged.descriptor) if self._sums else None
                 directory = self._filling.open(item.folder)
             except BaseException:
                 self._filling.discard(staged)
@@ -287,21 +295,31 @@ class Writer:
 
     # -- sums
 
-    def _digest_of(self, directory: int, info: Info) -> str | None:
+    def _digest_of(self, directory: int, item: Item) -> str | None:
         """The SHA-256 of what is there, if it is a regular file."""
-        if info.kind is not Kind.FILE:
+        if item.info.kind is not Kind.FILE:
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(os.fsencode(info.name), flags, dir_fd=directory)
+        descriptor = os.open(os.fsencode(item.info.name), flags, dir_fd=directory)
         try:
-            return self._digest(descriptor)
+            return self._digest(descriptor, item.key)
         finally:
             os.close(descriptor)
 
-    def _digest(self, descriptor: int) -> str:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    def _digest(self, descriptor: int, key: str) -> str | None:
+        """The SHA-256 of a file, in a thread of trio's, and cancelled with it. None for huge holes."""
+        status = os.fstat(descriptor)
+        if status.st_size - 512 * status.st_blocks > _HOLES:  # or the file system compresses
+            data = sum(stop - start for start, stop in data_extents(descriptor, status.st_size))
+            if status.st_size - data > _HOLES:
+                log.warning("%s: is not hashed, as %d bytes of it are holes", key, status.st_size - data)
+                return None
+        digest, buffer, at = hashlib.sha256(), bytearray(_HASHED), 0
+        while count := os.preadv(descriptor, [buffer], at):
+            trio.from_thread.check_cancelled()
+            digest.update(memoryview(buffer)[:count])
+            at += count
+        return digest.hexdigest()
 
 
 class _Batch:
@@ -336,6 +354,14 @@ class _Batch:
         if self._directory >= 0:
             os.close(self._directory)
         self._directory, self._folder = -1, None
+
+
+def close_all(items: Sequence[Item]) -> None:
+    """Give back the descriptors of items."""
+    for item in items:
+        if item.descriptor >= 0:
+            os.close(item.descriptor)
+            item.descriptor = -1
 
 
 def _done(item: Item, how: str, digest: str | None = None) -> Done:
