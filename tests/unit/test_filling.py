@@ -8,9 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import trio
 
+from tests.unit.extracting import write
+from zarrfs.errors import SourceError
 from zarrfs.store import filling
 from zarrfs.store.api import Info, Kind
+from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.store.filling import Filling, Folder
 
 
@@ -54,3 +58,20 @@ def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
             os.close(descriptor)
         fill.abandon()
         subprocess.run(["umount", inner], check=True)
+
+
+def test_a_run_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
+    """Not the files either that were opened to be copied, and whose turn did not come."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    for index in range(400):
+        (source / f"{index:03}").write_bytes(b"x" * 100)
+        (out / f"{index:03}").touch()
+    store = FileSystemStore(str(source))
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(SourceError, match="is there already"):
+            write(store, out)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    trio.run(store.aclose)
