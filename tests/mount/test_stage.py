@@ -271,6 +271,19 @@ def test_a_daemon_that_hangs_holds_nobody_up(node: Node) -> None:
     assert node.clean()
 
 
+@pytest.mark.parametrize("command", ["mount", "stage"])
+def test_nothing_is_put_on_a_mount_that_hangs(command: str, node: Node) -> None:
+    with mounted(SOURCE, node.path / "input") as dest:
+        daemon = daemon_pid(dest)
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            done = run(command, SOURCE, dest)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        assert done.returncode == 1
+        assert "already a mount point" in one_line(done.stderr)
+
+
 @pytest.mark.parametrize("how", ["killed", "timeout"])
 def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> None:
     """It waits for somebody to write to a pipe here, before it mounts."""

@@ -1,6 +1,6 @@
 """Mounts as the kernel sees them: what is mounted where, who uses it, and how it is undone.
 
-Nothing here touches a path below a mount point, except getxattr in `ask`, which has a deadline.
+Nothing here touches a path below a mount point, except getxattr in `ask` and statvfs in is_dead, with deadlines.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import MountError
 
 FSTYPE = "fuse.zarrfs"
+_ANSWER = 3.0  # seconds that a daemon has for an answer
 _LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the kernel has let go of the mount
 
 
@@ -78,12 +79,19 @@ def check_mountpoint(mountpoint: str) -> str | None:
 
 
 def is_dead(mountpoint: str) -> bool:
-    """Whether a FUSE mount has lost its daemon: every call says ENOTCONN."""
-    try:
-        os.statvfs(mountpoint)
-    except OSError as exc:
-        return exc.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    return False
+    """Whether a FUSE mount has lost its daemon: every call says ENOTCONN. Not of one that does not answer in time."""
+    found: list[int | None] = []
+
+    def ask() -> None:
+        try:
+            os.statvfs(mountpoint)
+        except OSError as exc:
+            found.append(exc.errno)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_ANSWER)
+    return bool(found) and found[0] in (errno.ENOTCONN, errno.ECONNABORTED)
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:

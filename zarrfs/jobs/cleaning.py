@@ -14,7 +14,7 @@ from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.fuse import mounts
 from zarrfs.jobs import nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record
-from zarrfs.jobs.unstage import Taking, is_dead, keep, unstage, why_stale
+from zarrfs.jobs.unstage import Taking, keep, unstage, why_stale
 
 _OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # directories that are made on a node
 
@@ -57,7 +57,7 @@ def _take_own_stale(how: Taking) -> list[dict[str, Any]]:
 
 def _look_after(record: Record, tell: Callable[[str], None]) -> None:
     """A mount in use whose keeper was killed gets another one."""
-    if not record.mounted or processes.alive(record.keeper) or is_dead(record.place):
+    if not record.mounted or processes.alive(record.keeper) or mounts.is_dead(record.place):
         return
     try:
         with records.locked():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +16,6 @@ from zarrfs.jobs.records import Record
 from zarrfs.store.filling import boot
 
 _POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
-
-_ANSWER = 3.0  # seconds that a daemon has for an answer
 
 
 class Taking(NamedTuple):
@@ -60,15 +57,6 @@ def mount_of(record: Record) -> mounts.Mount | None:
     return found
 
 
-def is_dead(mountpoint: str) -> bool:
-    """Whether a mount has lost its daemon; not of one that does not answer, which is not waited for."""
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(mounts.is_dead(mountpoint)), daemon=True)
-    thread.start()
-    thread.join(_ANSWER)
-    return found == [True]
-
-
 def why_stale(record: Record) -> str:
     """Why nobody needs what a record tells of any more; "" where somebody may.
 
@@ -85,7 +73,7 @@ def why_stale(record: Record) -> str:
         return "" if any(map(processes.alive, record.owners)) else "the process that it was for has ended"
     if record.manager:
         return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
-    return "its daemon has died" if record.mounted and is_dead(record.place) else ""
+    return "its daemon has died" if record.mounted and mounts.is_dead(record.place) else ""
 
 
 def keep(record: Record) -> None:
@@ -116,7 +104,7 @@ def _end_mount(record: Record, how: Taking) -> None:
     if mount is None:
         processes.kill(record.keeper)
         return
-    if is_dead(record.place):
+    if mounts.is_dead(record.place):
         processes.kill(record.keeper)
         mounts.unmount(record.place, lazy=True)
         return
