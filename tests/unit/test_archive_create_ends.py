@@ -294,3 +294,16 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
     check_blobs(tmp_path / "b")
     os.truncate(tmp_path / "sparse", 120 << 20)
     assert peak("sparse", "--inline", cwd=tmp_path) < MEMORY // 3
+
+
+def test_sigterm_ends_it_where_sigint_is_ignored(tmp_path: Path) -> None:
+    """As scripts start what they leave in the background."""
+    trap = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-o", tmp_path / "new.json"]
+    child = subprocess.Popen([*command, "--files-from", "-"], stdin=subprocess.PIPE)
+    status = Path(f"/proc/{child.pid}/status")
+    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.02)
+    child.terminate()
+    assert child.wait(20) == 130
+    assert not os.listdir(tmp_path)

@@ -110,10 +110,14 @@ def opened(to: Output) -> Iterator[Writer]:
 def orderly_end() -> Iterator[None]:
     """Let SIGTERM end what is inside as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.SIG_IGN:  # as scripts start what goes on behind them (cmd &): SIGTERM would be, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 async def progress(items: AsyncIterator[R], parsed: Parsed, what: str = "references") -> AsyncIterator[R]:
