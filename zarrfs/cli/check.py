@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
@@ -48,19 +49,28 @@ def check(source: str, key: str, as_json: bool, first: int, parsed: Parsed) -> N
     async def body(store: Store, plan: Plan) -> None:
         await check(store, common.clean_key(key), report, memory_limit(parsed.options))
 
-    def counts() -> meter.Counts:
-        return meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes)
-
-    with meter.shown(counts, parsed.options.log_level == "error"):
+    with watched(report, parsed.options.log_level == "error"):
         common.run_on_store(source, parsed, body)
+    sys.exit(told(report, as_json))
+
+
+def watched(report: Report, quiet: bool) -> AbstractContextManager[None]:
+    """Tell meanwhile how far a check is."""
+    return meter.shown(
+        lambda: meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes), quiet
+    )
+
+
+def told(report: Report, as_json: bool) -> int:
+    """The exit status, once a report was written."""
     if as_json:
         sys.stdout.write(json.dumps(report.as_json()) + "\n")
     else:
-        tell(report)
-    sys.exit(0 if report.clean else 1)
+        _tell(report)
+    return 0 if report.clean else 1
 
 
-def tell(report: Report) -> None:
+def _tell(report: Report) -> None:
     """Write a report for people to read."""
     from zarrfs.stage.check import BAD_KINDS
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from zarrfs.cli import show
 
@@ -24,6 +24,20 @@ class Counts(NamedTuple):
     bytes: int
     expected_files: int | None = None
     expected_bytes: int | None = None
+
+
+class Counted(Protocol):
+    """What counts as it goes on."""
+
+    files: int
+    bytes: int
+    expected_files: int | None
+    expected_bytes: int | None
+
+
+def of(progress: Counted) -> Callable[[], Counts]:
+    """What gives the counts of `progress`, as they are then."""
+    return lambda: Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
 
 
 @contextlib.contextmanager

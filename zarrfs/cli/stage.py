@@ -139,11 +139,8 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
         if not quiet:
             common.say(text)
 
-    def counts() -> meter.Counts:
-        return meter.Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
-
     try:
-        with copies.staged(wish, parsed, tell) as record, meter.shown(counts, quiet):
+        with copies.staged(wish, parsed, tell) as record, meter.shown(meter.of(progress), quiet):
             linked = common.run_on_store(wish.source, parsed, body)
         report |= stagein.about(record)
     finally:

@@ -79,7 +79,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
     quiet = parsed.options.log_level == "error"
     if output is None:
         how = sending.Sending(given["to"], given["jobs"], given["keep_going"], given["skip_unsupported"])
-        with meter.shown(lambda: _counts(kept), quiet):
+        with meter.shown(meter.of(kept), quiet):
             sending.send(tree, how, parsed.options, kept)
         return
     progress = Progress()
@@ -87,13 +87,9 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
         skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip
-    with meter.shown(lambda: _counts(progress), quiet):
+    with meter.shown(meter.of(progress), quiet):
         stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append)
     kept.files, kept.bytes = progress.files, progress.bytes
-
-
-def _counts(progress: Any) -> meter.Counts:
-    return meter.Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
 
 
 def _tell(kept: Kept, parsed: Parsed) -> None:

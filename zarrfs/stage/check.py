@@ -189,3 +189,9 @@ async def _url_of(store: Store, key: str) -> str | None:
         return None
     url: str | None = where.get("url") or next((part["url"] for part in where.get("regions", ())), None)
     return url
+
+
+def check_length(key: str, count: int, start: int, length: int) -> None:
+    """ReadError where a store has given fewer bytes than were asked for."""
+    if count != length:
+        raise ReadError(key, f"{count} bytes at {start}, not {length}")

@@ -15,10 +15,10 @@ from typing import Any
 import trio
 
 from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
-from zarrfs.stage.check import Bad, bad_entry, extents
+from zarrfs.stage.check import Bad, bad_entry, check_length, extents
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
-from zarrfs.stage.materialiseparts import Room, broken_rule, check_length, held, stretches, told
+from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told
 from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing, close_all
 from zarrfs.stage.materialisewrite import Done as Done
 from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import trio
 
-from zarrfs.errors import ReadError, SourceError, StoreError, ZarrfsError
+from zarrfs.errors import SourceError, StoreError, ZarrfsError
 from zarrfs.stage.check import extents
 from zarrfs.store.api import Info, Store, name_rule
 from zarrfs.store.filling import Folder
@@ -70,12 +70,6 @@ def held(info: Info) -> int:
     """Bytes of a file that are not holes, as far as that is known."""
     size = info.size or 0
     return size if info.allocated is None else min(size, info.allocated)
-
-
-def check_length(key: str, count: int, start: int, length: int) -> None:
-    """ReadError where a store has given fewer bytes than were asked for."""
-    if count != length:
-        raise ReadError(key, f"{count} bytes at {start}, not {length}")
 
 
 def told(destination: str, key: str, exc: Exception) -> ZarrfsError:

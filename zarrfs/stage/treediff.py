@@ -6,8 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from zarrfs.errors import ReadError
-from zarrfs.stage.check import extents
+from zarrfs.stage.check import check_length, extents
 from zarrfs.stage.difference import LETTERS as LETTERS
 from zarrfs.stage.walk import walk
 from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, Store, join_key
@@ -145,6 +144,5 @@ async def _data(store: Store, key: str, info: Info) -> list[tuple[int, int]]:
 
 async def _read(store: Store, key: str, start: int, length: int) -> Buffer:
     data = await store.get(key, start, length)
-    if len(data) != length:
-        raise ReadError(key, f"{len(data)} bytes at {start}, not {length}")
+    check_length(key, len(data), start, length)
     return data

@@ -10,16 +10,13 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
 from zarrfs import options
 from zarrfs.cli import common
 from zarrfs.errors import SourceError, UsageError
-
-if TYPE_CHECKING:
-    from zarrfs.cli.meter import Counts
 
 EPILOG = """\b
 Examples:
@@ -95,9 +92,6 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
         raise UsageError("say what is to be archived: PATHs, or --files-from ('.' is all that is in DIR)")
     progress = Progress()
 
-    def counts() -> Counts:
-        return meter.Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
-
     def warn(text: str) -> None:
         if not quiet:
             common.say(f"warning: {show.shown(text)}")
@@ -107,7 +101,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
     making.check()
     if sys.stderr.isatty() and not quiet:
         threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
-    with _made(making.blobs), _opened(output, force) as (file, own), meter.shown(counts, quiet):
+    with _made(making.blobs), _opened(output, force) as (file, own), meter.shown(meter.of(progress), quiet):
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
 
 

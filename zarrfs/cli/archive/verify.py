@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli import common, meter
+from zarrfs.cli import common
 from zarrfs.cli.archive import opening
-from zarrfs.cli.check import tell
+from zarrfs.cli.check import told, watched
 from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
@@ -44,13 +43,6 @@ def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
     async def body(store: IndexStore, plan: Plan) -> None:
         await check(store, "", report, memory_limit(parsed.options))
 
-    def counts() -> meter.Counts:
-        return meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes)
-
-    with meter.shown(counts, parsed.options.log_level == "error"):
+    with watched(report, parsed.options.log_level == "error"):
         opening.run_on_archive(archive, parsed, body)
-    if as_json:
-        sys.stdout.write(json.dumps(report.as_json()) + "\n")
-    else:
-        tell(report)
-    sys.exit(0 if report.clean else 1)
+    sys.exit(told(report, as_json))
