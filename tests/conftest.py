@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -32,6 +33,18 @@ def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **more
     )  # type: ignore[call-overload,no-any-return]
+
+
+@contextlib.contextmanager
+def tmpfs(path: Path, options: str) -> Iterator[Path]:
+    """A file system of its own, mounted on a new directory."""
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=False).returncode:
+        pytest.skip("no mount(2) here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from tests.conftest import run as zarrfs
+from tests.conftest import tmpfs
 from tests.fakeflux import content_db
 from tests.servers import Faulty
 from tests.unit.archives import blobref, file, opened, put
@@ -23,6 +24,7 @@ from zarrfs.sources.blobrefs import sized
 from zarrfs.sources.blobs import BlobReader
 from zarrfs.sources.heldblobs import HeldBlobs
 from zarrfs.store.index import IndexStore
+from zarrfs.transfer import diskblobs
 from zarrfs.transfer.diskblobs import DiskBlobs
 
 MIB = 1 << 20
@@ -289,6 +291,18 @@ def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, mon
     assert (disk.stats()["errors"], disk.stats()["dropped"], names(tmp_path / "blobs")) == (1, 1, set())
     assert len(caplog.messages) == 1
     disk.close()
+
+
+def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a quota: what statvfs(2) tells is no help, and old blobs make room for new ones."""
+    monkeypatch.setattr(diskblobs, "BACK_OFF", 0.0)
+    with tmpfs(tmp_path / "small", "size=64m,nr_inodes=40"):
+        disk, blobs = DiskBlobs(str(tmp_path / "small"), 1 << 30, 0), pieces(80, 4096)
+        for data in blobs:
+            disk.put(blobref(data), data)
+        assert disk.stats()["evicted"] > 0
+        assert {blobref(data) for data in blobs[-2:]} & names(tmp_path / "small/blobs")
+        disk.close()
 
 
 MANY = """

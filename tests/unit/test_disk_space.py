@@ -14,11 +14,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import tmpfs
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, churn, content, found, ranges, taken, write
 from zarrfs.transfer import disk
 from zarrfs.transfer.disk import DiskCache
@@ -30,14 +32,8 @@ FORK = multiprocessing.get_context("fork")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 
 
-@contextlib.contextmanager
-def small_disk(place: Path, size: int, options: str = "") -> Iterator[Path]:
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
+def small_disk(place: Path, size: int, options: str = "") -> AbstractContextManager[Path]:
+    return tmpfs(place, f"size={size}{options}")
 
 
 def free(place: Path) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 import trio
 
+from tests.conftest import tmpfs
 from tests.unit.extracting import write
 from zarrfs.errors import SourceError
 from zarrfs.store import filling
@@ -22,42 +22,38 @@ def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that finds out what a killed run has left there meets a file of another one, which has just begun."""
-    inner = tmp_path / "d"
-    inner.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", inner], check=False).returncode:
-        pytest.skip("no mount(2) here")
-    fill = Filling(str(tmp_path), "overwrite")
-    root = fill.root(Info("", Kind.DIRECTORY, None, None, None, None))
-    folder = Folder("d", Info("d", Kind.DIRECTORY, None, None, None, None), root)
-    listed, begun = threading.Event(), threading.Event()
-    real = os.listdir
+    with tmpfs(tmp_path / "d", "size=1m") as inner:
+        fill = Filling(str(tmp_path), "overwrite")
+        root = fill.root(Info("", Kind.DIRECTORY, None, None, None, None))
+        folder = Folder("d", Info("d", Kind.DIRECTORY, None, None, None, None), root)
+        listed, begun = threading.Event(), threading.Event()
+        real = os.listdir
 
-    def slow(path: str) -> list[str]:
-        if threading.current_thread() is not threading.main_thread():
-            listed.set()
-            begun.wait(1)
-        return real(path)
+        def slow(path: str) -> list[str]:
+            if threading.current_thread() is not threading.main_thread():
+                listed.set()
+                begun.wait(1)
+            return real(path)
 
-    monkeypatch.setattr(filling.os, "listdir", slow)
-    opened: list[int] = []
-    other = threading.Thread(target=lambda: opened.append(fill.open(folder)))
-    try:
-        other.start()
-        assert listed.wait(10)
-        opened.append(fill.open(folder))
-        staged = fill.create(folder, opened[-1], None)
-        begun.set()
-        other.join()
-        found = real(inner)
-        fill.discard(staged)
-        assert found == [os.fsdecode(staged.name)]
-    finally:
-        begun.set()
-        other.join()
-        for descriptor in opened:
-            os.close(descriptor)
-        fill.abandon()
-        subprocess.run(["umount", inner], check=True)
+        monkeypatch.setattr(filling.os, "listdir", slow)
+        opened: list[int] = []
+        other = threading.Thread(target=lambda: opened.append(fill.open(folder)))
+        try:
+            other.start()
+            assert listed.wait(10)
+            opened.append(fill.open(folder))
+            staged = fill.create(folder, opened[-1], None)
+            begun.set()
+            other.join()
+            found = real(inner)
+            fill.discard(staged)
+            assert found == [os.fsdecode(staged.name)]
+        finally:
+            begun.set()
+            other.join()
+            for descriptor in opened:
+                os.close(descriptor)
+            fill.abandon()
 
 
 def test_a_run_that_fails_leaves_nothing_open(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import PROGRAM, run
+from tests.conftest import PROGRAM, run, tmpfs
 from tests.unit.archives import D, file, opened, put
 from tests.unit.extracting import extract, snapshot, write
 from zarrfs.errors import SourceError, UsageError
@@ -197,17 +197,6 @@ def test_directories_that_turn_into_links_meanwhile(existing: str, staging: bool
 
 
 # -- no room, no permission
-
-
-@contextlib.contextmanager
-def tmpfs(path: Path, options: str) -> Iterator[Path]:
-    path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", path], check=False).returncode:
-        pytest.skip("no mount(2) here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", path], check=True)
 
 
 @pytest.mark.parametrize("options", ["size=1m", "nr_inodes=60"])

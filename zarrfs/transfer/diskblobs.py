@@ -6,8 +6,10 @@ They share the bound of the blocks there (diskspace.py) and go as those do, the 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import threading
 import time
 
 from zarrfs.transfer.api import Buffer
@@ -34,27 +36,30 @@ class DiskBlobs:
         self._until = 0.0  # monotonic; nothing is written before
         self._told: set[str] = set()
         self._counts = dict.fromkeys(("writes", "bytes_written", "dropped", "errors"), 0)
+        self._lock = threading.Lock()
         self._closed = False
 
     def put(self, blobref: str, data: Buffer) -> None:
         """Keep a blob, whose hash is right, if there is room; in place of what is there under its name."""
         if self._closed or time.monotonic() < self._until:
-            self._counts["dropped"] += 1
+            self._count("dropped")
             return
         try:
             kept = self._put(blobref, data)
         except OSError as exc:
-            self._counts["errors"] += 1
+            self._count("errors")
             self._until = time.monotonic() + BACK_OFF
-            self._layout.forget()  # perhaps somebody has removed the directory
-            self._space.forget()
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._space.full()  # the next one makes room first
+            else:
+                self._layout.forget()  # perhaps somebody has removed the directory
+                self._space.forget()
             reason = (exc.strerror or str(exc)).lower()
             if reason not in self._told:
                 self._told.add(reason)
                 log.warning("cache_dir=%s: %s; no blobs are kept there for now", self._cache_dir, reason)
             return
-        self._counts["writes" if kept else "dropped"] += 1
-        self._counts["bytes_written"] += len(data) if kept else 0
+        self._count("writes" if kept else "dropped", len(data) if kept else 0)
 
     def touch(self, blobref: str) -> None:
         """Note that a blob is used, before it is opened: a file that changes while it is read is verified again."""
@@ -74,6 +79,11 @@ class DiskBlobs:
             self._space.close()
         finally:
             self._layout.forget()
+
+    def _count(self, what: str, written: int = 0) -> None:
+        with self._lock:
+            self._counts[what] += 1
+            self._counts["bytes_written"] += written
 
     def _put(self, blobref: str, data: Buffer) -> bool:
         count, taken = cost(len(data)), 0
