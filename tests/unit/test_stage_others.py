@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -65,6 +66,12 @@ def test_a_child_that_its_user_ends() -> None:
         os._exit(0)
 
     (result,) = cleaning._as_user(65534, body)
+    assert "records of user 65534" in str(result["error"])
+
+
+@root_only
+def test_a_child_that_its_user_holds_up() -> None:
+    (result,) = cleaning._as_user(65534, lambda: time.sleep(100) or [], 0.2)
     assert "records of user 65534" in str(result["error"])
 
 

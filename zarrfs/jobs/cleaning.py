@@ -7,6 +7,8 @@ import json
 import os
 import pwd
 import re
+import select
+import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +18,7 @@ from zarrfs.jobs import nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record
 from zarrfs.jobs.unstage import Taking, keep, unstage, why_stale
 
+_PATIENCE = 120.0  # seconds for what one user has staged, besides --timeout
 _OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # directories that are made on a node
 
 
@@ -38,7 +41,7 @@ def take_stale(how: Taking) -> list[dict[str, Any]]:
     results = _take_own_stale(how)
     if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
         for user in records.users_with_records():
-            results += _as_user(user, lambda: _take_own_stale(how))
+            results += _as_user(user, lambda: _take_own_stale(how), how.timeout + _PATIENCE)
     return results
 
 
@@ -93,8 +96,13 @@ def _remove_leftover(path: str, tell: Callable[[str], None]) -> None:
         tell(f"{path}: {(exc.strerror or str(exc)).lower()}")
 
 
-def _as_user(user: int, body: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What `body` gives in a child that is `user`: as root, nothing of theirs is to be followed."""
+def _as_user(
+    user: int, body: Callable[[], list[dict[str, Any]]], patience: float = _PATIENCE
+) -> list[dict[str, Any]]:
+    """What `body` gives in a child that is `user`: as root, nothing of theirs is to be followed.
+
+    A child that takes more than `patience` seconds is ended: a user may have mounted anything on what it looks at.
+    """
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,6 +114,8 @@ def _as_user(user: int, body: Callable[[], list[dict[str, Any]]]) -> list[dict[s
         finally:
             os._exit(0)
     os.close(write_end)
+    if not select.select([read_end], [], [], patience)[0]:
+        os.kill(child, signal.SIGKILL)
     with open(read_end) as file:
         said = file.read()
     os.waitpid(child, 0)
