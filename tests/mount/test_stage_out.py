@@ -143,3 +143,18 @@ def test_links_are_refused_or_left_out(node: Node) -> None:
     assert not out.exists()
     assert kept(dest, "--to", out, "--skip-unsupported")["left_out"] == ["link"]
     assert values(out) == WRITTEN
+
+
+def test_holes_stay_holes_and_the_directory_of_blobs_is_made(node: Node) -> None:
+    upper = node.path / "changes"
+    upper.mkdir()
+    with (upper / "holes").open("wb") as file:
+        file.truncate(1 << 30)
+        file.write(b"x" * 5000)
+    done = run("stage-out", "--upperdir", upper, "--to", node.path / "out")
+    assert done.returncode == 0, done.stderr
+    status = (node.path / "out/holes").stat()
+    assert (status.st_size, status.st_blocks < 1000) == (1 << 30, True)
+    done = run("stage-out", "--upperdir", upper, "-o", node.path / "a.json", "--blobs", node.path / "blobs")
+    assert done.returncode == 0, done.stderr
+    assert len(os.listdir(node.path / "blobs")) == 1

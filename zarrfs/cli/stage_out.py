@@ -73,6 +73,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
 
 
 def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: Kept) -> None:
+    from zarrfs.cli.archive.create import made
     from zarrfs.jobs import sending, stageout
     from zarrfs.stage.archive.create import Making, Progress
 
@@ -87,7 +88,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
         skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip
-    with meter.shown(meter.of(progress), quiet):
+    with made(making.blobs), meter.shown(meter.of(progress), quiet):
         stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append)
     kept.files, kept.bytes = progress.files, progress.bytes
 

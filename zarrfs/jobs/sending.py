@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.jobs.stageout import File, Kept, Tree, files
 from zarrfs.options import Options
+from zarrfs.store.copying import copy_data
 from zarrfs.store.whiteouts import RECORD
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Transient
@@ -165,10 +166,15 @@ def _put(place: _Place, source: str, file: File, path: str) -> None:
         place.fs.put_file(source, path)
         return
     new = os.path.join(os.path.dirname(path), f".{hashlib.sha256(os.fsencode(file.key)).hexdigest()[:16]}.zarrfs.tmp")
-    place.fs.put_file(source, new)
-    with open(new, "rb") as written:
-        os.fsync(written.fileno())
-    os.replace(new, path)
+    try:
+        with open(source, "rb") as data, open(new, "wb") as written:
+            copy_data(data.fileno(), written.fileno(), file.size)  # holes stay holes
+            os.fsync(written.fileno())
+        os.replace(new, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
 
 
 def _size(place: _Place, path: str) -> int | None:

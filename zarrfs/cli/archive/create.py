@@ -101,7 +101,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
     making.check()
     if sys.stderr.isatty() and not quiet:
         threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
-    with _made(making.blobs), _opened(output, force) as (file, own), meter.shown(meter.of(progress), quiet):
+    with made(making.blobs), _opened(output, force) as (file, own), meter.shown(meter.of(progress), quiet):
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
 
 
@@ -163,7 +163,7 @@ def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
 
 
 @contextlib.contextmanager
-def _made(blobs: str | None) -> Iterator[None]:
+def made(blobs: str | None) -> Iterator[None]:
     """Have the directory of blobs; one that was not there goes again if nothing came into it."""
     try:
         if blobs is not None:
