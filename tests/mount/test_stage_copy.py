@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DATA, PROGRAM, run
+from tests.conftest import DATA, PROGRAM, run, tmpfs
 from tests.mount.staging import Node, eventually, one_line
 from tests.mount.staging import node as node
 from tests.servers import Faulty
@@ -48,6 +48,18 @@ def test_a_copy_has_a_manifest_and_stays(node: Node) -> None:
     assert not node.records()
     assert "is there already" in one_line(run("stage", "--copy", SOURCE, dest).stderr)
     assert equal(SOURCE, dest)
+
+
+def test_a_manifest_that_has_no_room(node: Node) -> None:
+    source = node.path / "source"
+    source.mkdir()
+    for index in range(2000):
+        (source / f"{index}").touch()
+    with tmpfs(node.path / "small", "size=16k") as small:
+        done = run("stage", "--copy", source, node.path / "dest", "--manifest", small / "m.jsonl")
+        assert one_line(done.stderr) == f"zarrfs: {small}/m.jsonl: cannot be written: no space left on device"
+        assert list(small.iterdir()) == []
+    assert node.clean()
 
 
 def test_copies_are_removed_if_asked_for(node: Node) -> None:

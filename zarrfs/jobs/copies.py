@@ -112,15 +112,23 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
         raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
     new = f"{path}.{record.id}.tmp"
     try:
-        with open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
-            yield _noting(file, record.place, path.endswith(SUMS))
-        os.rename(new, path)
-    except OSError as exc:
-        raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+        with _failing(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
+            yield _failing(path)(_noting(file, record.place, path.endswith(SUMS)))  # a nursery hides what it raises
+        with _failing(path):
+            os.rename(new, path)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(new)
     record.manifest = path
+
+
+@contextlib.contextmanager
+def _failing(path: str) -> Iterator[None]:
+    """Turns what the system says of a manifest into a MountError about it."""
+    try:
+        yield
+    except OSError as exc:
+        raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
 
 
 def _noting(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
