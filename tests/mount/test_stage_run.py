@@ -144,6 +144,23 @@ def test_killed_it_leaves_nothing_but_the_command_s_mount(when: float | None, no
     assert eventually(node.clean), (node.records(), node.processes())
 
 
+def test_a_keeper_that_was_killed_is_told_nothing(node: Node) -> None:
+    """The status stays that of the command, though something is left behind that the keeper was to wait for."""
+    go = node.path / "go"
+    script = f"echo; while [ ! -e {go} ]; do sleep 0.1; done; sleep 100 >&- 2>&- & exit 7"
+    command = [PROGRAM, "run", SOURCE, "--wait", "0.1s", "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        kill(node.records()[0]["keeper"][0])
+        go.touch()
+        assert process.wait() == 7
+    for owner, _ in node.records()[0]["owners"]:
+        kill(owner)
+    assert run("unstage", "--stale").returncode == 0
+    assert eventually(node.clean)
+
+
 def test_changes_go_to_the_upper(node: Node) -> None:
     upper = node.path / "upper"
     assert run("run", SOURCE, "-o", f"upperdir={upper}", "--", "sh", "-c", "echo new >{}/new").returncode == 0

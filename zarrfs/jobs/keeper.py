@@ -7,6 +7,7 @@ that ends. It is Python without its library: 3 MB of memory of its own, where za
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -48,10 +49,11 @@ _children: list[subprocess.Popen[bytes]] = []  # not waited for: they stay when 
 
 
 def tell(stream: IO[bytes] | None, who: Process) -> None:
-    """Tell a keeper of one more process to wait for."""
+    """Tell a keeper of one more process to wait for, unless it was killed."""
     if stream is not None:
-        stream.write(f"{who.pid}:{who.start}\n".encode())
-        stream.flush()
+        with contextlib.suppress(BrokenPipeError):
+            stream.write(f"{who.pid}:{who.start}\n".encode())
+            stream.flush()
 
 
 def hold(mountpoint: str) -> int:
