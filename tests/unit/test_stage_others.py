@@ -14,6 +14,7 @@ import pytest
 from zarrfs.errors import MountError
 from zarrfs.jobs import cleaning, processes, records, running, stagein, stageout
 from zarrfs.jobs.records import Record
+from zarrfs.jobs.unstage import Taking
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
 
@@ -67,6 +68,20 @@ def test_a_child_that_its_user_ends() -> None:
 
     (result,) = cleaning._as_user(65534, body)
     assert "records of user 65534" in str(result["error"])
+
+
+@root_only
+def test_a_damaged_record_of_another_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[Record]:
+        raise MountError("x.json: is damaged")
+
+    monkeypatch.delenv(records.VARIABLE)
+    monkeypatch.setattr(records, "users_with_records", lambda: [65534])
+    monkeypatch.setattr(cleaning, "_remove_leftovers", lambda tell: None)
+    monkeypatch.setattr(records, "found", lambda: [] if os.geteuid() == 0 else found())
+    told: list[str] = []
+    (result,) = cleaning.take_stale(Taking(tell=told.append))
+    assert told == [result["error"]] == ["records of user 65534: not looked at: x.json: is damaged"]
 
 
 @root_only

@@ -41,7 +41,11 @@ def take_stale(how: Taking) -> list[dict[str, Any]]:
     results = _take_own_stale(how)
     if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
         for user in records.users_with_records():
-            results += _as_user(user, lambda: _take_own_stale(how), how.timeout + _PATIENCE)
+            found = _as_user(user, lambda: _take_own_stale(how), how.timeout + _PATIENCE)
+            for result in found:
+                if result["dest"] is None:  # of which nobody has told
+                    how.tell(result["error"])
+            results += found
     return results
 
 
@@ -110,7 +114,11 @@ def _as_user(
             os.close(read_end)
             _become(user)
             with open(write_end, "w") as file:
-                json.dump(body(), file)
+                try:
+                    done = body()
+                except (ZarrfsError, OSError) as exc:
+                    done = [_failed(user, str(exc))]
+                json.dump(done, file)
         finally:
             os._exit(0)
     os.close(write_end)
@@ -126,8 +134,9 @@ def _as_user(
     return found
 
 
-def _failed(user: int) -> dict[str, Any]:
-    return {"dest": None, "source": None, "how": None, "reason": "", "error": f"records of user {user}: not looked at"}
+def _failed(user: int, why: str = "the child that does it was ended") -> dict[str, Any]:
+    error = f"records of user {user}: not looked at: {why}"
+    return {"dest": None, "source": None, "how": None, "reason": "", "error": error}
 
 
 def _become(user: int) -> None:
