@@ -201,3 +201,11 @@ def test_a_timeout_does_not_wait_for_a_sum(node: Node) -> None:
     done = run("stage", "--copy", archive, node.path / "b", "--timeout", "2s")
     assert done.returncode == 124, done.stderr
     assert not (node.path / "b/holes").exists()
+
+
+def test_an_include_that_matches_nothing_is_an_error(node: Node) -> None:
+    """A job that finds an empty store reads fill values."""
+    done = run("stage", "--copy", SOURCE, node.path / "a", "--include", "nosuch/*", "--include", ".zgroup")
+    assert done.returncode == 1
+    assert "nothing in it matches nosuch/*" in one_line(done.stderr)
+    assert ".zgroup" in files(node.path / "a")

@@ -254,6 +254,10 @@ def test_holes_are_not_compared(tmp_path: Path) -> None:
     document = archive(tmp_path / "a.json", {"f": file([[2**39, 4096, ref]], encoding="blobvec", size=2**40)})
     assert run("archive", "extract", document, "-C", tmp_path / "out", "--blobs", tmp_path).returncode == 0
     assert run("archive", "diff", document, tmp_path / "out", "--blobs", tmp_path).stdout == ""
+    (tmp_path / ref).unlink()
+    done = run("archive", "diff", document, tmp_path / "out", "--blobs", tmp_path)
+    assert (done.returncode, done.stderr.startswith(f"zarrfs: f: {ref}: ")) == (1, True), done.stderr
+    put(tmp_path, b"x" * 4096)
     with open(tmp_path / "out/f", "r+b") as written:
         written.seek(2**38)
         written.write(b"1")

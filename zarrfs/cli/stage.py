@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli import common, meter
+from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
 from zarrfs.errors import UsageError
 from zarrfs.options import Parsed
@@ -39,7 +39,7 @@ SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts, which Flux would empty), TMPDIR, 
 same is done where fusermount3 refuses to mount on the file system of DEST. Say --node-local=DIR to name one.
 \b
 The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wrong command line; else 1, also with
---keep-going if something could not be had."""
+--keep-going if something could not be had, and if an --include matches nothing: what the others pick is there."""
 
 
 class _Command(click.Command):
@@ -149,4 +149,6 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
         common.say(f"{bad.key}: {bad.reason}")
     if wish.how == "link" and not quiet:
         common.say(f"{linked:,} files are links, {progress.files:,} were copied")
-    return 1 if progress.bad else 0
+    for glob in progress.unmatched:
+        common.say(f"{report['source']}: nothing in it matches {show.shown(glob)}")
+    return 1 if progress.bad or progress.unmatched else 0

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
+from zarrfs.errors import ReadError
 from zarrfs.stage.check import check_length, extents
 from zarrfs.stage.difference import LETTERS as LETTERS
 from zarrfs.stage.walk import walk
@@ -143,6 +144,9 @@ async def _data(store: Store, key: str, info: Info) -> list[tuple[int, int]]:
 
 
 async def _read(store: Store, key: str, start: int, length: int) -> Buffer:
-    data = await store.get(key, start, length)
+    try:
+        data = await store.get(key, start, length)
+    except ReadError as exc:
+        raise ReadError(key, str(exc)) from exc  # which names a blob, or a target
     check_length(key, len(data), start, length)
     return data
