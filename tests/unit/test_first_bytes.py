@@ -17,19 +17,19 @@ VALUE = os.urandom(10_000)
 
 
 def test_one_request_tells_the_size_and_the_bytes(faulty: Faulty) -> None:
-    url = faulty.put("/v", VALUE)
+    url = faulty.put("/first", VALUE)
 
     async def check(files: RemoteFiles) -> None:
         assert await files.size(url, begin=True) == len(VALUE)
         assert await files.read(url, 0, len(VALUE), 0, len(VALUE)) == VALUE
 
     using(check)
-    assert faulty.requests == [("GET", "/v", f"bytes=0-{PART - 1}")]
+    assert faulty.requests == [("GET", "/first", f"bytes=0-{PART - 1}")]
 
 
 def test_a_large_value_goes_on_after_its_first_part(faulty: Faulty) -> None:
     value = os.urandom(PART + 1000)
-    url = faulty.put("/v", value)
+    url = faulty.put("/first", value)
 
     async def check(files: RemoteFiles) -> None:
         assert await files.size(url, begin=True) == len(value)
@@ -48,7 +48,7 @@ def test_servers_that_answer_otherwise(faulty: Faulty) -> None:
         return bytes(await files.read(url, 0, size, 0, size))
 
     for wanted, fault in ((VALUE, "whole"), (b"", None), (os.urandom(PART + 5), "whole")):
-        url = faulty.put("/v", wanted, forever=fault)
+        url = faulty.put("/first", wanted, forever=fault)
         assert using(check) == wanted
     url = faulty.url + "/none"
     with pytest.raises(TargetMissing):
@@ -56,11 +56,11 @@ def test_servers_that_answer_otherwise(faulty: Faulty) -> None:
 
 
 def test_a_target_that_changes_after_its_first_bytes(faulty: Faulty) -> None:
-    url = faulty.put("/v", bytes(PART) + b"one")
+    url = faulty.put("/first", bytes(PART) + b"one")
 
     async def check(files: RemoteFiles) -> None:
         size = await files.size(url, begin=True)
-        faulty.put("/v", bytes(PART) + b"three")
+        faulty.put("/first", bytes(PART) + b"three")
         with pytest.raises(TargetChanged):
             await files.read(url, PART, 3, 0, size)
 
@@ -70,7 +70,7 @@ def test_a_target_that_changes_after_its_first_bytes(faulty: Faulty) -> None:
 def test_many_are_asked_for_within_the_bound_of_a_server(faulty: Faulty) -> None:
     import trio
 
-    urls = [faulty.put(f"/v{number}", VALUE) for number in range(100)]
+    urls = [faulty.put(f"/first{number}", VALUE) for number in range(100)]
 
     async def check(files: RemoteFiles) -> None:
         async with trio.open_nursery() as nursery:
@@ -83,7 +83,7 @@ def test_many_are_asked_for_within_the_bound_of_a_server(faulty: Faulty) -> None
 
 
 def test_what_a_disk_has_is_not_fetched_for_its_size(faulty: Faulty, tmp_path: Path) -> None:
-    url = faulty.put("/v", VALUE)
+    url = faulty.put("/first", VALUE)
     options = parse([f"cache_dir={tmp_path}", "cache_min_free=0B"]).options
 
     async def check(files: RemoteFiles) -> None:

@@ -110,7 +110,8 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
     path = os.path.abspath(path)
     if nodelocal.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
         raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
-    new = f"{path}.{record.id}.tmp"
+    record.manifest, new = path, record.unfinished(path)
+    record.save()
     try:
         with _failing(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
             yield _failing(path)(_noting(file, record.place, path.endswith(SUMS)))  # a nursery hides what it raises
@@ -119,7 +120,6 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
     finally:
         with contextlib.suppress(OSError):
             os.unlink(new)
-    record.manifest = path
 
 
 @contextlib.contextmanager

@@ -147,6 +147,9 @@ def _remove(record: Record, how: Taking) -> None:
             with contextlib.suppress(OSError):
                 os.mkdir(record.dest)
                 os.chmod(record.dest, record.replaced)
+    if record.manifest:  # what a killed command had of it
+        with contextlib.suppress(OSError):
+            os.unlink(record.unfinished(record.manifest))
     if not record.mounted and (record.local or how.copies):
         _remove_copy(record)
     if how.upper and record.upper:

@@ -22,7 +22,7 @@ from zarrfs.transfer.versions import Version
 log = logging.getLogger("zarrfs.transfer")
 
 UNIT = 1 << 20  # bytes: where runs of tiny values are cut
-PIECES = 8  # of a unit that do not touch each other
+PIECES = 32  # of a unit that do not touch each other
 UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
 BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
 CROWDED = 1.0  # seconds after a block that found no room: others are not told to wait for what may not be kept
