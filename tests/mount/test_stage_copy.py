@@ -75,6 +75,18 @@ def test_copies_are_removed_if_asked_for(node: Node) -> None:
     assert not (node.path / "m.sha256").exists()
 
 
+def test_a_killed_copy_leaves_no_half_manifest(node: Node) -> None:
+    archive = node.path / "sparse.json"
+    archive.write_text(json.dumps([{"path": "holes", "mode": 0o100644, "size": 15 << 30}]))  # long enough to hash
+    child = subprocess.Popen([PROGRAM, "stage", "--copy", archive, node.path / "a"])
+    assert eventually(lambda: list(node.path.glob("a.manifest.jsonl.*.tmp")) != [])
+    child.kill()
+    child.wait()
+    assert run("unstage", "--stale").returncode == 0
+    assert list(node.path.glob("*.manifest*")) == []
+    assert node.clean()
+
+
 def test_a_copy_on_the_node_goes_with_its_link(node: Node) -> None:
     dest = node.path / "input"
     assert run("stage", "--copy", "--no-manifest", SOURCE, dest, "--node-local").returncode == 0

@@ -21,7 +21,7 @@ from typing import Any
 from zarrfs.errors import MountError, UsageError
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
-from zarrfs.store.filling import boot
+from zarrfs.transfer.machine import boot
 
 VARIABLE = "ZARRFS_STATE_DIR"  # where records are, if it is set
 _VERSION = 1
@@ -89,6 +89,10 @@ class Record:
     def exists(self) -> bool:
         """Whether it has not been taken away."""
         return os.path.exists(self._path())
+
+    def unfinished(self, path: str) -> str:
+        """The name of a file that is to be called `path` when it is whole."""
+        return f"{path}.{self.id}.tmp"
 
     def _path(self) -> str:
         return os.path.join(self.directory, f"{self.id}.json")
