@@ -21,6 +21,7 @@ from tests.servers import Faulty
 from tests.servers import faulty as faulty
 
 SOURCE = DATA / "zarr/v2_hier"
+ROOT = Path(__file__).parents[2]
 
 
 def staged(*arguments: object) -> dict[str, object]:
@@ -382,7 +383,10 @@ set -e
 mount -t tmpfs none /run; mount -t tmpfs none /mnt
 mknod /mnt/fuse c 10 229; chmod 666 /mnt/fuse; mount --bind /mnt/fuse /dev/fuse
 mkdir -m 777 /mnt/u; unset ZARRFS_STATE_DIR TMPDIR XDG_RUNTIME_DIR
+mkdir /mnt/project; mount --bind {root} /mnt/project
 mount -t tmpfs -o mode=1777 none /tmp
+case {root} in /tmp/*) mkdir -p {root}; mount --bind /mnt/project {root};; esac
+umount /mnt/project; rmdir /mnt/project
 as="setpriv --inh-caps=+dac_read_search --ambient-caps=+dac_read_search --reuid=65534 --regid=65534 --clear-groups"
 $as env HOME=/mnt/u {program} stage {source} /mnt/u/input
 test -d /tmp/zarrfs-65534/staged
@@ -397,7 +401,7 @@ test -e /tmp/zarrfs-1/staged/a.json
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")
 def test_root_takes_away_what_is_stale_of_all_users(node: Node) -> None:
     program = f"{sys.executable} -I -m zarrfs"
-    script = ALL_USERS.format(program=program, source=SOURCE)
+    script = ALL_USERS.format(program=program, source=SOURCE, root=ROOT)
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["unstaged"]

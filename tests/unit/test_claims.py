@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -92,6 +94,26 @@ def test_the_claim_of_a_killed_process_is_given_up_and_one_goes_on(tmp_path: Pat
     nodes[0].release([waiting[0]])
     assert files(tmp_path) == [], "that of the killed one went, too"
     assert nodes[1].look(waiting[1], LONG) is Turn.GONE
+
+
+def test_the_claim_of_a_process_of_this_machine_that_has_ended_is_given_up_at_once(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from tests.unit.test_claims import *\n"
+        "held = node(Path(sys.argv[1])); taken(held); print(os.getpid(), flush=True); sys.stdin.read(); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        one, elsewhere = node(tmp_path), node(tmp_path)
+        elsewhere._place = b"another machine"
+        mine, theirs = taken(one), taken(elsewhere)
+        assert one.look(mine, LONG) is Turn.WAIT
+        other.stdin.close()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # what nobody has waited for has ended, too
+        assert elsewhere.look(theirs, LONG) is Turn.WAIT
+        assert one.look(mine, LONG) is Turn.OURS
 
 
 @pytest.mark.usefixtures("short_life")

@@ -23,6 +23,7 @@ from zarrfs.store.api import Info, Kind
 from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.renaming import NOREPLACE, rename
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
+from zarrfs.transfer.machine import boot
 
 EXISTING = ("refuse", "overwrite", "keep", "update")
 _STAGING, _NOTE = os.fsencode(RESERVED), b"note"
@@ -44,12 +45,6 @@ class InTheWay(ZarrfsError):
     def __init__(self, rule: str, key: str = "") -> None:
         self.key = key
         super().__init__(rule)
-
-
-def boot() -> str:
-    """The id of this boot of the machine. Source: random(4)."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def ends_all(exc: BaseException) -> bool:

@@ -1,9 +1,10 @@
 """Claims: which of the processes that share a cache directory fetches a block, while the others wait for it there.
 
-A claim is an empty file in the directory `claims`, made with O_EXCL, which is exact on all file systems that nodes
+A claim is a small file in the directory `claims`, made with O_EXCL, which is exact on all file systems that nodes
 share, whether they have locks or not. Who made it fetches the block, writes it, and removes the claim; who finds it
 waits until it is gone, and reads the block from the disk. Waiting costs a request more than need be at worst:
 
+- A claim says which process holds it: on the same machine one sees whether that lives.
 - A claim is touched every second. One whose mtime stays as it is for DEAD seconds, as the waiter's own clock counts
   them, is of a process that was killed. The clocks of two machines are never compared.
 - Whose holder lives, but takes far longer than requests usually do, is not waited for either.
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from zarrfs.transfer.diskfiles import Layout, hash_of
+from zarrfs.transfer.machine import here, lives
 
 FOLDER = "claims"
 BEAT = 1.0  # seconds between touches of a claim
@@ -80,6 +82,8 @@ class Claims:
         self._layout, self._usable = layout, usable
         self._lock = threading.Lock()
         self._own: dict[str, dict[str, Claim]] = {}  # held by us: by target, then by name
+        self._place = here().encode()
+        self._me = b"%s %d" % (self._place, os.getpid())
         self._off = 0.0  # monotonic: no claims before
         self._counts = dict.fromkeys(("claims", "waits", "given_up"), 0)
 
@@ -110,7 +114,7 @@ class Claims:
         try:
             fd = self._layout.open(FOLDER, claim.file(claim.generation), os.O_RDONLY)  # NFS asks its server at open(2)
             try:
-                status = os.fstat(fd)
+                status, holder = os.fstat(fd), os.read(fd, 200)
             finally:
                 os.close(fd)
         except FileNotFoundError:
@@ -121,7 +125,7 @@ class Claims:
         if sign != claim.sign:
             claim.since = claim.since if sign[0] == claim.sign[0] else now
             claim.sign, claim.changed = sign, now
-        if now - claim.changed < DEAD and now - claim.since < patience:
+        if now - claim.changed < DEAD and now - claim.since < patience and not self._has_ended(holder):
             return Turn.WAIT
         self._count("given_up")
         claim.generation += 1
@@ -187,7 +191,11 @@ class Claims:
         """Whether the claim is ours now; None where the disk refuses it."""
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            os.close(self._layout.open(FOLDER, claim.file(claim.generation), flags, make=True))
+            fd = self._layout.open(FOLDER, claim.file(claim.generation), flags, make=True)
+            try:
+                os.write(fd, self._me)
+            finally:
+                os.close(fd)
         except FileExistsError:
             return False
         except OSError:
@@ -198,6 +206,11 @@ class Claims:
         with self._lock:
             self._own.setdefault(claim.target, {})[claim.name] = claim
         return True
+
+    def _has_ended(self, holder: bytes) -> bool:
+        """Whether a process has ended for certain: one of this machine."""
+        place, _, pid = holder.rpartition(b" ")
+        return place == self._place and pid.isdigit() and not lives(int(pid))
 
     def _count(self, what: str) -> None:
         with self._lock:

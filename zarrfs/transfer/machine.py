@@ -1,0 +1,27 @@
+"""This machine: which boot of it, and which of its processes live. Sources: random(4), proc(5), pid_namespaces(7)."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+
+@functools.cache
+def boot() -> str:
+    """The id of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def here() -> str:
+    """What processes that know each other by their numbers have in common: a boot, and a name space of processes."""
+    return f"{boot()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def lives(pid: int) -> bool:
+    """Whether a process of this name space has not ended; one that waits for its parent has."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
+    except FileNotFoundError:
+        return False
