@@ -22,7 +22,7 @@ import pytest
 
 from tests.conftest import tmpfs
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, churn, content, found, ranges, taken, write
-from zarrfs.transfer import disk
+from zarrfs.transfer import disk, diskspace
 from zarrfs.transfer.disk import DiskCache
 from zarrfs.transfer.diskfiles import LAYOUT, Layout
 from zarrfs.transfer.diskspace import Ages, Space, cost
@@ -409,7 +409,7 @@ def test_a_lock_that_another_process_holds(tmp_path: Path, caplog: pytest.LogCap
         assert found(cache, T, 0, 1000)
         assert not found(cache, T, 1000, 2000)
         assert cache.stats()["dropped"] == 8
-    time.sleep(0.2)
+    time.sleep(1.2 * diskspace.PATIENCE)
     write(cache, T, 1000, 2000)
     assert found(cache, T, 1000, 2000)
     assert warnings(caplog) == []

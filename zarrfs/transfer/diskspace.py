@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from zarrfs.transfer.diskfiles import BLOB, BLOBS, FOLDER, KEPT, TEMPORARY, Handle, Layout, checksum
 
 PIECE = 32 << 20  # bytes that are reserved at a time, at most
-PATIENCE = 0.1  # seconds that a writer waits for a lock; a reader never does
+PATIENCE = 0.5  # seconds that a writer waits for a lock; a reader never does
 LOW_WATER = 0.9  # of the bound: what is left by a scan, at most
 SCAN_FREES = 1 << 30  # bytes that a scan frees at most where another's files fill the disk
 ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
