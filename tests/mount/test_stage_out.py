@@ -115,6 +115,8 @@ def test_what_makes_no_sense(node: Node) -> None:
         "nothing is staged there": [node.path / "other", "--to", node.path / "x"],
         "cannot be written to": [dest, "--to", "https://example.org/x"], "unknown": [dest, "--to", "nosuch://x/y"],
         "is to be archived": [dest, "-o", node.path / "upper/x.json", "--inline"],
+        "work, which is to be archived": [dest, "-o", dest / "x.json", "--inline"],
+        "is to be copied": [dest, "--to", dest / "in"], "upper, which is": [dest, "--to", node.path / "upper/in"],
         "--blobs": [dest, "-o", node.path / "x.json"],
     }.items():
         done = run("stage-out", *words, "-q")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zarrfs.errors import ReadError, SourceError, UsageError
-from zarrfs.jobs.stageout import File, Kept, Tree, files
+from zarrfs.jobs.stageout import File, Kept, Tree, files, holds
 from zarrfs.options import Options
 from zarrfs.store.copying import copy_data
 from zarrfs.store.whiteouts import RECORD
@@ -55,6 +55,8 @@ def send(tree: Tree, how: Sending, options: Options, kept: Kept) -> None:
     could not be sent; with `keep_going` they are in `kept`.
     """
     place = _place(how.url, options)
+    if place.family == "file" and (source := holds(tree, place.path)) is not None:
+        raise UsageError(f"--to {place.shown}: lies in {source}, which is to be copied")
     wanted = list(files(tree, kept))
     if kept.left_out and not how.skip_unsupported:
         rule = "neither a file nor a directory (--skip-unsupported leaves it out)"

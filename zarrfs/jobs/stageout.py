@@ -25,6 +25,13 @@ class Tree(NamedTuple):
 
     base: str
     upper: str
+    mounted: str = ""  # where the upper is written through, if it is
+
+
+def holds(tree: Tree, path: str) -> str | None:
+    """The directory of the tree that `path` lies in, if it does."""
+    places = filter(None, (tree.mounted, tree.upper))
+    return next((one for one in places if nodelocal.beneath(os.path.realpath(path), os.path.realpath(one))), None)
 
 
 class File(NamedTuple):
@@ -70,7 +77,8 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
             _sync(path)
         else:
             opened_upper.lock(False)
-        yield Tree(record.place if merged and record is not None else path, path)
+        place = "" if record is None or mount is None else record.place
+        yield Tree(place if merged else path, path, place)
     finally:
         opened_upper.close()
 
@@ -80,8 +88,8 @@ def archive(
 ) -> None:
     """Write a tree as the archive `output`, which appears whole. UsageError, SourceError as create()."""
     for name, path in (("-o", output), ("--blobs", making.blobs)):
-        if path is not None and nodelocal.beneath(os.path.realpath(path), os.path.realpath(tree.upper)):
-            raise UsageError(f"{name} {path}: lies in {tree.upper}, which is to be archived")
+        if path is not None and (source := holds(tree, path)) is not None:
+            raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
     making = dataclasses.replace(making, leave_out=_is_ours)
     with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
         with compressor(raw, form_of_name(output) or "json") as file:

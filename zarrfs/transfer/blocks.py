@@ -39,7 +39,7 @@ _UNIT = 1 << 20  # bytes: what is claimed at once for many tiny values
 _PINS = 65_536  # targets whose version is remembered
 _READERS = 16  # threads that read blocks from the disk
 _WRITERS = 2  # threads that write blocks to it
-_PATIENCE = 5.0  # seconds for blocks that are on their way to the disk when all ends
+_PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
 
