@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import re
-import select
 import shutil
 import stat
 import subprocess
@@ -19,6 +18,7 @@ import threading
 from typing import Any, NamedTuple
 
 from zarrfs.errors import MountError
+from zarrfs.transfer.machine import readable
 
 FSTYPE = "fuse.zarrfs"
 _ANSWER = 3.0  # seconds that a daemon has for an answer
@@ -196,7 +196,7 @@ def wait_for_end(pid: int, timeout: float) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([descriptor], [], [], timeout)[0])
+        return readable(descriptor, timeout)
     finally:
         os.close(descriptor)
 

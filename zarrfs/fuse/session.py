@@ -11,7 +11,6 @@ import ctypes
 import dataclasses
 import logging
 import os
-import select
 import signal
 import time
 import traceback
@@ -24,6 +23,7 @@ from zarrfs.fuse import logs, mounts
 from zarrfs.options import Options, Parsed
 from zarrfs.sources import Plan, discard, plan_source
 from zarrfs.sources.blobrefs import absolute
+from zarrfs.transfer.machine import readable
 from zarrfs.transfer.urls import without_secrets
 
 log = logging.getLogger("zarrfs")
@@ -141,7 +141,7 @@ def _await_word(descriptor: int, timeout: float) -> bytes | None:
     """What the daemon writes until it closes the pipe or is ready; None at the end of `timeout` seconds."""
     said, deadline = b"", time.monotonic() + timeout
     while said != READY:
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not readable(descriptor, deadline - time.monotonic()):
             return None
         part = os.read(descriptor, 4096)
         if not part:

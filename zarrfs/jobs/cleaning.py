@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import re
-import select
 import signal
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +16,7 @@ from zarrfs.fuse import mounts
 from zarrfs.jobs import nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record
 from zarrfs.jobs.unstage import Taking, keep, unstage, why_stale
+from zarrfs.transfer.machine import readable
 
 _PATIENCE = 120.0  # seconds for what one user has staged, besides --timeout
 _OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # directories that are made on a node
@@ -122,7 +122,7 @@ def _as_user(
         finally:
             os._exit(0)
     os.close(write_end)
-    if not select.select([read_end], [], [], patience)[0]:
+    if not readable(read_end, patience):
         os.kill(child, signal.SIGKILL)
     with open(read_end) as file:
         said = file.read()

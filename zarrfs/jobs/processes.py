@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from zarrfs.transfer.machine import readable
 
 _ASK = 10.0  # seconds that a resource manager has for an answer
 _MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # and where each says which job this is
@@ -62,7 +63,7 @@ def kill(who: Process | None, timeout: float = 5.0) -> None:
     try:
         if alive(who):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            select.select([descriptor], [], [], timeout)
+            readable(descriptor, timeout)
     except PermissionError:
         pass
     finally:

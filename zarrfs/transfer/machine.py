@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import select
 
 
 @functools.cache
@@ -25,3 +26,10 @@ def lives(pid: int) -> bool:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
     except FileNotFoundError:
         return False
+
+
+def readable(descriptor: int, seconds: float) -> bool:
+    """Whether a descriptor can be read from, or has ended, within `seconds`; whatever its number, unlike select(2)."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
