@@ -175,8 +175,8 @@ class Blocks:
 
     async def aclose(self) -> None:
         """Wait a little for blocks that are on their way to the disk."""
-        if self._writes:
-            with trio.move_on_after(_PATIENCE):
+        with trio.move_on_after(_PATIENCE):
+            while self._writes:  # one that ends may begin the next
                 await self._written.wait()
         if self._disk is not None:
             await trio.to_thread.run_sync(self._disk.close)

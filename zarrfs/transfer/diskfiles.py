@@ -68,7 +68,10 @@ def hash_of(*parts: str | int) -> bytes:
 
 
 class Handle:
-    """A descriptor that is closed when nobody refers to it any more, so never under a thread that uses it."""
+    """A descriptor that is closed when nobody refers to it any more, so never under a thread that uses it.
+
+    Who uses one keeps it in a variable meanwhile (`_kept`): forget() may let go of all others in another thread.
+    """
 
     __slots__ = ("fd",)
 
@@ -162,7 +165,7 @@ class Layout:
 
     def open(self, folder: str, name: str, flags: int, make: bool = False) -> int:
         """A descriptor of the file `name`; a new file gets the mode that its directory asks for."""
-        fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=self.folder(folder, make).fd)
+        fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=(_kept := self.folder(folder, make)).fd)
         if flags & os.O_CREAT and self._mode & 0o077:
             with contextlib.suppress(PermissionError):  # somebody else has made it
                 os.fchmod(fd, self._mode & 0o666)
@@ -172,7 +175,7 @@ class Layout:
         """Bytes in the file `name`, None if there is none."""
         folder, name = _parts(name)
         try:
-            status = os.stat(name, dir_fd=self.folder(folder).fd, follow_symlinks=False)
+            status = os.stat(name, dir_fd=(_kept := self.folder(folder)).fd, follow_symlinks=False)
         except OSError:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -239,12 +242,12 @@ class Layout:
     def touch(self, name: str) -> None:
         """Let the file `name` be seen now."""
         folder, name = _parts(name)
-        os.utime(name, dir_fd=self.folder(folder).fd, follow_symlinks=False)
+        os.utime(name, dir_fd=(_kept := self.folder(folder)).fd, follow_symlinks=False)
 
     def unlink(self, name: str) -> None:
         """Remove the file `name`. OSError where that fails."""
         folder, name = _parts(name)
-        os.unlink(name, dir_fd=self.folder(folder).fd)
+        os.unlink(name, dir_fd=(_kept := self.folder(folder)).fd)
 
     def remove(self, name: str) -> None:
         """Remove what is at `name`, also an empty directory. Never raises."""
@@ -253,14 +256,14 @@ class Layout:
                 self.unlink(name)
             except IsADirectoryError:
                 folder, name = _parts(name)
-                os.rmdir(name, dir_fd=self.folder(folder).fd)
+                os.rmdir(name, dir_fd=(_kept := self.folder(folder)).fd)
 
     def entries(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
         """(name, lstat) of everything in one directory of LAYOUT, its own as "."; what vanishes is left out."""
         with contextlib.suppress(FileNotFoundError):
             if folder == BLOBS:
                 self.folder(BLOBS)  # only if it is ours
-            own = Handle(os.open(folder or ".", _DIRECTORY, dir_fd=self.folder("").fd))  # an offset of its own
+            own = Handle(os.open(folder or ".", _DIRECTORY, dir_fd=(_kept := self.folder("")).fd))  # its own offset
             yield ".", os.fstat(own.fd)
             with os.scandir(own.fd) as entries:
                 for entry in entries:
@@ -281,7 +284,7 @@ class Layout:
     def _open_kept(self, name: str) -> int:
         folder, name = _parts(name)
         try:
-            return os.open(name, os.O_RDONLY | _FILE, dir_fd=self.folder(folder).fd)
+            return os.open(name, os.O_RDONLY | _FILE, dir_fd=(_kept := self.folder(folder)).fd)
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENXIO):
                 raise Damaged("a symbolic link or a socket") from None

@@ -120,7 +120,8 @@ class Space:
         with contextlib.suppress(OSError), self._locked(PATIENCE) as usage:
             if usage is not None and (total := usage.read()) is not None:
                 usage.write(total - max(0, self._room))
-                os.unlink(self._lease_name, dir_fd=self._layout.folder("leases").fd)  # if not, the next scan does it
+                leases = self._layout.folder("leases")
+                os.unlink(self._lease_name, dir_fd=leases.fd)  # if not, the next scan does it
         self.forget()
 
     def recount(self, patience: float) -> bool:
@@ -139,7 +140,7 @@ class Space:
             return True
 
     def _free(self) -> int:
-        about = os.fstatvfs(self._layout.folder("", make=True).fd)
+        about = os.fstatvfs((_kept := self._layout.folder("", make=True)).fd)
         return about.f_bavail * about.f_frsize
 
     def _reserve(self, count: int) -> bool:
@@ -191,7 +192,7 @@ class Space:
             size = status.st_blocks * 512
             if TEMPORARY.fullmatch(name) and now - status.st_mtime > ABANDONED and stat.S_ISREG(status.st_mode):
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._layout.folder(folder).fd)
+                    os.unlink(name, dir_fd=(_kept := self._layout.folder(folder)).fd)
                     continue
             total += size
             if folder and (KEPT if folder != BLOBS else BLOB).fullmatch(name):
@@ -244,7 +245,7 @@ class Space:
                     return
                 time.sleep(0.005)
             with contextlib.suppress(FileNotFoundError):  # removed while we waited
-                status = os.stat("usage", dir_fd=self._layout.folder("").fd, follow_symlinks=False)
+                status = os.stat("usage", dir_fd=(_kept := self._layout.folder("")).fd, follow_symlinks=False)
                 if os.path.samestat(status, os.fstat(file.fd)):
                     break
         usage = _Usage(file.fd)
@@ -284,7 +285,7 @@ class Space:
                 continue
             if _lock(lease.fd):
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._layout.folder("leases").fd)
+                    os.unlink(name, dir_fd=(_kept := self._layout.folder("leases")).fd)
             else:
                 text = os.pread(lease.fd, 20, 0)
                 total += int(text) if text.isdigit() else PIECE
