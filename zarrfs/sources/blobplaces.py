@@ -287,7 +287,7 @@ class DumpPlace:
     def _scan_local(self, index: DumpIndex) -> None:
         try:
             file = self._file = Handle(os.open(self._place, os.O_RDONLY | os.O_CLOEXEC))
-            scan_local(file.fd, index)
+            scan_local(file, index)
         except OSError as exc:
             raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
 
@@ -298,7 +298,7 @@ class DumpPlace:
 
     def _pread(self, file: Handle, offset: int, length: int) -> bytes:
         try:
-            data = os.pread(file.fd, length, offset)
+            data = os.pread(file, length, offset)
         except OSError as exc:
             raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
         if len(data) != length:

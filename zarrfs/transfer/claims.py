@@ -155,7 +155,7 @@ class Claims:
             claim.held = False
             for generation in range(claim.generation + 1):  # those before were of others, who were given up
                 with contextlib.suppress(OSError):
-                    os.unlink(claim.file(generation), dir_fd=(_kept := self._layout.folder(FOLDER)).fd)
+                    os.unlink(claim.file(generation), dir_fd=self._layout.folder(FOLDER))
 
     def settle(self, target: str, start: int, stop: int) -> None:
         """Let go of what touches [start, stop) of `target`: that is on the disk, or will not be."""
@@ -175,7 +175,7 @@ class Claims:
                 continue
             with contextlib.suppress(OSError):
                 name, folder = claim.file(claim.generation), self._layout.folder(FOLDER)
-                os.utime(name, dir_fd=folder.fd, follow_symlinks=False)
+                os.utime(name, dir_fd=folder, follow_symlinks=False)
 
     def close(self) -> None:
         """Let go of all."""

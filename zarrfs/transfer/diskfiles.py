@@ -67,19 +67,16 @@ def hash_of(*parts: str | int) -> bytes:
     return hashlib.blake2b(b"".join(b"%d:%s" % (len(part), part) for part in text), digest_size=16).digest()
 
 
-class Handle:
+class Handle(int):
     """A descriptor that is closed when nobody refers to it any more, so never under a thread that uses it.
 
-    Who uses one keeps it in a variable meanwhile (`_kept`): forget() may let go of all others in another thread.
+    As an argument of a call it lives as long as that, whatever forget() lets go of in another thread.
     """
 
-    __slots__ = ("fd",)
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+    __slots__ = ()
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        os.close(self)
 
 
 class Layout:
@@ -117,7 +114,7 @@ class Layout:
                 os.mkdir(path, mode)
                 _set_mode(Handle(os.open(path, _DIRECTORY)), mode)
             root = Handle(os.open(path, _DIRECTORY))
-        self._mode = os.fstat(root.fd).st_mode & 0o777
+        self._mode = os.fstat(root).st_mode & 0o777
         return root
 
     def _open_folder(self, name: str, make: bool) -> Handle:
@@ -125,35 +122,35 @@ class Layout:
         if name == BLOBS:
             return self._open_blobs(root, make)
         try:
-            return Handle(os.open(name, _DIRECTORY, dir_fd=root.fd))
+            return Handle(os.open(name, _DIRECTORY, dir_fd=root))
         except FileNotFoundError:
             if not make:
                 raise
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, self._mode, dir_fd=root.fd)
-            _set_mode(Handle(os.open(name, _DIRECTORY, dir_fd=root.fd)), self._mode)
-        return Handle(os.open(name, _DIRECTORY, dir_fd=root.fd))
+            os.mkdir(name, self._mode, dir_fd=root)
+            _set_mode(Handle(os.open(name, _DIRECTORY, dir_fd=root)), self._mode)
+        return Handle(os.open(name, _DIRECTORY, dir_fd=root))
 
     def _open_blobs(self, root: Handle, make: bool) -> Handle:
         """The directory of blobs, if it is one that we have made; FileNotFoundError, with `make` FileExistsError."""
         scratch = f"../{self._scratch}.blobs"
         if make:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(scratch, self._mode, dir_fd=root.fd)
-                made = Handle(os.open(scratch, _DIRECTORY, dir_fd=root.fd))
+                os.mkdir(scratch, self._mode, dir_fd=root)
+                made = Handle(os.open(scratch, _DIRECTORY, dir_fd=root))
                 _set_mode(made, self._mode)
-                os.close(os.open(BLOBS_MARK, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=made.fd))
+                os.close(os.open(BLOBS_MARK, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=made))
             try:
-                os.stat(BLOBS, dir_fd=root.fd, follow_symlinks=False)
+                os.stat(BLOBS, dir_fd=root, follow_symlinks=False)
             except FileNotFoundError:
                 with contextlib.suppress(OSError):  # another process was faster
-                    os.rename(scratch, BLOBS, src_dir_fd=root.fd, dst_dir_fd=root.fd)
+                    os.rename(scratch, BLOBS, src_dir_fd=root, dst_dir_fd=root)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{scratch}/{BLOBS_MARK}", dir_fd=root.fd)
-                os.rmdir(scratch, dir_fd=root.fd)
+                os.unlink(f"{scratch}/{BLOBS_MARK}", dir_fd=root)
+                os.rmdir(scratch, dir_fd=root)
         try:
-            found = Handle(os.open(BLOBS, _DIRECTORY, dir_fd=root.fd))
-            os.stat(BLOBS_MARK, dir_fd=found.fd, follow_symlinks=False)
+            found = Handle(os.open(BLOBS, _DIRECTORY, dir_fd=root))
+            os.stat(BLOBS_MARK, dir_fd=found, follow_symlinks=False)
         except OSError as exc:
             code = errno.EEXIST if make else errno.ENOENT
             raise OSError(code, "blobs in it is something else, and is left alone") from exc
@@ -165,7 +162,7 @@ class Layout:
 
     def open(self, folder: str, name: str, flags: int, make: bool = False) -> int:
         """A descriptor of the file `name`; a new file gets the mode that its directory asks for."""
-        fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=(_kept := self.folder(folder, make)).fd)
+        fd = os.open(name, flags | _FILE, self._mode & 0o600, dir_fd=self.folder(folder, make))
         if flags & os.O_CREAT and self._mode & 0o077:
             with contextlib.suppress(PermissionError):  # somebody else has made it
                 os.fchmod(fd, self._mode & 0o666)
@@ -175,7 +172,7 @@ class Layout:
         """Bytes in the file `name`, None if there is none."""
         folder, name = _parts(name)
         try:
-            status = os.stat(name, dir_fd=(_kept := self.folder(folder)).fd, follow_symlinks=False)
+            status = os.stat(name, dir_fd=self.folder(folder), follow_symlinks=False)
         except OSError:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -192,10 +189,10 @@ class Layout:
                 taken = os.fstat(fd).st_blocks * 512
             finally:
                 os.close(fd)
-            os.rename(scratch, name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)
+            os.rename(scratch, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(scratch, dir_fd=folder.fd)
+                os.unlink(scratch, dir_fd=folder)
             raise
         return taken
 
@@ -242,12 +239,12 @@ class Layout:
     def touch(self, name: str) -> None:
         """Let the file `name` be seen now."""
         folder, name = _parts(name)
-        os.utime(name, dir_fd=(_kept := self.folder(folder)).fd, follow_symlinks=False)
+        os.utime(name, dir_fd=self.folder(folder), follow_symlinks=False)
 
     def unlink(self, name: str) -> None:
         """Remove the file `name`. OSError where that fails."""
         folder, name = _parts(name)
-        os.unlink(name, dir_fd=(_kept := self.folder(folder)).fd)
+        os.unlink(name, dir_fd=self.folder(folder))
 
     def remove(self, name: str) -> None:
         """Remove what is at `name`, also an empty directory. Never raises."""
@@ -256,16 +253,16 @@ class Layout:
                 self.unlink(name)
             except IsADirectoryError:
                 folder, name = _parts(name)
-                os.rmdir(name, dir_fd=(_kept := self.folder(folder)).fd)
+                os.rmdir(name, dir_fd=self.folder(folder))
 
     def entries(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
         """(name, lstat) of everything in one directory of LAYOUT, its own as "."; what vanishes is left out."""
         with contextlib.suppress(FileNotFoundError):
             if folder == BLOBS:
                 self.folder(BLOBS)  # only if it is ours
-            own = Handle(os.open(folder or ".", _DIRECTORY, dir_fd=(_kept := self.folder("")).fd))  # its own offset
-            yield ".", os.fstat(own.fd)
-            with os.scandir(own.fd) as entries:
+            own = Handle(os.open(folder or ".", _DIRECTORY, dir_fd=self.folder("")))  # its own offset
+            yield ".", os.fstat(own)
+            with os.scandir(own) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
                         yield entry.name, entry.stat(follow_symlinks=False)
@@ -284,7 +281,7 @@ class Layout:
     def _open_kept(self, name: str) -> int:
         folder, name = _parts(name)
         try:
-            return os.open(name, os.O_RDONLY | _FILE, dir_fd=(_kept := self.folder(folder)).fd)
+            return os.open(name, os.O_RDONLY | _FILE, dir_fd=self.folder(folder))
         except OSError as exc:
             if exc.errno in (errno.ELOOP, errno.ENXIO):
                 raise Damaged("a symbolic link or a socket") from None
@@ -360,4 +357,4 @@ def _touch(fd: int, status: os.stat_result) -> None:
 
 def _set_mode(made: Handle, mode: int) -> None:
     """Permission bits of a new directory, whatever the umask; the bit that hands on its group stays."""
-    os.fchmod(made.fd, mode | os.fstat(made.fd).st_mode & stat.S_ISGID)
+    os.fchmod(made, mode | os.fstat(made).st_mode & stat.S_ISGID)

@@ -115,13 +115,13 @@ class Space:
 
     def close(self) -> None:
         """Give back what was reserved and not used."""
-        if self._lease is None or self._flying or os.fstat(self._lease.fd).st_nlink == 0:
+        if self._lease is None or self._flying or os.fstat(self._lease).st_nlink == 0:
             return
         with contextlib.suppress(OSError), self._locked(PATIENCE) as usage:
             if usage is not None and (total := usage.read()) is not None:
                 usage.write(total - max(0, self._room))
                 leases = self._layout.folder("leases")
-                os.unlink(self._lease_name, dir_fd=leases.fd)  # if not, the next scan does it
+                os.unlink(self._lease_name, dir_fd=leases)  # if not, the next scan does it
         self.forget()
 
     def recount(self, patience: float) -> bool:
@@ -140,7 +140,7 @@ class Space:
             return True
 
     def _free(self) -> int:
-        about = os.fstatvfs((_kept := self._layout.folder("", make=True)).fd)
+        about = os.fstatvfs(self._layout.folder("", make=True))
         return about.f_bavail * about.f_frsize
 
     def _reserve(self, count: int) -> bool:
@@ -149,7 +149,7 @@ class Space:
             if usage is None:
                 self._pause = time.monotonic() + PATIENCE
                 return False
-            holders, found = self._leases(), self._lease is not None and os.fstat(self._lease.fd).st_nlink > 0
+            holders, found = self._leases(), self._lease is not None and os.fstat(self._lease).st_nlink > 0
             want = max(count, min(PIECE, self._limit // (8 * max(2, holders + (not found)))))
             short = max(self._min_free + count - self._free(), int(self._full))
             total = usage.read()
@@ -192,7 +192,7 @@ class Space:
             size = status.st_blocks * 512
             if TEMPORARY.fullmatch(name) and now - status.st_mtime > ABANDONED and stat.S_ISREG(status.st_mode):
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=(_kept := self._layout.folder(folder)).fd)
+                    os.unlink(name, dir_fd=self._layout.folder(folder))
                     continue
             total += size
             if folder and (KEPT if folder != BLOBS else BLOB).fullmatch(name):
@@ -237,35 +237,35 @@ class Space:
         end = time.monotonic() + patience
         while True:
             file = Handle(self._layout.open("", "usage", os.O_RDWR | os.O_CREAT, make=True))
-            if not stat.S_ISREG(os.fstat(file.fd).st_mode):
+            if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(errno.EINVAL, "usage is not a file")
-            while not _lock(file.fd):
+            while not _lock(file):
                 if time.monotonic() > end:
                     yield None
                     return
                 time.sleep(0.005)
             with contextlib.suppress(FileNotFoundError):  # removed while we waited
-                status = os.stat("usage", dir_fd=(_kept := self._layout.folder("")).fd, follow_symlinks=False)
-                if os.path.samestat(status, os.fstat(file.fd)):
+                status = os.stat("usage", dir_fd=self._layout.folder(""), follow_symlinks=False)
+                if os.path.samestat(status, os.fstat(file)):
                     break
-        usage = _Usage(file.fd)
+        usage = _Usage(file)
         try:
             yield usage
         finally:
-            fcntl.flock(file.fd, fcntl.LOCK_UN)
+            fcntl.flock(file, fcntl.LOCK_UN)
             if usage.changed:  # after a power cut, the number must not be older than what it is about
                 with contextlib.suppress(OSError):
-                    os.fdatasync(file.fd)
+                    os.fdatasync(file)
 
     def _write_lease(self, count: int) -> None:
         """Note under the lock of `usage` how much is reserved; 0 notes what is now."""
-        if self._lease is None or os.fstat(self._lease.fd).st_nlink == 0:
+        if self._lease is None or os.fstat(self._lease).st_nlink == 0:
             name = secrets.token_hex(8)
             lease = Handle(self._layout.open("leases", name, os.O_RDWR | os.O_CREAT | os.O_EXCL, make=True))
-            if not _lock(lease.fd):
+            if not _lock(lease):
                 raise OSError(errno.ENOLCK, "a new file is locked")
             self._lease, self._lease_name = lease, name
-        os.pwrite(self._lease.fd, b"%020d\n" % (count or self._room + self._flying), 0)
+        os.pwrite(self._lease, b"%020d\n" % (count or self._room + self._flying), 0)
 
     def _leases(self) -> int:
         return sum(name != "." for name, _ in self._layout.entries("leases"))
@@ -283,11 +283,11 @@ class Space:
             except OSError:  # of a user who does not share: it may be a whole piece
                 total += PIECE
                 continue
-            if _lock(lease.fd):
+            if _lock(lease):
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=(_kept := self._layout.folder("leases")).fd)
+                    os.unlink(name, dir_fd=self._layout.folder("leases"))
             else:
-                text = os.pread(lease.fd, 20, 0)
+                text = os.pread(lease, 20, 0)
                 total += int(text) if text.isdigit() else PIECE
         return total
 
