@@ -15,6 +15,7 @@ from types import TracebackType
 from zarrfs.errors import SourceError
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.store.api import Buffer
+from zarrfs.store.copying import write_all
 from zarrfs.store.staging import RESERVED, StagedDirectory, Staging
 
 ALGORITHMS = ("sha1", "sha256")  # the first is what Flux takes unless told otherwise
@@ -68,7 +69,7 @@ class BlobDirectory:
             descriptor = os.open(work, _NEW, 0o666, dir_fd=staged)
             try:
                 if (count := os.write(descriptor, data)) != len(data):
-                    _write_rest(descriptor, memoryview(data)[count:])
+                    write_all(descriptor, memoryview(data)[count:], count)
             finally:
                 os.close(descriptor)
             os.rename(work, name, src_dir_fd=staged, dst_dir_fd=self._base)
@@ -117,8 +118,3 @@ class BlobDirectory:
 
     def _failure(self, path: str, exc: OSError) -> SourceError:
         return SourceError(path, f"cannot be written: {(exc.strerror or str(exc)).lower()}")
-
-
-def _write_rest(descriptor: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(descriptor, view) :]
