@@ -98,9 +98,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_disk_that_is_full_is_no_cache_and_one_warning(small_disk: Path, nginx: Nginx, tmp_path: Path) -> None:
+def test_a_disk_that_others_fill_is_no_cache_and_one_warning(
+    small_disk: Path, nginx: Nginx, tmp_path: Path
+) -> None:
     values = cut(publish(nginx.plain.root, "full.bin", 16 << 20), "v", 64 << 10, gap=0)
     source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/full.bin": values})
+    (small_disk / "others").write_bytes(bytes((2 << 20) - (48 << 10)))
     options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,cache_min_free=0B,prefetch=0B"
     with mounted(source, tmp_path / "mnt", options) as root:
         for _ in range(2):
@@ -108,6 +111,20 @@ def test_a_disk_that_is_full_is_no_cache_and_one_warning(small_disk: Path, nginx
             assert (outcome.right, outcome.failed) == (len(values), {})
         wait_for(lambda: "WARNING" in log_of(root))
         assert log_of(root).count("WARNING") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_disk_smaller_than_the_cache_may_be_keeps_what_was_read_last(
+    small_disk: Path, nginx: Nginx, tmp_path: Path
+) -> None:
+    values = cut(publish(nginx.plain.root, "small.bin", 16 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/small.bin": values})
+    options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,cache_min_free=0B,prefetch=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        outcome = read_all(root, whole(values), 8)
+        assert (outcome.right, outcome.failed) == (len(values), {})
+        wait_for(lambda: disk(root, "evicted") > 0)
+        assert disk(root, "bytes_written") > 2 << 20
 
 
 def test_a_cache_directory_that_cannot_be_is_no_cache_and_one_warning(nginx: Nginx, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ CROWDED = 1.0  # seconds after a block that found no room: others are not told t
 TELL_AGAIN = 3600.0  # seconds after which the same warning is worth another line
 SKEW = 300.0  # seconds that the clocks of nodes may differ
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 # What is wrong with one file, not with the disk.
 _ONE_FILE = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENAMETOOLONG)
 
@@ -106,7 +107,7 @@ class DiskCache:
             if data is None:
                 block = self._load(_block_name(target, version, start, stop), stop - start)
                 data = block.data if block is not None else None
-            if data is None and stop - start < UNIT:
+            if data is None:  # large ones, too: they may have been cut out of what came for many tiny ones
                 data = self._from_units(target, version, start, stop)
         with self._lock:
             if data is not None or not again:
@@ -259,6 +260,10 @@ class DiskCache:
                     raise
                 self._layout.forget()
                 self._space.forget()
+            except OSError as exc:
+                if again or exc.errno not in _NO_ROOM:
+                    raise
+                self._space.full()  # others write, too: the next attempt removes what was not used for longest
             else:
                 break
         with self._lock:
@@ -293,7 +298,7 @@ class DiskCache:
             self._counts["dropped"] += 1
             self._pause = min(max(BACK_OFF, 2 * self._pause), BACK_OFF_MAX)
             self._until = time.monotonic() + self._pause
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        if exc.errno in _NO_ROOM:
             self._space.full()
         self._tell(exc, "nothing is kept there for now")
 

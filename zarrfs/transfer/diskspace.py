@@ -27,7 +27,8 @@ from collections.abc import Iterator
 from zarrfs.transfer.diskfiles import BLOB, BLOBS, FOLDER, KEPT, TEMPORARY, Handle, Layout, checksum
 
 PIECE = 32 << 20  # bytes that are reserved at a time, at most
-PATIENCE = 0.5  # seconds that a writer waits for a lock; a reader never does
+PATIENCE = 0.5  # seconds that a writer waits for a lock, or for a scan; a reader never does
+SYNC = 5.0  # seconds that a writer waits for another of its process, which may wait for the disk
 LOW_WATER = 0.9  # of the bound: what is left by a scan, at most
 SCAN_FREES = 1 << 30  # bytes that a scan frees at most where another's files fill the disk
 ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
@@ -79,7 +80,7 @@ class Space:
         self._lease: Handle | None = None
         self._lease_name = ""
         self._asking = threading.Lock()
-        self._scanning = False
+        self._scanning = 0.0  # since then (monotonic); 0: not
         self._full = False  # the system has said so: a quota, or no more inodes
         self._pause = 0.0  # until then (monotonic) the lock is not asked for: another process scans
         self.evicted = 0  # files that scans have removed
@@ -91,7 +92,7 @@ class Space:
             return True
         if time.monotonic() < self._pause or count > self._limit // 2:
             return False
-        if not self._asking.acquire(timeout=0 if self._scanning else PATIENCE):
+        if not self._ask():
             return False
         try:
             return (free and self._take(count)) or self._reserve(count)
@@ -139,6 +140,15 @@ class Space:
             self._flying += count
             return True
 
+    def _ask(self) -> bool:
+        """Whether this thread may ask for room, alone; no where another does so for long."""
+        end = time.monotonic() + SYNC
+        while not self._asking.acquire(timeout=0.02):
+            now, scanning = time.monotonic(), self._scanning
+            if now > end or (scanning and now - scanning > PATIENCE):
+                return False
+        return True
+
     def _free(self) -> int:
         about = os.fstatvfs(self._layout.folder("", make=True))
         return about.f_bavail * about.f_frsize
@@ -172,11 +182,11 @@ class Space:
 
         OSError(ENOSPC) if even so `want` is too much for the bound, or `count` for the disk.
         """
-        self._scanning = True
+        self._scanning = time.monotonic()
         try:
             total = self._scan(want, short)
         finally:
-            self._scanning = self._full = False
+            self._scanning, self._full = 0.0, False
         if total + want > self._limit:
             raise OSError(errno.ENOSPC, "cache_size leaves no room")
         if self._free() - count < self._min_free:
