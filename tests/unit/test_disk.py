@@ -246,8 +246,17 @@ def test_a_miss_is_two_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not found(cache, T, 7, 5000)
     assert calls == ["open", "open"]
     calls.clear()
-    assert not found(cache, T, 0, MIB)
-    assert calls == ["open"]
+    assert not found(cache, T, 0, 8 * MIB)
+    assert calls == ["open", "open"]
+
+
+def test_a_large_range_lies_in_what_came_for_tiny_ones(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path), SIZE, 0)
+    write(cache, T, MIB // 2, 4 * MIB, run=True)
+    assert found(cache, T, MIB // 2, 4 * MIB)
+    assert found(cache, T, MIB, 3 * MIB + 5)
+    assert not found(cache, T, 0, 3 * MIB)
+    assert not found(cache, T, MIB, 4 * MIB + 1)
 
 
 def test_two_caches_share_and_write_once(tmp_path: Path) -> None:

@@ -262,8 +262,7 @@ class DiskCache:
                 self._space.forget()
             except OSError as exc:
                 if again or exc.errno not in _NO_ROOM:
-                    raise
-                self._space.full()  # others write, too: the next attempt removes what was not used for longest
+                    raise  # else others, who write too, were faster: the next attempt makes room, if that helps
             else:
                 break
         with self._lock:
