@@ -17,9 +17,9 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
-# cli -> jobs -> fuse, stage -> sources, views -> store, zarr -> transfer -> errors
+# cli -> jobs -> fuse, stage -> sources -> views -> store, zarr -> transfer -> errors
 LAYERS = [
-    {"errors", "options"}, {"transfer"}, {"store", "zarr"}, {"sources", "views"}, {"fuse", "stage"}, {"jobs"},
+    {"errors", "options"}, {"transfer"}, {"store", "zarr"}, {"views"}, {"sources"}, {"fuse", "stage"}, {"jobs"},
     {"cli"},
 ]  # fmt: skip
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
