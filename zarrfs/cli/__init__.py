@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,14 @@ class LazyGroup(click.Group):
         """`table` has the form of COMMANDS."""
         super().__init__(*args, **more)
         self._table = table
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As click.Group.main, with standard streams that are open."""
+        if None in (sys.stdin, sys.stdout, sys.stderr):
+            from zarrfs.cli.streams import open_closed
+
+            open_closed()
+        return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the table."""

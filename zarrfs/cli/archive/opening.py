@@ -53,8 +53,12 @@ def given(source: str) -> Iterator[str]:
         yield source
         return
     with tempfile.NamedTemporaryFile(prefix="zarrfs-", suffix=".json") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-        file.flush()
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+            file.flush()
+        except OSError as exc:
+            reason = (exc.strerror or str(exc)).lower()
+            raise SourceError("standard input", f"cannot be kept in a temporary file: {reason}") from exc
         try:
             yield file.name
         except SourceError as exc:

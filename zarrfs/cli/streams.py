@@ -1,0 +1,38 @@
+"""Standard streams that whoever started us has closed (`<&-`, `>&-`): they become streams that say so when used.
+
+Without that a file that is opened later would get their numbers, and be taken for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def open_closed() -> None:
+    """Open those of the three that are closed.
+
+    Reading standard input fails with EBADF; writing standard output with EPIPE, as to a pipe that nobody reads any
+    more; what goes to standard error is lost.
+    """
+    if sys.stdin is None:
+        _take(0, os.open(os.devnull, os.O_WRONLY))
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        read_end, write_end = os.pipe()
+        if read_end == 1:
+            read_end = os.dup(read_end)
+        _take(1, write_end)
+        os.close(read_end)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        _take(2, os.open(os.devnull, os.O_WRONLY))
+        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+
+
+def _take(number: int, descriptor: int) -> None:
+    """Give an open file the number of a standard stream, which children have, too."""
+    os.dup2(descriptor, number)
+    if descriptor != number:
+        os.close(descriptor)
+    os.set_inheritable(number, True)
