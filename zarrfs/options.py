@@ -195,6 +195,13 @@ class Options:
     document_limit: int = _option(
         "source", 4 << 30, size, "SIZE", "Refuse a document of more than SIZE, fetched or expanded."
     )
+    view: str | None = _option(
+        "source", None, words("v2", "v3", "arrays"), "VIEW",
+        "Show Zarr of any generation as a hierarchy of v2 or v3, or its arrays as plain files (docs/zarr-views.md).",
+    )
+    arrays: str = _option(
+        "source", "npy", words("npy", "raw"), "FORM", "With view=arrays: NAME.npy, or NAME.bin beside NAME.json."
+    )
     index_dir: str | None = _option(
         "source", None, text, "DIR",
         "Where indexes are kept (default: zarrfs/index in the user's cache directory).",
@@ -203,6 +210,9 @@ class Options:
     memory_limit: int | None = _option(
         "fetch", None, size, "SIZE",
         "Bound on bytes kept, read ahead and in flight (default: a quarter of the memory, at most 1GiB).",
+    )
+    array_cache: int = _option(
+        "fetch", 256 << 20, size, "SIZE", "With view=arrays: bound on decoded chunks that are kept in memory."
     )
     request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.")
     read_timeout: float = _option(

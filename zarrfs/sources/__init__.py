@@ -111,6 +111,15 @@ def fingerprint(plan: Plan) -> str:
 
 
 def _open(plan: Plan, options: Options) -> Store:
+    store = _open_bare(plan, options)
+    if options.view is None:
+        return store
+    from zarrfs.views import open_view
+
+    return open_view(store, options)
+
+
+def _open_bare(plan: Plan, options: Options) -> Store:
     if plan.index is not None:
         return _open_index(plan, plan.index, options)
     if plan.kind == "references":
