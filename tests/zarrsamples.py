@@ -1,0 +1,42 @@
+"""The genuine stores in tests/data/zarr: every array with what its makers read from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.conftest import DATA
+
+ROOT = DATA / "zarr"
+
+
+class Sample(NamedTuple):
+    """One array of a store."""
+
+    store: Path
+    path: str  # of the array in the store; "" where the store is the array
+    shape: tuple[int, ...]
+    dtype: str | list[Any]  # numpy's str, or its fields
+    sha256: str  # of the decoded bytes in C order
+    attributes: dict[str, Any] | None  # None: not recorded
+
+    @property
+    def label(self) -> str:
+        """For the parameters of tests."""
+        return "-".join(filter(None, (self.store.name, self.path.replace("/", "-"))))
+
+
+def _samples() -> list[Sample]:
+    found = []
+    for document in sorted(ROOT.glob("expected.*.json")):
+        hierarchy = document.name.removeprefix("expected.").removesuffix(".json")
+        for name, about in json.loads(document.read_text()).items():
+            store, path = (ROOT / hierarchy, name) if (ROOT / hierarchy).is_dir() else (ROOT / name, "")
+            shape, attributes = tuple(about["shape"]), about.get("attrs")
+            found.append(Sample(store, path, shape, about["dtype"], about["sha256"], attributes))
+    return found
+
+
+SAMPLES = _samples()
+STORES = sorted({sample.store for sample in SAMPLES})
