@@ -75,6 +75,9 @@ def test_files_from(place: Path) -> None:
     assert archived("-0", "--files-from", "-", input="in/z\0new\nline\0") == ["in/z", "new\nline"]
     assert archived("-C", "in", "--files-from", "-", input="z") == ["z"]
     assert "missing: no such file" in refused("--files-from", "missing", status=2)
+    assert archived("--files-from", "-", input="in/z\r\n\r\nmore\r\n") == ["in/z", "more"]
+    (place / "cr\r").write_text("1")
+    assert archived("-0", "--files-from", "-", input="cr\r\0") == ["cr\r"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,11 @@ def test_files_from(place: Path) -> None:
         (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
         (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
         (("in", "-o", "no/where.json"), "no/where.json: no such directory"),
-        (("in", "-o", "x.parquet"), "an archive is JSON, not parquet"),
+        (("in", "-o", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
+        (("in", "-o", "x.tar"), "x.tar: a file archive is JSON, not tar: give it another name"),
+        (("in", "-o", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
+        (("in", "-o", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
+        (("in", "-o", "x.zip"), "x.zip: a file archive is JSON, not zip"),
         (("in", "-o", "in"), "in: is a directory"),
         (("in", "-o", "more"), "is there already; --force replaces it"),
     ],
@@ -164,6 +171,7 @@ def test_outputs(place: Path) -> None:
     opened = {
         "json": lambda data: data, "json.gz": gzip.decompress, "json.xz": lzma.decompress, "json.bz2": bz2.decompress,
         "json.zst": lambda data: zstandard.ZstdDecompressor().stream_reader(data).read(), "any": lambda data: data,
+        "gz": gzip.decompress, "tar.json.GZ": gzip.decompress,
     }  # fmt: skip
     for ending, decompressed in opened.items():
         assert run("archive", "create", "in", "-o", f"new.{ending}").returncode == 0

@@ -223,6 +223,12 @@ def test_differences_from_a_directory(job: Path) -> None:
     ]  # fmt: skip
     assert found[0]["differs"] == {"mode": ["0644", "0600"]}
     assert run("archive", "diff", "--exit-code", job, out, *blobs).returncode == 1
+    for status, *arguments in ((2, "--exit-code", out / "none.json", out), (1, out / "none.json", out)):
+        done = run("archive", "diff", *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+    with open("/dev/full", "w") as full:
+        command = [PROGRAM, "archive", "diff", "--exit-code", job, out, *blobs]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
     assert run("archive", "diff", job, out, *blobs).returncode == 0
     shutil.rmtree(out)
     out.mkdir()

@@ -82,6 +82,8 @@ def test_the_status_tells_a_difference_when_asked(place: Path) -> None:
         result = diff(place, *more)
         assert (result.exit_code, result.output) == (0, "")
     assert json.loads(diff(place, "--json").stdout) == []
+    (place / "source").rename(place / "other")
+    assert (diff(place).exit_code, diff(place, "--exit-code").exit_code) == (1, 2)
 
 
 def test_without_an_upper_directory(place: Path) -> None:

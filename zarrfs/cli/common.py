@@ -121,8 +121,8 @@ def _as_items(name: str, value: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def errors_told(debug: bool = False) -> Iterator[None]:
-    """Turn errors into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else 1."""
+def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
+    """Turn errors into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, SystemExit):
@@ -131,10 +131,18 @@ def errors_told(debug: bool = False) -> Iterator[None]:
         cause = first_cause(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
             traceback.print_exception(exc)
-        raise SystemExit(_tell(cause)) from None
+        raise SystemExit(_tell(cause, status)) from None
 
 
-def _tell(exc: BaseException) -> int:
+@contextlib.contextmanager
+def compared(exit_code: bool) -> Iterator[None]:
+    """What tells differences, in the end on standard output: with --exit-code errors have status 2, as of diff(1)."""
+    with errors_told(verbosity() == "debug", 2 if exit_code else 1):
+        yield
+        sys.stdout.flush()
+
+
+def _tell(exc: BaseException, status: int) -> int:
     """Say what happened; returns the exit status."""
     if isinstance(exc, KeyboardInterrupt):
         return 130
@@ -145,7 +153,7 @@ def _tell(exc: BaseException) -> int:
         say(str(exc))
     else:
         say(f"internal error: {type(exc).__name__}: {exc} (-d shows where)")
-    return 2 if isinstance(exc, UsageError) else 1
+    return 2 if isinstance(exc, UsageError) else status
 
 
 def first_cause(exc: BaseException) -> BaseException:

@@ -26,7 +26,7 @@ Examples:
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON array, an object for each change.")
-@click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference.")
+@click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference, 2 for errors.")
 @common.source_options("source", "fetch", log_level="warning")
 def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
     """Tell what the changes in --upperdir add to SOURCE (A), change in it (M) and delete from it (D).
@@ -55,5 +55,6 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
             sys.stdout.write("]\n" if found else "[]\n")
         return found
 
-    found = common.run_on_store(source, parsed, body)
+    with common.compared(exit_code):
+        found = common.run_on_store(source, parsed, body)
     sys.exit(1 if found and exit_code else 0)

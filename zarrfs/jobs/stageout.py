@@ -15,7 +15,7 @@ from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import mount_of
 from zarrfs.stage.archive.create import Making, Progress, create
 from zarrfs.stage.destination import placed, sync_file_system
-from zarrfs.stage.output import compressor, form_of_name
+from zarrfs.stage.output import archive_form, compressor
 from zarrfs.store.upper import Upper
 from zarrfs.store.whiteouts import OPAQUE, hidden_name, reserved
 
@@ -90,9 +90,9 @@ def archive(
     for name, path in (("-o", output), ("--blobs", making.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
-    making = dataclasses.replace(making, leave_out=_is_ours)
+    making, form = dataclasses.replace(making, leave_out=_is_ours), archive_form(output)
     with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
-        with compressor(raw, form_of_name(output) or "json") as file:
+        with compressor(raw, form) as file:
             create(tree.base, ["."], file, making, progress, warn)
         raw.flush()
 

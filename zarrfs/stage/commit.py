@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.stage.committree import Tree
 from zarrfs.stage.destination import placed
-from zarrfs.stage.output import STDOUT, Output, compressor, form_of_name, output_format
+from zarrfs.stage.output import STDOUT, Output, archive_form, compressor, form_of_name, output_format
 from zarrfs.stage.references import local_path, notes_of_many
 from zarrfs.store.overlay import Overlay
 
@@ -95,11 +95,12 @@ async def _commit_archive(tree: Tree, new: New) -> None:
     from zarrfs.stage.archive.blobdir import BlobDirectory
     from zarrfs.stage.commitarchive import write_archive
 
+    form = archive_form(new.path)
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(placed(new.path, "archive", new.replace))
         raw = stack.enter_context(open(place.new, "xb"))  # noqa: ASYNC230
         blobs = None if new.blobs is None else stack.enter_context(BlobDirectory(new.blobs))
-        with compressor(raw, form_of_name(new.path) or "json") as file:
+        with compressor(raw, form) as file:
             await write_archive(tree, file, blobs, new.inline)
         raw.flush()
 

@@ -19,6 +19,8 @@ from zarrfs.store.indexfile import IndexWriter
 
 STDOUT = "-"
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
+# endings of what is no file archive
+_PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr")
 _ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
 
 
@@ -113,6 +115,22 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
 def form_of_name(path: str) -> str | None:
     """The form that the ending of a name tells, if any."""
     return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
+
+
+def archive_form(path: str) -> str:
+    """The form of JSON that a file archive called `path` has. UsageError where its name says that it is none.
+
+    Unlike that of a set, its name need not say json: what ends in .gz, .zst, .xz or .bz2 is compressed.
+    """
+    form = form_of_name(path)
+    if form is not None and not form.startswith("json"):
+        raise UsageError(f"{path}: a file archive is JSON, not {form}: give it another name (.json)")
+    rest, ending = os.path.splitext(path.lower())
+    compressed = ending if f"json{ending}" in FORMATS else ""
+    packed = os.path.splitext(rest)[1] if compressed else ending
+    if packed in _PACKED:
+        raise UsageError(f"{path}: a file archive is JSON, not {packed[1:]}: give it another name (.json)")
+    return f"json{compressed}"
 
 
 def add_reference(index: IndexWriter, reference: Reference) -> None:

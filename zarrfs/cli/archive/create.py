@@ -41,8 +41,8 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Start here (default: where you are).")
 @click.option(
     "-o", "--output", default="-", metavar="FILE",
-    help='Write the document here: .json, or compressed as .json.gz, .json.zst, .json.xz, .json.bz2; "-", which is '
-    "usual, is standard output.",
+    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; "-", which is usual, is '
+    "standard output.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @click.option("--blobs", metavar="DIR", help="Where contents go, as blobs; made if it is not there.")
@@ -62,7 +62,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("--dictionary", is_flag=True, help="Write an object of entries by path, not a list.")
 @click.option("--exclude", "excludes", multiple=True, metavar="GLOB", help="Leave out what is called so.")
 @click.option("--files-from", "listed", metavar="FILE", help='Take PATHs from FILE, one a line; "-": standard input.')
-@click.option("-0", "--null", is_flag=True, help="PATHs in that FILE end in NUL, not in a line feed.")
+@click.option("-0", "--null", is_flag=True, help="PATHs in that FILE end in NUL, not in LF or CR LF.")
 @click.option(
     "--skip-unsupported", is_flag=True,
     help="Leave out what no archive can hold, with a warning: fifos, sockets, devices, names that are not UTF-8.",
@@ -106,10 +106,12 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:
-    """The paths in a file, one a line."""
+    """The paths in a file, one a line; lines end in LF, or CR LF."""
     try:
         with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
             for name in file.read().split(b"\0" if null else b"\n"):
+                if not null:
+                    name = name.removesuffix(b"\r")
                 if name:
                     yield os.fsdecode(name)
     except OSError as exc:
@@ -120,7 +122,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
     """The file to write to, and (device, inode) of what is not to be archived because of it."""
     from zarrfs.stage.destination import placed
-    from zarrfs.stage.output import STDOUT, compressor, form_of_name
+    from zarrfs.stage.output import STDOUT, archive_form, compressor
 
     if output == STDOUT:
         file = sys.stdout.buffer
@@ -132,9 +134,7 @@ def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tup
         except OSError as exc:
             raise SourceError("standard output", f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
         return
-    form = form_of_name(output) or "json"
-    if not form.startswith("json"):
-        raise UsageError(f"{output}: an archive is JSON, not {form}")
+    form = archive_form(output)
     with placed(output, "archive", force) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
             yield file, _identities(*place.own)

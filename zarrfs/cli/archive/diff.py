@@ -38,7 +38,7 @@ compared, times in whole seconds. Times of directories are not, nor is what one 
     "-l", "--long", "detailed", is_flag=True, help="Tell what differs: bytes, size, mode, mtime, kind, target."
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON array, an object for each difference.")
-@click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference.")
+@click.option("--exit-code", is_flag=True, help="End with status 1 if there is a difference, 2 for errors.")
 @common.source_options("source", "fetch", log_level="warning")
 def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
     """Tell what turns ARCHIVE into OTHER, a directory or another archive.
@@ -78,7 +78,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
             sys.stdout.write("]\n" if count else "[]\n")
         return count
 
-    with orderly_end(), contextlib.ExitStack() as stack:
+    with common.compared(exit_code), orderly_end(), contextlib.ExitStack() as stack:
         named = [archive] if os.path.isdir(other) else [archive, other]
         paths = [stack.enter_context(opening.given(one)) for one in named]
         count = common.run_on_stores(paths, parsed, body, opening.in_child)
