@@ -106,6 +106,9 @@ def test_lists(job: Path) -> None:
 
     assert lines() == ["in", "in/a.txt", "in/b.bin", "in/link", "new\\nline"]
     assert lines("in/*", "--exclude", "link") == ["in/a.txt", "in/b.bin"]
+    for command in (["archive", "list"], ["ls"], ["tree"]):
+        assert run(*command, job).stderr == ""  # blobs that nobody reads are not missed
+    assert "needs blobs" in run("archive", "verify", job).stderr
     assert run("archive", "list", "-q", "-0", job).stdout == "in\0in/a.txt\0in/b.bin\0in/link\0new\nline\0"
     detailed = [line.split() for line in lines("-l")]
     assert [line[:2] for line in detailed[:4]] == [

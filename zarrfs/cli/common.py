@@ -178,22 +178,26 @@ def tell_warnings(plan: Plan, chosen: options.Options) -> None:
 
 def run_on_store(
     source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True,
+    child: Callable[[str], bool] = lambda source: True, reads: bool = True,
 ) -> T:  # fmt: skip
-    """Open `source`, tell its warnings, and run `body(store, plan)` on trio. `child` is as for run_on_stores()."""
+    """Open `source`, tell its warnings, and run `body(store, plan)` on trio; more is as for run_on_stores()."""
 
     async def on_one(opened: list[tuple[Store, Plan]]) -> T:
         return await body(*opened[0])
 
-    return run_on_stores([source], parsed, on_one, child)
+    return run_on_stores([source], parsed, on_one, child, reads)
 
 
 def run_on_stores(
     sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True,
+    child: Callable[[str], bool] = lambda source: True, reads: bool = True,
 ) -> T:  # fmt: skip
-    """As run_on_store, with several sources; those that are not for a `child` are planned in this process."""
+    """As run_on_store, with several sources; those that are not for a `child` are planned in this process.
+
+    What `reads` no files is not told that their blobs are missing.
+    """
     from zarrfs.sources import discard, open_plan, plan_source
+    from zarrfs.sources.blobrefs import NO_BLOBS
 
     chosen = parsed.options
     _prepare_output(chosen.log_level)
@@ -218,7 +222,8 @@ def run_on_stores(
             if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:
-                    say(f"warning: {where}{warning}")
+                    if reads or not warning.endswith(NO_BLOBS):
+                        say(f"warning: {where}{warning}")
         import trio
 
         return trio.run(run, plans)

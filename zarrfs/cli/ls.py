@@ -53,4 +53,4 @@ def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, pa
         return 1 if failures else 0
 
     start = common.clean_key(key)
-    sys.exit(common.run_on_store(source, parsed, body))
+    sys.exit(common.run_on_store(source, parsed, body, reads=False))

@@ -45,7 +45,7 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
         )
 
     start = common.clean_key(key)
-    common.run_on_store(source, parsed, body)
+    common.run_on_store(source, parsed, body, reads=False)
 
 
 async def _lines(store: Store, top: str, level: int | None) -> AsyncIterator[tuple[str, Info]]:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError
-from zarrfs.sources.blobrefs import canonical, check_places, sized
+from zarrfs.sources.blobrefs import NO_BLOBS, canonical, check_places, sized
 from zarrfs.sources.compilation import Compilation
 from zarrfs.sources.documents import JsonDocument
 from zarrfs.store.api import Kind, name_rule
@@ -393,7 +393,7 @@ class _Archive:
             self._compilation.warn(f"{_shown(first)}{more}: {what}")
         if self._with_blobs and not self._compilation.options.blobs:
             what = "1 file needs" if self._with_blobs == 1 else f"{self._with_blobs} files need"
-            self._compilation.warn(f"{what} blobs; none given: -o blobs=DIR")
+            self._compilation.warn(f"{what} {NO_BLOBS}")
 
 
 def _shown(value: Any) -> str:

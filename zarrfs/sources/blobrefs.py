@@ -19,6 +19,7 @@ _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 _PEEK = 512  # bytes that tell what a file is
 _SQLITE = b"SQLite format 3\0"
 DUMP = "dump:"  # begins a URL that is a dump tar, whatever its name
+NO_BLOBS = "blobs; none given: -o blobs=DIR"  # ends the warning that files cannot be read
 FLUX = "flux:"  # begins the names of what a running Flux instance has
 
 

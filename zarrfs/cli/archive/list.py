@@ -57,4 +57,4 @@ def list(
             common.say(f"{archive}: nothing in it matches {show.shown(pattern)}")
         return 1 if include.unused() else 0
 
-    sys.exit(opening.run_on_archive(archive, parsed, body))
+    sys.exit(opening.run_on_archive(archive, parsed, body, reads=False))
