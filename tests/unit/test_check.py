@@ -11,10 +11,11 @@ import trio
 
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 from zarrfs.stage.check import READERS, Report, check
-from zarrfs.stage.walk import follow, pieces, walk, with_sizes
+from zarrfs.stage.walk import pieces, walk, with_sizes
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
+from zarrfs.store.links import follow
 
 ERRORS = {
     "missing": TargetMissing,

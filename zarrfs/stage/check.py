@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import trio
 
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.stage.walk import PIECE, follow, walk
+from zarrfs.stage.walk import PIECE, walk
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.index import IndexStore
+from zarrfs.store.links import follow
 
 log = logging.getLogger("zarrfs")
 

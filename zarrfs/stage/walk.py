@@ -1,4 +1,4 @@
-"""Going through a store: every entry below a directory, their sizes and bytes, and where links lead."""
+"""Going through a store: every entry below a directory, their sizes and bytes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, ZarrfsError
+from zarrfs.errors import IsDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Buffer, Info, Kind, Store, join_key
+from zarrfs.store.links import follow
 
-LINKS_MAX = 40  # as the kernel's own limit
 PIECE = 4 << 20
 _BATCH = 1000
 
@@ -57,37 +57,6 @@ async def walk(
         yield key, info
         if info.kind is Kind.DIRECTORY:
             levels.append((key, store.list_dir(key)))
-
-
-async def follow(store: Store, key: str) -> str | None:
-    """The key that `key` leads to through symbolic links; None where that leaves the tree or goes in circles.
-
-    Raises NotFound or NotDirectory where it leads nowhere.
-    """
-    done: list[str] = []
-    rest, links = key.split("/"), 0
-    while rest:
-        part, rest = rest[0], rest[1:]
-        if part in ("", "."):
-            continue
-        if part == "..":
-            if not done:
-                return None
-            done.pop()
-            continue
-        at = "/".join([*done, part])
-        info = await store.info(at)
-        if info.kind is Kind.SYMLINK:
-            links += 1
-            target = info.target or ""
-            if links > LINKS_MAX or target.startswith("/"):
-                return None
-            rest = [*target.split("/"), *rest]
-        elif rest and info.kind is not Kind.DIRECTORY:
-            raise NotDirectory(at)
-        else:
-            done.append(part)
-    return "/".join(done)
 
 
 async def with_sizes(

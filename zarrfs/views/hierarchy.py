@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from zarrfs.store.api import Store
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+import trio
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
+from zarrfs.store.api import Buffer, Info, Kind, PrefetchStore, Store, join_key, split_key
+from zarrfs.store.links import follow
+from zarrfs.transfer.tasks import at_once
+from zarrfs.zarr import draft
+from zarrfs.zarr.consolidated import consolidated
+from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, load_json, parse_document, parse_node
+from zarrfs.zarr.keys import KeyTemplate, nested
+from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+
+DOCUMENT_MAX = 256 << 20  # bytes
+_FRESH = 1.0  # seconds for which what was found in a store that changes is believed
+_KNOWN = 65_536  # nodes remembered
+_AT_ONCE = 64  # nodes looked at together where a server has to be asked
 
 
 class Node(NamedTuple):
@@ -16,29 +32,366 @@ class Node(NamedTuple):
     metadata: ArrayMetadata | GroupMetadata | None
     problem: str | None = None
     documents: tuple[str, ...] = ()  # keys in the source of what makes it; none: a group that only nodes below imply
-    chunks: str = ""  # the directory in the source that an array's keys.key() is below: mostly `path`
+    chunks: str = ""  # the directory in the source that it is; keys.key() is below that. Mostly `path`
     mtime_ns: int | None = None  # of its documents, where the source has times
     mode: int | None = None  # of its first document, likewise
+    leaf: bool = False  # an array, or what must have been one: all below it is chunks
+
+
+class Found(NamedTuple):
+    """A document of a node, as it was found."""
+
+    key: str
+    name: str  # which kind it is
+    info: Info
+
+
+class _Known(NamedTuple):
+    until: float  # when it is looked at again
+    found: tuple[Found, ...]
+    node: Node | None
+    settled: bool  # whether how its chunks are called was seen, or said
 
 
 class Hierarchy:
-    """The nodes of the hierarchy in `store`, whose root is the root of the store."""
+    """The nodes of the hierarchy in `store`, whose root is the root of the store.
+
+    What a document says is remembered: for good where the store never changes, else for a second, and after that as
+    long as the document's size and time are the same. Where values come over a network, consolidated metadata at
+    the root is believed, as Zarr readers do, so that not every document has to be asked for.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._nodes: OrderedDict[str, _Known] = OrderedDict()
+        self._remote = isinstance(store, PrefetchStore) and store.remote
+        self._begun = False
+        self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents, of a remote store,
+        self._named_by: Found | None = None  # and where they were found
+        self._draft: draft.EntryPoint | None = None
+        self._lock = trio.Lock()
+
+    # -- nodes
 
     async def node(self, path: str) -> Node | None:
-        """The array or group at `path`; None where there is none, and below an array."""
-        raise NotImplementedError
+        """The array or group at `path`; None where there is none, and below an array. ReadError of the store."""
+        found, rest = await self.find(path)
+        return None if rest else found
 
-    async def find(self, key: str) -> tuple[Node | None, str]:
-        """(the deepest node that `key` is or lies below, the rest of the key below that)."""
-        raise NotImplementedError
+    async def find(self, key: str) -> tuple[Node, str]:
+        """(the deepest node that `key` is or lies below, the rest of the key below that); the root is one."""
+        node = await self._at("") or Node("", GroupMetadata("v3", {}, implied=True))
+        parts = key.split("/") if key else []
+        for depth, name in enumerate(parts):
+            child = None if node.leaf else await self._at(join_key(node.path, name))
+            if child is None:
+                return node, "/".join(parts[depth:])
+            node = child
+        return node, ""
 
-    def children(self, node: Node, after: str = "") -> AsyncIterator[str]:
-        """The names of nodes, or of what may turn out to be one, right below a group; their documents are not read."""
-        raise NotImplementedError
+    async def children(self, node: Node, after: str = "") -> AsyncIterator[Info]:
+        """The directories right below a group, sorted as the store does; their documents are not read."""
+        if self._draft is not None:
+            for info in await self._draft_children(node):
+                if info.name > after:
+                    yield info
+            return
+        async for info in self.store.list_dir(node.chunks, after):
+            if info.kind is Kind.SYMLINK:
+                resolved = await self._directory(join_key(node.chunks, info.name))
+                if resolved is not None:
+                    yield resolved[1]._replace(name=info.name)
+            elif info.kind is Kind.DIRECTORY and await self._is_shown(node, info.name):
+                yield info
 
-    def walk(self, prefix: str = "") -> AsyncIterator[Node]:
-        """The node at `prefix` and all below it, groups before their children; lists no chunks."""
-        raise NotImplementedError
+    async def _is_shown(self, group: Node, name: str) -> bool:
+        """Whether a directory may be a node: one called .git, say, is only where a document says so."""
+        if name[0] != ".":
+            return True
+        child = await self._at(join_key(group.path, name))
+        return child is not None and bool(child.documents)
+
+    async def walk(self, prefix: str = "") -> AsyncIterator[Node]:
+        """The node at `prefix` and all below it, groups before their children; lists no chunks.
+
+        Groups behind symbolic links are left out: they may lead in circles.
+        """
+        first = await self.node(prefix)
+        if first is None:
+            return
+        yield first
+        stack = [] if first.leaf else [self._looked_up(first)]
+        while stack:
+            async for node in stack[-1]:
+                if node.leaf or node.chunks == node.path or self._draft is not None:
+                    yield node
+                    if not node.leaf:
+                        stack.append(self._looked_up(node))
+                        break
+            else:
+                stack.pop()
+
+    async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
+        """The nodes right below a group; where a server is asked, several together."""
+        batch: list[str] = []
+        async for info in self.children(group):
+            batch.append(join_key(group.path, info.name))
+            if not self._remote or len(batch) == _AT_ONCE:
+                async for node in self._all(batch):
+                    yield node
+                batch = []
+        async for node in self._all(batch):
+            yield node
+
+    async def _all(self, paths: list[str]) -> AsyncIterator[Node]:
+        if len(paths) > 1:
+            await at_once(self._at, paths)
+        for path in paths:
+            node = await self._at(path)
+            if node is not None:
+                yield node
+
+    # -- one node, whatever lies above it
+
+    async def _at(self, path: str) -> Node | None:
+        """The node at `path`, if nothing above it is an array."""
+        known = self._nodes.get(path)
+        if known is not None and (self.store.immutable or known.until > trio.current_time()):
+            return known.node
+        if not path:
+            await self._begin()
+        try:
+            known = await self._look(path, known)
+        except (NotFound, NotDirectory):
+            return None
+        self._nodes[path] = known
+        self._nodes.move_to_end(path)
+        if len(self._nodes) > _KNOWN:
+            self._nodes.popitem(last=False)
+        return known.node
+
+    async def _look(self, path: str, known: _Known | None) -> _Known:
+        """What is at `path` now; NotFound, NotDirectory."""
+        until = trio.current_time() + _FRESH
+        documents = self._named.get(path)
+        if documents is not None:
+            node, settled = await self._named_node(path, documents)
+            return _Known(until, (), node, settled)
+        if self._draft is not None:
+            directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
+            found = await self._draft_documents(path, self._draft)
+        else:
+            resolved = await self._directory(path)
+            if resolved is None:
+                raise NotFound(path)
+            directory, info = resolved
+            found = await self._documents(directory)
+        if not found:
+            group = GroupMetadata("v3", {}, implied=True)
+            return _Known(until, (), Node(path, group, None, (), directory, info.mtime_ns), True)
+        if known is not None and known.settled and known.found == found and found[0].info.mtime_ns is not None:
+            return known._replace(until=until)
+        metadata, problem, leaf, settled = await self._read(found, directory)
+        mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
+        keys = tuple(each.key for each in found)
+        node = Node(path, metadata, problem, keys, directory, max(mtimes, default=None), found[0].info.mode, leaf)
+        return _Known(until, found, node, settled)
+
+    async def _directory(self, path: str) -> tuple[str, Info] | None:
+        """(key in the source, Info) of the directory that `path` is, or leads to."""
+        if not path:
+            return "", Info("", Kind.DIRECTORY)
+        info = await self.store.info(path, sized=False)
+        if info.kind is Kind.SYMLINK:
+            try:
+                key = await follow(self.store, path)
+            except StoreError:
+                return None
+            if not key:
+                return None
+            path, info = key, await self.store.info(key, sized=False)
+        return (path, info) if info.kind is Kind.DIRECTORY else None
+
+    async def _documents(self, directory: str) -> tuple[Found, ...]:
+        """What makes a directory a node: a document, and that of its attributes."""
+        names = NODE_DOCUMENTS
+        if self._remote:
+            there: dict[str, Found] = {}
+
+            async def ask(name: str) -> None:
+                if (document := await self._document(directory, name)) is not None:
+                    there[name] = document
+
+            await at_once(ask, [*names, *{*ATTRIBUTE_DOCUMENTS.values()}])
+        for name in names:
+            made = there.get(name) if self._remote else await self._document(directory, name)
+            if made is None:
+                continue
+            beside = ATTRIBUTE_DOCUMENTS.get(name)
+            if beside is None:
+                return (made,)
+            attributes = there.get(beside) if self._remote else await self._document(directory, beside)
+            return (made,) if attributes is None else (made, attributes)
+        return ()
+
+    async def _document(self, directory: str, name: str) -> Found | None:
+        key = join_key(directory, name)
+        try:
+            info = await self.store.info(key)
+            if info.kind is Kind.SYMLINK:
+                target = await follow(self.store, key)
+                if target is None:
+                    return None
+                key, info = target, await self.store.info(target)
+        except (NotFound, NotDirectory):
+            return None
+        return Found(key, name, info) if info.kind is Kind.FILE else None
+
+    async def _read(
+        self, found: tuple[Found, ...], directory: str
+    ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool]:
+        """(metadata, problem, whether a leaf, whether the names of chunks are settled) of documents."""
+        data: Buffer = b""
+        try:
+            _check_sizes(found)
+            data = await self.store.get(found[0].key)
+            attributes = await self.store.get(found[1].key) if found[1:] else None
+            if self._draft is not None:
+                metadata = draft.parse(found[0].name, data)
+            else:
+                metadata = parse_node(found[0].name, data, attributes)
+        except MetadataError as exc:
+            return None, str(exc), _must_be_array(found[0].name, data), True
+        except (NotFound, IsDirectory) as exc:  # gone since it was looked at
+            raise NotFound(directory) from exc
+        metadata, settled = await self._with_keys(metadata, directory)
+        return metadata, None, isinstance(metadata, ArrayMetadata), settled
+
+    # -- how chunks are called where the document does not say it
+
+    async def _with_keys(
+        self, metadata: ArrayMetadata | GroupMetadata, directory: str
+    ) -> tuple[ArrayMetadata | GroupMetadata, bool]:
+        """(the metadata with chunk names as they are there, whether that was seen)."""
+        if not isinstance(metadata, ArrayMetadata):
+            return metadata, True
+        other = nested(metadata)
+        if other is None:
+            return metadata, True
+        seen = await self._seen(metadata, other, directory)
+        if seen is None:
+            return metadata, False
+        return dataclasses.replace(metadata, keys=seen), True
+
+    async def _seen(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
+        """Which of both templates names the chunks that are there; the array's own goes first."""
+        first = (0,) * array.ndim
+        for template in (array.keys, other):
+            try:
+                info = await self.store.info(join_key(directory, template.key(first)), sized=False)
+            except StoreError:
+                continue
+            if info.kind is not Kind.DIRECTORY:
+                return template
+        if self._remote:
+            return None  # not every server lists, and a long listing is many requests
+        async for info in self.store.list_dir(directory):
+            for template in (array.keys, other):
+                known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
+                if known(info.name, array.grid):
+                    return template
+        return None
+
+    # -- consolidated metadata, where values come over a network
+
+    async def _begin(self) -> None:
+        """Look at the root: is it an experimental store, and does it have consolidated metadata to believe?"""
+        async with self._lock:
+            if not self._begun:
+                self._draft = await self._entry_point()
+                self._begun = True
+            if self._remote and self._draft is None:
+                found = await self.consolidated_document()
+                if found != self._named_by:
+                    self._named = {} if found is None else await self.consolidated(found.key)
+                    self._named_by = found
+
+    async def consolidated_document(self) -> Found | None:
+        """The document at the root that may have consolidated metadata; None where there is none."""
+        for name in ("zarr.json", ".zmetadata"):
+            found = await self._document("", name)
+            if found is not None and (found.info.size or 0) <= DOCUMENT_MAX:
+                return found
+        return None
+
+    async def consolidated(self, key: str) -> dict[str, dict[str, JSON]]:
+        """The documents by path and name that the document at `key` has; nothing where it has none, or is bad."""
+        try:
+            return consolidated(split_key(key)[1], await self.store.get(key)) or {}
+        except (NotFound, IsDirectory, MetadataError):
+            return {}
+
+    async def _named_node(self, path: str, documents: dict[str, JSON]) -> tuple[Node, bool]:
+        name = next((name for name in NODE_DOCUMENTS if name in documents), None)
+        if name is None:
+            return Node(path, GroupMetadata("v3", {}, implied=True), None, (), path), True
+        keys = tuple(join_key(path, each) for each in documents)
+        try:
+            metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
+        except MetadataError as exc:
+            return Node(path, None, str(exc), keys, path, leaf=name != ".zgroup"), True
+        metadata, settled = await self._with_keys(metadata, path)
+        return Node(path, metadata, None, keys, path, leaf=isinstance(metadata, ArrayMetadata)), settled
+
+    # -- experimental v3
+
+    async def _entry_point(self) -> draft.EntryPoint | None:
+        found = await self._document("", "zarr.json")
+        if found is None or (found.info.size or 0) > DOCUMENT_MAX:
+            return None
+        try:
+            return draft.entry_point(await self.store.get(found.key))
+        except (NotFound, IsDirectory, MetadataError):  # told where the document is asked for
+            return None
+
+    async def _draft_documents(self, path: str, entry: draft.EntryPoint) -> tuple[Found, ...]:
+        """The document of a node; NotFound where there is neither one nor a directory of nodes below."""
+        for kind, key in zip(("array", "group"), draft.document_keys(path, entry), strict=True):
+            directory, name = split_key(key)
+            if (found := await self._document(directory, name)) is not None:
+                return (found._replace(name=kind),)
+        if path and await self._directory(join_key(draft.META_ROOT, path)) is None:
+            raise NotFound(path)
+        return ()
+
+    async def _draft_children(self, group: Node) -> list[Info]:
+        assert self._draft is not None
+        names: dict[str, Info] = {}
+        above = join_key(draft.META_ROOT, group.path) if group.path else draft.META_ROOT
+        try:
+            async for info in self.store.list_dir(above):
+                key = join_key(above, info.name)
+                made = draft.node_of_key(key, self._draft) if info.kind is Kind.FILE else None
+                name = info.name if info.kind is Kind.DIRECTORY else split_key(made[0])[1] if made else ""
+                if name:
+                    names[name] = Info(name, Kind.DIRECTORY, mtime_ns=info.mtime_ns)
+        except (NotFound, NotDirectory):
+            return []
+        return [names[name] for name in sorted(names)]
+
+
+def _check_sizes(found: tuple[Found, ...]) -> None:
+    for each in found:
+        if (each.info.size or 0) > DOCUMENT_MAX:
+            raise MetadataError(f"{each.name}: more than {DOCUMENT_MAX} bytes")
+
+
+def _must_be_array(name: str, data: Buffer) -> bool:
+    """Whether a document that breaks a rule is one of an array all the same."""
+    if name != "zarr.json":
+        return name not in (".zgroup", "group")
+    try:
+        document = load_json(data)
+    except MetadataError:
+        return False
+    return isinstance(document, dict) and document.get("node_type") == "array"
