@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ from unittest import mock
 
 import pytest
 
+from tests.conftest import run
 from zarrfs.errors import MountError
 from zarrfs.jobs import cleaning, processes, records, running, stagein, stageout
 from zarrfs.jobs.records import Record
@@ -72,16 +74,43 @@ def test_a_child_that_its_user_ends() -> None:
 
 @root_only
 def test_a_damaged_record_of_another_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found() -> list[Record]:
-        raise MountError("x.json: is damaged")
+    def found(damaged: list[MountError]) -> list[Record]:
+        if os.geteuid():
+            damaged.append(MountError("x.json: is damaged"))
+        return []
 
     monkeypatch.delenv(records.VARIABLE)
     monkeypatch.setattr(records, "users_with_records", lambda: [65534])
     monkeypatch.setattr(cleaning, "_remove_leftovers", lambda tell: None)
-    monkeypatch.setattr(records, "found", lambda: [] if os.geteuid() == 0 else found())
+    monkeypatch.setattr(records, "found", found)
     told: list[str] = []
     (result,) = cleaning.take_stale(Taking(tell=told.append))
-    assert told == [result["error"]] == ["records of user 65534: not looked at: x.json: is damaged"]
+    assert told == [result["error"]] == ["x.json: is damaged"]
+
+
+@pytest.mark.parametrize("how", ["--stale", "--all"])
+def test_a_damaged_record_does_not_keep_the_others(how: str, tmp_path: Path) -> None:
+    record = made()
+    if how == "--stale":
+        record.boot = "another"
+        record.save()
+    bad = tmp_path / "state/staged/bad.json"
+    bad.write_text("{")
+    done = run("unstage", how, "--report", "-")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{bad}: is damaged" in done.stderr
+    report = json.loads(done.stdout)
+    assert [one["dest"] for one in report["unstaged"]] == ["/somewhere"]
+    assert [one["error"] for one in report["failed"]] == [done.stderr.removeprefix("zarrfs: ").rstrip()]
+    assert os.listdir(bad.parent) == ["bad.json"]
+
+
+def test_a_damaged_record_is_named_where_nothing_else_is_found(tmp_path: Path) -> None:
+    made()
+    (tmp_path / "state/staged/bad.json").write_text("{")
+    done = run("unstage", tmp_path / "x")
+    assert (done.returncode, "bad.json: is damaged" in done.stderr) == (1, True)
+    assert run("unstage", "/somewhere").returncode == 0
 
 
 @root_only

@@ -73,16 +73,20 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     if given["stale"]:
         results = cleaning.take_stale(how)
     else:
-        found = records.found()
+        damaged: list[MountError] = []
+        found = records.found(damaged)
         if dest is not None:
             chosen = records.at(dest, found)
             if not chosen:
-                raise MountError(f"{shown}: nothing is staged there")
+                raise damaged[0] if damaged else MountError(f"{shown}: nothing is staged there")
+            damaged = []  # it is not one of those
         elif given["everything"]:
             chosen = found
         else:
             chosen = [one for one in found if given["record"] == one.id or (given["job"] and given["job"] == one.job)]
-        results = cleaning.take([(one, "asked for") for one in chosen], how)
+        results = cleaning.take([(one, "asked for") for one in chosen], how) + cleaning.unreadable(damaged)
+        for exc in damaged:
+            common.say(str(exc))
     failed = [result for result in results if result["error"]]
     done = [result for result in results if not result["error"]]
     seconds = round(time.monotonic() - began, 3)

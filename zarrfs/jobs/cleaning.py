@@ -39,27 +39,39 @@ def take(chosen: Iterable[tuple[Record, str]], how: Taking) -> list[dict[str, An
 def take_stale(how: Taking) -> list[dict[str, Any]]:
     """Take away what nobody needs any more, of this user; of every user, if that is root. As take()."""
     results = _take_own_stale(how)
+    _tell_of_none(results, how)
     if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
         for user in records.users_with_records():
             found = _as_user(user, lambda: _take_own_stale(how), how.timeout + _PATIENCE)
-            for result in found:
-                if result["dest"] is None:  # of which nobody has told
-                    how.tell(result["error"])
+            _tell_of_none(found, how)
             results += found
     return results
 
 
+def unreadable(damaged: Iterable[MountError]) -> list[dict[str, Any]]:
+    """What take() would give for records of which only that they are damaged is known."""
+    return [_nothing(str(exc)) for exc in damaged]
+
+
+def _tell_of_none(results: list[dict[str, Any]], how: Taking) -> None:
+    """Tell of failures of which nobody has told: those without a place."""
+    for result in results:
+        if result["dest"] is None:
+            how.tell(result["error"])
+
+
 def _take_own_stale(how: Taking) -> list[dict[str, Any]]:
-    chosen = []
-    for record in records.found():
+    chosen, damaged = [], list[MountError]()
+    for record in records.found(damaged):
         reason = why_stale(record)
         if reason:
             chosen.append((record, reason))
         elif record.state == READY:
             _look_after(record, how.tell)
     results = take(chosen, how)
-    _remove_leftovers(how.tell)
-    return results
+    if not damaged:  # else what has a record is not known
+        _remove_leftovers(how.tell)
+    return results + unreadable(damaged)
 
 
 def _look_after(record: Record, tell: Callable[[str], None]) -> None:
@@ -135,7 +147,10 @@ def _as_user(
 
 
 def _failed(user: int, why: str = "the child that does it was ended") -> dict[str, Any]:
-    error = f"records of user {user}: not looked at: {why}"
+    return _nothing(f"records of user {user}: not looked at: {why}")
+
+
+def _nothing(error: str) -> dict[str, Any]:
     return {"dest": None, "source": None, "how": None, "reason": "", "error": error}
 
 

@@ -115,8 +115,8 @@ def home() -> str:
     raise last
 
 
-def found() -> list[Record]:
-    """All records of this user on this node, oldest first. MountError for a damaged one.
+def found(damaged: list[MountError] | None = None) -> list[Record]:
+    """All records of this user on this node, oldest first. MountError for a damaged one, or it is added to `damaged`.
 
     None is in a directory of another user, which may be there only to be in the way.
     """
@@ -130,9 +130,15 @@ def found() -> list[Record]:
             continue
         for name in names:
             if name.endswith(".json"):
-                record = _read(directory, name)
-                if record is not None:
-                    records[record.id] = record
+                try:
+                    record = _read(directory, name)
+                except MountError as exc:
+                    if damaged is None:
+                        raise
+                    damaged.append(exc)
+                else:
+                    if record is not None:
+                        records[record.id] = record
     return sorted(records.values(), key=lambda record: record.created)
 
 
