@@ -1,0 +1,218 @@
+"""Frames of C-Blosc 1: checked before anything is allocated for them, and taken apart where numcodecs cannot.
+
+numcodecs trusts a frame: of a stored one that was cut it returns what lies behind it in memory. It carries C-Blosc
+1.21 without snappy, and a zstd that does not read the frames of zstd 0.7, which Blosc wrote in 2016: those go
+through zarrfs.zarr.snappy, and through the system's libzstd, which mostly still reads them.
+Source: C-Blosc 1, README_HEADER.rst, and the frames that its releases wrote.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zarrfs.zarr.model import CodecError
+
+if TYPE_CHECKING:
+    import ctypes
+
+    import numpy as np
+
+    from zarrfs.transfer.api import Buffer
+
+    Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+Inner = Callable[[memoryview, int], "Buffer"]  # compressed bytes, and the size that they must come to
+
+_HEADER = struct.Struct("<BBBBIII")
+_SHUFFLED, _STORED, _BIT_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # flags
+_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")  # by the number in the flags; lz4hc writes lz4
+_VERSIONS = (1, 2)
+_SPLITS_MAX = 16  # of a block: one for each byte of an item, where items are no larger
+_SPLIT_LEAST = 128  # bytes
+_ZSTD_7 = b"\x27\xb5\x2f\xfd"  # what a frame of zstd 0.7 begins with
+_LIBZSTD = ("libzstd.so.1", "libzstd.1.dylib")
+_BITS_AT_ONCE = 1 << 16  # items: unpacking bits takes eight times their size
+
+
+class Frame(NamedTuple):
+    """The header of a frame; sizes in bytes."""
+
+    flags: int
+    itemsize: int
+    size: int  # decoded
+    block_size: int  # decoded
+    length: int  # of the frame
+
+    @property
+    def stored(self) -> bool:
+        """Whether the bytes lie there as they are."""
+        return bool(self.flags & _STORED)
+
+    @property
+    def blocks(self) -> int:
+        """How many there are; the last may be shorter."""
+        return -(-self.size // self.block_size) if self.size else 0
+
+    @property
+    def compressor(self) -> str:
+        """The inner codec."""
+        number = self.flags >> 5
+        if number >= len(_COMPRESSORS):
+            raise CodecError("blosc", f"inner codec {number} is not known")
+        return _COMPRESSORS[number]
+
+
+def check_blosc(data: Buffer, limit: int) -> Frame:
+    """The header of the frame in `data`, which is all there and holds at most `limit` bytes; CodecError."""
+    if len(data) < _HEADER.size:
+        raise CodecError("blosc", f"{len(data)} bytes are shorter than a frame's header")
+    version, _, flags, itemsize, size, block_size, length = _HEADER.unpack_from(data)
+    frame = Frame(flags, itemsize, size, block_size, length)
+    if version not in _VERSIONS:
+        raise CodecError("blosc", f"a frame of format {version}: only {_VERSIONS[0]} and {_VERSIONS[1]} are known")
+    if not _HEADER.size <= length <= len(data):
+        raise CodecError("blosc", f"a frame of {length} bytes in {len(data)}")
+    if size > limit:
+        raise CodecError("blosc", f"holds {size} bytes where at most {limit} are expected")
+    if not itemsize or (size and not 0 < block_size <= size):
+        raise CodecError("blosc", f"items of {itemsize} bytes in blocks of {block_size} of {size} bytes")
+    if frame.stored and length < _HEADER.size + size:
+        raise CodecError("blosc", f"a frame of {length} bytes cannot store {size}")
+    if not frame.stored and length < _HEADER.size + 4 * frame.blocks:
+        raise CodecError("blosc", f"a frame of {length} bytes cannot hold {frame.blocks} blocks")
+    return frame
+
+
+def decompress(data: Buffer, limit: int) -> Buffer:
+    """What the frame at the start of `data` holds, at most `limit` bytes; CodecError.
+
+    The inner codecs may take four times the size of a block beside it.
+    """
+    frame = check_blosc(data, limit)
+    body = memoryview(data).cast("B")[: frame.length]
+    if frame.stored:
+        return body[_HEADER.size : _HEADER.size + frame.size]
+    if not frame.size:
+        return b""
+    compressor = frame.compressor
+    if compressor == "snappy":
+        from zarrfs.zarr import snappy
+
+        return take_apart(frame, body, snappy.decompress)
+    import numcodecs.blosc
+
+    try:
+        found: bytes = numcodecs.blosc.decompress(body)
+    except RuntimeError as exc:
+        if compressor == "zstd" and _has_old_zstd(frame, body):
+            return take_apart(frame, body, _old_zstd)
+        if compressor not in numcodecs.blosc.list_compressors():
+            raise CodecError("blosc", f"numcodecs is built without {compressor}") from exc
+        raise CodecError("blosc", f"a damaged frame of {compressor}") from exc
+    return found
+
+
+def take_apart(frame: Frame, data: memoryview, inner: Inner) -> Buffer:
+    """What a frame that is not stored holds, each block decoded by `inner`; CodecError where a block is damaged."""
+    import numpy as np
+
+    starts = np.frombuffer(data, "<u4", frame.blocks, _HEADER.size).tolist()
+    out = np.empty(frame.size, np.uint8)
+    for number, start in enumerate(starts):
+        target = out[number * frame.block_size : (number + 1) * frame.block_size]
+        block = _block(frame, data, start, len(target), inner)
+        if frame.flags & _SHUFFLED and frame.itemsize > 1:
+            _unshuffle(block, target, frame.itemsize)
+        elif frame.flags & _BIT_SHUFFLED and (len(target) // frame.itemsize) % 8 == 0:
+            _unshuffle_bits(block, target, frame.itemsize)
+        else:
+            target[:] = block
+    return out.data
+
+
+def _block(frame: Frame, source: memoryview, at: int, size: int, inner: Inner) -> Bytes:
+    """The block of `size` bytes that begins at `at`, its splits put together, its items still shuffled."""
+    import numpy as np
+
+    splits = 1
+    if not frame.flags & _NOT_SPLIT and frame.itemsize <= _SPLITS_MAX and size == frame.block_size:
+        splits = frame.itemsize if size // frame.itemsize >= _SPLIT_LEAST else 1
+    each = size // splits
+    if splits * each != size:
+        raise CodecError("blosc", f"a block of {size} bytes in {splits} parts")
+    block = np.empty(size, np.uint8)
+    for split in range(splits):
+        coded, at = _split(source, at)
+        whole = coded if len(coded) == each else inner(coded, each)
+        block[split * each : (split + 1) * each] = np.frombuffer(whole, np.uint8)
+    return block
+
+
+def _split(source: memoryview, at: int) -> tuple[memoryview, int]:
+    """The compressed bytes of the split at `at`, which begins with their number, and where it ends."""
+    if at + 4 > len(source):
+        raise CodecError("blosc", "a block begins beyond the end of the frame")
+    end = at + 4 + int.from_bytes(source[at : at + 4], "little")
+    if end > len(source):
+        raise CodecError("blosc", "a block ends beyond the end of the frame")
+    return source[at + 4 : end], end
+
+
+def _unshuffle(block: Bytes, target: Bytes, itemsize: int) -> None:
+    """First bytes of all items, then second ones, ...; what is less than an item stays where it is."""
+    whole = len(block) // itemsize * itemsize
+    target[:whole].reshape(-1, itemsize)[:] = block[:whole].reshape(itemsize, -1).T
+    target[whole:] = block[whole:]
+
+
+def _unshuffle_bits(block: Bytes, target: Bytes, itemsize: int) -> None:
+    """First bits of all items, then second ones, ...; eight items to a byte, the first in its lowest bit."""
+    import numpy as np
+
+    items = len(block) // itemsize
+    whole = items * itemsize
+    rows = block[:whole].reshape(itemsize * 8, items // 8)
+    step = max(_BITS_AT_ONCE // itemsize // 8, 1)
+    wide = target[:whole].reshape(items, itemsize)
+    for at in range(0, items // 8, step):
+        bits = np.unpackbits(rows[:, at : at + step], axis=1, bitorder="little")
+        wide[at * 8 : (at + step) * 8] = np.packbits(bits.T, axis=1, bitorder="little")
+    target[whole:] = block[whole:]
+
+
+def _has_old_zstd(frame: Frame, data: memoryview) -> bool:
+    starts = struct.unpack_from(f"<{frame.blocks}I", data, _HEADER.size)
+    return any(data[start + 4 : start + 8] == _ZSTD_7 for start in starts)
+
+
+def _old_zstd(coded: memoryview, size: int) -> Buffer:
+    """A frame of zstd 0.7, by the system's libzstd."""
+    import numpy as np
+
+    library = _libzstd()
+    if library is None:
+        raise CodecError("blosc", "written by zstd 0.7, which only the system's libzstd reads: there is none")
+    out = np.empty(size, np.uint8)
+    found = library.ZSTD_decompress(out.ctypes.data, size, np.frombuffer(coded, np.uint8).ctypes.data, len(coded))
+    if found != size:
+        raise CodecError("blosc", "a damaged frame of zstd 0.7, or a libzstd that does not read it")
+    return out.data
+
+
+@functools.cache
+def _libzstd() -> ctypes.CDLL | None:
+    """The system's libzstd; None: there is none. The loader finds it by its own name, nothing is searched for."""
+    import ctypes
+
+    for name in _LIBZSTD:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        library.ZSTD_decompress.restype = ctypes.c_size_t
+        library.ZSTD_decompress.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+        return library
+    return None
