@@ -7,12 +7,15 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import DATA, run
 from tests.mount.mounting import mounted
 from tests.mount.staging import Node, one_line
 from tests.mount.staging import node as node
 from tests.servers import S3
 from tests.servers import s3 as s3
+from tests.unit.extracting import snapshot
 
 SOURCE = DATA / "zarr/v2_hier"
 BIG = bytes(range(256)) * 5000
@@ -137,14 +140,92 @@ def test_another_mount_that_writes_is_waited_for(node: Node) -> None:
     assert values(out) == {"new": b"x"}
 
 
-def test_links_are_refused_or_left_out(node: Node) -> None:
+def test_links_are_refused_or_left_out(node: Node, s3: S3) -> None:
+    """Where they are nothing: a URL has no links, and nothing has fifos."""
     dest, out = job(node), node.path / "out"
     (dest / "link").symlink_to("new/big")
-    done = run("stage-out", dest, "--to", out)
+    url = (f"s3://{s3.bucket}/links", "--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items()))
+    done = run("stage-out", dest, "--to", *url)
     assert (done.returncode, "link: neither a file" in one_line(done.stderr)) == (1, True)
+    assert kept(dest, "--to", *url, "--skip-unsupported")["left_out"] == ["link"]
+    assert run("unstage", dest).returncode == 0
+    os.mkfifo(node.path / "upper/fifo")
+    done = run("stage-out", "--upperdir", node.path / "upper", "--to", out)
+    assert (done.returncode, "fifo: neither a file" in one_line(done.stderr)) == (1, True)
     assert not out.exists()
-    assert kept(dest, "--to", out, "--skip-unsupported")["left_out"] == ["link"]
-    assert values(out) == WRITTEN
+    assert kept("--upperdir", node.path / "upper", "--to", out, "--skip-unsupported")["left_out"] == ["fifo"]
+    assert values(out) == {**WRITTEN, "link": BIG}
+    assert os.readlink(out / "link") == "new/big"
+
+
+def furnished(node: Node) -> Path:
+    """A staged mount with what is more than bytes."""
+    dest = job(node)
+    (dest / "empty/inner").mkdir(parents=True)
+    (dest / "new/big").chmod(0o750)
+    (dest / "link").symlink_to("new/big")
+    os.utime(dest / "link", ns=(5, 7_000_000_001), follow_symlinks=False)
+    (dest / "empty/inner").chmod(0o2711)
+    for path, time in (("new/big", 1_500_000_000_123_456_789), ("empty/inner", 9_000_000_003), ("new", -10**9 + 1)):
+        os.utime(dest / path, ns=(time, time))
+    return dest
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_directory_keeps_modes_times_links_and_empty_directories(node: Node, merged: bool) -> None:
+    dest, out = furnished(node), node.path / "deep/out"
+    more = ["--merged"] if merged else []
+    report = kept(dest, "--to", out, *more)
+    assert (report["links"], report["empty_directories"]) == (1, [])
+    found, there = snapshot(out), snapshot(dest)
+    written = {"", "new", "new/big", "new/nämé", ".zattrs", "link", "empty", "empty/inner", "gzip"}
+    expected = there if merged else {key: there[key] for key in written}
+    assert found.keys() == expected.keys()
+    assert {key: one for key, one in found.items() if key} == {key: one for key, one in expected.items() if key}
+    assert not [name for name in os.listdir(out) if "zarrfs" in name]
+
+
+def test_what_is_there_and_the_same_stays(node: Node) -> None:
+    dest, out = furnished(node), node.path / "out"
+    assert kept(dest, "--to", out)["skipped"] == 0
+    known = {path.name: path.stat().st_ino for path in (out / "new").iterdir()}
+    assert kept(dest, "--to", out)["skipped"] == 3
+    assert {path.name: path.stat().st_ino for path in (out / "new").iterdir()} == known
+    os.utime(out / "new/big", (2_000_000_000, 2_000_000_000))  # newer, but another's
+    (out / "new/big").chmod(0o600)
+    (out / ".zattrs").chmod(0o600)
+    (out / "new/nämé").write_text("other")
+    (out / "other").write_text("stays")
+    (out / "empty").chmod(0o700)
+    assert kept(dest, "--to", out)["skipped"] == 0
+    found, there = snapshot(out), snapshot(dest)
+    assert {key: there[key] for key in found if key not in ("", "other")} == {
+        key: one for key, one in found.items() if key not in ("", "other")
+    }
+    assert (out / "other").read_text() == "stays"
+
+
+def test_links_that_are_there_are_not_followed(node: Node) -> None:
+    dest, out, other = job(node), node.path / "out", node.path / "other"
+    other.mkdir()
+    out.mkdir()
+    (out / "new").symlink_to(other)
+    done = run("stage-out", dest, "--to", out)
+    assert (done.returncode, "new: is there already, and is no directory" in one_line(done.stderr)) == (1, True)
+    assert list(other.iterdir()) == []
+    report = json.loads(run("stage-out", dest, "--to", out, "--keep-going", "--report", "-").stdout)
+    assert {one["key"] for one in report["failed"]} == {"new"}
+    assert (out / ".zattrs").read_text() == "{}"
+
+
+def test_a_url_has_no_empty_directories_and_the_report_says_so(node: Node, s3: S3) -> None:
+    dest = furnished(node)
+    (dest / "link").unlink()
+    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items())]
+    done = run("stage-out", dest, "--to", f"s3://{s3.bucket}/empty", *options, "--report", "-")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["empty_directories"] == ["empty/inner"]
+    assert "warning: left out: empty/inner: no URL has empty directories" in done.stderr
 
 
 def test_holes_stay_holes_and_the_directory_of_blobs_is_made(node: Node) -> None:

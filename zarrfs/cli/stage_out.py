@@ -27,9 +27,10 @@ What was deleted is told, on standard error and in the report, and is not delete
 in an upper directory are left out (docs/writes.md). The directory must not be in use by a mount that writes to it,
 unless that mount was staged: what it holds in memory is then written first, and the job should have come to rest.
 \b
---to sends many files at once and compares size, and MD5 where the server tells one, with what is there. A file that
-was sent before, did not change and is there with its size is skipped: the same command goes on where one was broken
-off.
+--to a directory copies all that there is, with modes, times, links and empty directories; what is there with the
+same size, mode and time stays. --to a URL sends many files at once and compares size, and MD5 where the server tells
+one, with what is there. A file that was sent before, did not change and is there with its size is skipped: the same
+command goes on where one was broken off.
 \b
 The exit status is 0 if everything was kept, 2 for a wrong command line, else 1."""
 
@@ -100,5 +101,9 @@ def _tell(kept: Kept, parsed: Parsed) -> None:
         return
     for text in kept.left_out:
         common.say(show.shown(f"warning: left out: {text}"))
+    if kept.empty_directories:
+        first, *more = kept.empty_directories
+        what = f"{first}{f' and {len(more):,} more' if more else ''}"
+        common.say(show.shown(f"warning: left out: {what}: no URL has empty directories"))
     for key in kept.deleted:
         common.say(show.shown(f"deleted: {key}"))

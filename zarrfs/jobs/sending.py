@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.jobs.stageout import File, Kept, Tree, files, holds
 from zarrfs.options import Options
-from zarrfs.store.copying import copy_data
-from zarrfs.store.whiteouts import RECORD
+from zarrfs.store.whiteouts import PREFIX, RECORD
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Transient
 from zarrfs.transfer.openers import class_of
@@ -49,19 +48,26 @@ class Sending(NamedTuple):
 
 
 def send(tree: Tree, how: Sending, options: Options, kept: Kept) -> None:
-    """Copy the files of `tree` to a URL; blocks. What an earlier run has sent, and is there, is skipped.
+    """Copy the files of `tree` to a URL, or to a directory with all that is in it; blocks.
+
+    What an earlier run has sent, and is there, is skipped.
 
     UsageError for a URL that cannot be written to. SourceError for what no URL can hold, and naming the first key that
     could not be sent; with `keep_going` they are in `kept`.
     """
     place = _place(how.url, options)
-    if place.family == "file" and (source := holds(tree, place.path)) is not None:
+    local = place.family == "file"
+    if local and (source := holds(tree, place.path)) is not None:
         raise UsageError(f"--to {place.shown}: lies in {source}, which is to be copied")
-    wanted = list(files(tree, kept))
+    wanted = list(files(tree, kept, links=local))
     if kept.left_out and not how.skip_unsupported:
         rule = "neither a file nor a directory (--skip-unsupported leaves it out)"
         raise SourceError(tree.base, rule, kept.left_out[0])
     kept.expected_files, kept.expected_bytes = len(wanted), sum(file.size for file in wanted)
+    if local:
+        kept.empty_directories.clear()
+        _copy(tree, place, how, kept)
+        return
     pool = concurrent.futures.ThreadPoolExecutor(how.jobs or _JOBS)
     with _journal(tree.upper, place.shown) as journal, pool as threads:
         waiting = {threads.submit(_send_one, tree, place, file, options, journal): file for file in wanted}
@@ -79,6 +85,47 @@ def send(tree: Tree, how: Sending, options: Options, kept: Kept) -> None:
                     kept.bytes += file.size
         finally:
             threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _copy(tree: Tree, place: _Place, how: Sending, kept: Kept) -> None:
+    """Copy a tree to a directory as zarrfs archive extract does: modes, times, links, holes, empty directories."""
+    import trio
+
+    from zarrfs.stage.materialise import Choice, Report, materialise
+    from zarrfs.stage.materialisewrite import Done
+    from zarrfs.store.api import Kind
+    from zarrfs.store.filesystem import FileSystemStore
+
+    def done(found: Done) -> None:
+        if found.kind is Kind.FILE:
+            status = os.lstat(os.path.join(tree.base, found.key))
+            if (status.st_size, status.st_mtime_ns) != (found.size, found.mtime_ns):
+                changed.append(found.key)
+            kept.skipped += found.how == "kept"
+            kept.files += 1
+            kept.bytes += found.size
+        elif found.kind is Kind.SYMLINK:
+            kept.links += 1
+
+    async def body() -> None:
+        store = FileSystemStore(tree.base)
+        try:
+            await materialise(store, place.path, choice, report, done)
+        finally:
+            await store.aclose()
+
+    report, changed = Report(), list[str]()
+    ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount does not show them
+    choice = Choice("differs", exclude=ours, jobs=how.jobs, keep_going=how.keep_going, sync=True)
+    try:
+        os.makedirs(os.path.dirname(place.path), exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"--to {place.shown}: {(exc.strerror or str(exc)).lower()}") from exc
+    trio.run(body)
+    kept.failed += [{"key": bad.key, "reason": bad.reason} for bad in report.failed]
+    kept.failed += [{"key": key, "reason": "has changed while it was copied"} for key in changed]
+    if kept.failed and not how.keep_going:
+        raise SourceError(place.shown, kept.failed[0]["reason"], kept.failed[0]["key"])
 
 
 class _Journal:
@@ -145,7 +192,7 @@ def _send_one(tree: Tree, place: _Place, file: File, options: Options, journal: 
         try:
             if journal.has(file) and _size(place, path) == file.size:
                 return False
-            _put(place, source, file, path)
+            _put(place, source, path)
             _verify(place, source, file, path)
             journal.note(file)
         except Exception as exc:
@@ -161,22 +208,10 @@ def _send_one(tree: Tree, place: _Place, file: File, options: Options, journal: 
     raise AssertionError("not reached")
 
 
-def _put(place: _Place, source: str, file: File, path: str) -> None:
+def _put(place: _Place, source: str, path: str) -> None:
     if place.family not in urls.BUCKETS:
         place.fs.makedirs(os.path.dirname(path), exist_ok=True)
-    if place.family != "file":
-        place.fs.put_file(source, path)
-        return
-    new = os.path.join(os.path.dirname(path), f".{hashlib.sha256(os.fsencode(file.key)).hexdigest()[:16]}.zarrfs.tmp")
-    try:
-        with open(source, "rb") as data, open(new, "wb") as written:
-            copy_data(data.fileno(), written.fileno(), file.size)  # holes stay holes
-            os.fsync(written.fileno())
-        os.replace(new, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(new)
-        raise
+    place.fs.put_file(source, path)
 
 
 def _size(place: _Place, path: str) -> int | None:

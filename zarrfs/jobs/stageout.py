@@ -49,9 +49,11 @@ class Kept:
     files: int = 0
     bytes: int = 0
     skipped: int = 0  # files that an earlier run had sent
+    links: int = 0  # symbolic links that were made in a directory
     deleted: list[str] = dataclasses.field(default_factory=list)  # of the source; "DIR/" all that was in DIR
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)  # what is neither a file nor a directory
+    empty_directories: list[str] = dataclasses.field(default_factory=list)  # that a URL cannot have
     expected_files: int | None = None
     expected_bytes: int | None = None
 
@@ -97,14 +99,19 @@ def archive(
         raw.flush()
 
 
-def files(tree: Tree, kept: Kept) -> Iterator[File]:
-    """Every file of a tree, by name; what is of another type is noted. SourceError for what cannot be looked at."""
+def files(tree: Tree, kept: Kept, links: bool) -> Iterator[File]:
+    """Every file of a tree, by name; what is empty, or of another type, is noted: links, too, unless they can be kept.
+
+    SourceError for what cannot be looked at.
+    """
     pending = [""]
     while pending:
         prefix = pending.pop()
         try:
             with os.scandir(os.path.join(tree.base, prefix)) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
+            if prefix and not found:
+                kept.empty_directories.append(prefix[:-1])
             for entry in found:
                 key = prefix + entry.name
                 if reserved(entry.name):
@@ -114,7 +121,7 @@ def files(tree: Tree, kept: Kept) -> Iterator[File]:
                     pending.append(f"{key}/")
                 elif stat.S_ISREG(status.st_mode):
                     yield File(key, status.st_size, status.st_mtime_ns)
-                else:
+                elif not (links and stat.S_ISLNK(status.st_mode)):
                     kept.left_out.append(key)
         except OSError as exc:
             raise SourceError(tree.base, (exc.strerror or str(exc)).lower(), prefix or None) from exc

@@ -42,7 +42,8 @@ _TOLD = 1000  # failures that are kept
 class Choice:
     """What is written, and how."""
 
-    existing: str = "refuse"  # of what is there: or overwrite, keep, update (the newer one wins)
+    # of what is there: or overwrite, keep, update (the newer one wins), differs (the same size, mode and mtime stay)
+    existing: str = "refuse"
     include: tuple[str, ...] = ()  # globs over whole keys; what is below a directory belongs to it; (): everything
     exclude: tuple[str, ...] = ()
     jobs: int | None = None  # threads that write; None: as many as there are processors, at most 4

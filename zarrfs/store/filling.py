@@ -25,7 +25,7 @@ from zarrfs.store.renaming import NOREPLACE, rename
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.transfer.machine import boot
 
-EXISTING = ("refuse", "overwrite", "keep", "update")
+EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
 _STAGING, _NOTE = os.fsencode(RESERVED), b"note"
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -259,9 +259,13 @@ class Filling:
                 raise InTheWay(f"a directory is there already: {(exc.strerror or str(exc)).lower()}") from exc
         elif self._existing == "refuse":
             raise InTheWay("is there already")
-        elif self._existing == "update" and (info.mtime_ns is None or status.st_mtime_ns >= info.mtime_ns):
-            return "kept"
-        return "replace"
+        return "kept" if self._stays(directory, status, info) else "replace"
+
+    def _stays(self, directory: int, status: os.stat_result, info: Info) -> bool:
+        """Whether something that might be replaced is not."""
+        if self._existing == "differs":
+            return stat.S_IMODE(status.st_mode) == info.mode and _same(directory, info.name, status, info)
+        return self._existing == "update" and (info.mtime_ns is None or status.st_mtime_ns >= info.mtime_ns)
 
     def create(self, folder: Folder, directory: int, mode: int | None) -> Staged:
         """A new file on the file system of `folder`, whose descriptor is `directory`."""
