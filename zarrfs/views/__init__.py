@@ -10,6 +10,10 @@ def open_view(store: Store, options: Options) -> Store:
     """The view of `store` that options.view asks for, which closes it; `store` itself where none is asked for."""
     if options.view is None:
         return store
+    if options.view == "arrays":
+        from zarrfs.views.arrays import ArraysView
+
+        return ArraysView(store, options.arrays == "raw", options.array_cache)
     from zarrfs.views.translated import open_translated
 
     return open_translated(store, 2 if options.view == "v2" else 3, options.strict)

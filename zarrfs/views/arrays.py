@@ -1,0 +1,302 @@
+"""-o view=arrays: a hierarchy of any generation as directories, each array in it as one flat file.
+
+In a group, the array `x` is `x.npy`, and `x.json` has its attributes; or it is `x.bin`, and `x.json` says what that
+holds, too. The attributes of the group itself are `.attributes.json`. An array that is its whole store is `array`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound
+from zarrfs.store.api import (
+    Buffer,
+    Info,
+    Kind,
+    PrefetchStore,
+    Store,
+    Usage,
+    check_key,
+    join_key,
+    keys_below,
+    name_rule,
+    split_key,
+)
+from zarrfs.transfer.tasks import at_once
+from zarrfs.views.chunks import is_fortran
+from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.flat import FlatArray
+from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.views.npy import npy_header
+from zarrfs.zarr.documents import dump_json
+from zarrfs.zarr.dtypes import as_v2
+from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
+
+log = logging.getLogger("zarrfs.views")
+
+ATTRIBUTES = ".attributes.json"  # of a group
+ROOT = "array"  # what an array is called that is the root of its store
+_BELIEVED = 1.0  # seconds, of a store that may change
+_SIZE_MAX = 2**63 - 1  # bytes of a file
+_ENTRIES = 16_384  # files and directories that are remembered
+_OPEN = 1024  # arrays whose readers are remembered
+_AT_ONCE = 64  # nodes looked at together
+
+
+class _Entry(NamedTuple):
+    """A file or a directory."""
+
+    node: Node  # the group that is a directory, or whose attributes these are; or an array
+    text: bytes | None = None  # of JSON, or what comes before the items; None: a directory
+    items: int | None = None  # bytes of the array's items, which follow
+
+    @property
+    def size(self) -> int:
+        """Of a file, in bytes."""
+        return len(self.text or b"") + (self.items or 0)
+
+
+class ArraysView:
+    """A Store of flat files. What no file can show is left out, with a warning that says why."""
+
+    remote = False  # what is read ahead is known here, not by the names of files
+
+    def __init__(self, store: Store, raw: bool, budget: int) -> None:
+        """`raw`: files without headers; `budget`: bytes of decoded chunks that are kept."""
+        self.lower = store
+        self.immutable = store.immutable
+        self._raw = raw
+        self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
+        self._hierarchy = Hierarchy(store)
+        self._cache = DecodedCache(budget)
+        self._entries: OrderedDict[str, tuple[float, _Entry]] = OrderedDict()  # and when they were looked up
+        self._arrays: OrderedDict[str, FlatArray] = OrderedDict()
+        self._seen: dict[str, tuple[float, int]] = {}  # when an array's chunks were looked at, and had changed, in ns
+        self._left_out: dict[str, str] = {}
+
+    # -- the Store protocol
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        entry = await self._find(key)
+        if entry.items and not self.immutable:
+            await self._look_at_chunks(entry.node)
+        return self._info(split_key(key)[1], entry)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        entry = await self._find(prefix)
+        if entry.text is not None:
+            raise NotDirectory(prefix)
+        own = self._own_files(entry.node)
+        skipped = not after
+        for name, file in own:
+            if skipped:
+                yield self._info(name, file)
+            skipped = skipped or name == after
+        names = [] if entry.node.leaf else [info.name async for info in self._hierarchy.children(entry.node)]
+        taken = {name for name in names if name.endswith(self._suffixes)}
+        if not skipped:
+            child = await self._child_of(prefix, after)
+            names = names[names.index(child) :] if child in names else []
+        for start in range(0, len(names), _AT_ONCE):
+            found: dict[str, list[Info]] = {}
+
+            async def look(name: str, found: dict[str, list[Info]] = found) -> None:
+                found[name] = await self._shown(entry.node, name, taken)
+
+            batch = names[start : start + _AT_ONCE]
+            await at_once(look, batch)
+            for info in (info for name in batch for info in found[name]):
+                if skipped:
+                    yield info
+                skipped = skipped or info.name == after
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        entry = await self._find(key)
+        if entry.text is None:
+            raise IsDirectory(key)
+        stop = entry.size if length is None else min(entry.size, start + length)
+        text, begin = entry.text, len(entry.text)
+        if not entry.items or stop <= begin:
+            return text[start:stop]
+        if start >= stop:
+            return b""
+        items = await self._flat(entry.node).read(max(start - begin, 0), stop - begin)
+        return items if start >= begin else b"".join((text[start:], items))
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        async for key in keys_below(self, prefix):
+            yield key
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        entry = await self._find(key)
+        return {"node": entry.node.path, "documents": list(entry.node.documents)}
+
+    async def usage(self) -> Usage:
+        """That of the source."""
+        return await self.lower.usage()
+
+    async def get_ready(self) -> None:
+        if isinstance(self.lower, PrefetchStore):
+            await self.lower.get_ready()
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """Nothing: chunks are fetched ahead of who reads their array in order."""
+
+    async def aclose(self) -> None:
+        await self.lower.aclose()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the source, and of decoded chunks."""
+        of_source: Callable[[], dict[str, Any]] = getattr(self.lower, "stats", dict)
+        return {**of_source(), "arrays": self._cache.stats()}
+
+    # -- what is under a key
+
+    async def _find(self, key: str) -> _Entry:
+        """The entry of `key`; NotFound."""
+        known = self._entries.get(key)
+        if known is not None and (self.immutable or trio.current_time() - known[0] < _BELIEVED):
+            return known[1]
+        now = trio.current_time()
+        entry = await self._look_up(check_key(key, root=True))
+        self._entries[key] = now, entry
+        self._entries.move_to_end(key)
+        if len(self._entries) > _ENTRIES:
+            self._entries.popitem(last=False)
+        return entry
+
+    async def _look_up(self, key: str) -> _Entry:
+        prefix, name = split_key(key)
+        group, rest = await self._hierarchy.find(prefix)
+        if not key:
+            return _Entry(group)
+        if rest or (group.leaf and prefix):
+            raise NotFound(key)
+        found = dict(self._own_files(group)).get(name)
+        if not group.leaf:
+            child = await self._hierarchy.node(key)
+            if child is not None and not child.leaf:
+                return _Entry(child)
+            base, dot, suffix = name.rpartition(".")
+            if found is None and base and dot + suffix in self._suffixes:
+                array = await self._hierarchy.node(join_key(prefix, base))
+                found = self._file(array, dot + suffix) if array is not None and array.leaf else None
+        if found is None:
+            raise NotFound(key)
+        return found
+
+    def _own_files(self, group: Node) -> list[tuple[str, _Entry]]:
+        """The files of a directory that are not those of its children."""
+        if group.leaf:
+            made = [(ROOT + suffix, self._file(group, suffix)) for suffix in self._suffixes]
+            return [(name, file) for name, file in made if file is not None]
+        attributes = group.metadata.attributes if group.metadata is not None else {}
+        if group.problem is not None:
+            self._leave_out(group, group.problem)
+        return [(ATTRIBUTES, _Entry(group, _json(dict(attributes))))] if attributes else []
+
+    async def _child_of(self, prefix: str, name: str) -> str:
+        """The child of a group that the entry `name` belongs to."""
+        entry = await self._find(join_key(prefix, name))
+        return split_key(entry.node.path)[1]
+
+    async def _shown(self, group: Node, name: str, taken: set[str]) -> list[Info]:
+        """What the child `name` of a group is shown as; `taken`: names of children that may be those of its files."""
+        path = join_key(group.path, name)
+        node = await self._hierarchy.node(path)
+        if node is None:
+            return []
+        if not node.leaf:
+            return [self._info(name, _Entry(node))]
+        found = []
+        for suffix in self._suffixes:
+            file, called = self._file(node, suffix), name + suffix
+            other = await self._hierarchy.node(path + suffix) if called in taken else None
+            rule = name_rule(called)
+            if file is None or rule is not None or called == ATTRIBUTES or (other is not None and not other.leaf):
+                if file is not None:
+                    self._leave_out(node, f"{suffix}: {rule or 'a group has that name'}")
+                continue
+            found.append(self._info(called, file))
+        return found
+
+    # -- files
+
+    def _file(self, node: Node, suffix: str) -> _Entry | None:
+        """The file of an array; None where it cannot be shown."""
+        array = node.metadata
+        try:
+            if not isinstance(array, ArrayMetadata):
+                raise MetadataError(node.problem or "no array")  # noqa: TRY301
+            fortran = is_fortran(array)
+            header = b"" if self._raw else npy_header(array.shape, array.dtype, fortran)
+            size = array.dtype.itemsize * math.prod(array.shape)
+            if not array.dtype.itemsize:
+                raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")  # noqa: TRY301
+            if len(header) + size > _SIZE_MAX:
+                raise MetadataError(f"shape {array.shape}: larger than any file")  # noqa: TRY301
+        except MetadataError as exc:
+            self._leave_out(node, str(exc))
+            return None
+        if suffix == ".json":
+            return _Entry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
+        return _Entry(node, header, size)
+
+    def _leave_out(self, node: Node, reason: str) -> None:
+        if self._left_out.get(node.path) != reason:
+            self._left_out[node.path] = reason
+            log.warning("%s: left out: %s", node.path or "/", reason)
+
+    def _flat(self, node: Node) -> FlatArray:
+        """The reader of an array."""
+        found = self._arrays.get(node.path)
+        if found is None or found.chunks.node != node:
+            found = self._arrays[node.path] = FlatArray(self.lower, node, self._cache)
+            if len(self._arrays) > _OPEN:
+                self._arrays.popitem(last=False)
+        self._arrays.move_to_end(node.path)
+        return found
+
+    async def _look_at_chunks(self, node: Node) -> None:
+        """See whether chunks that were read have changed; then so does the file's time, and pages are dropped."""
+        looked, changed = self._seen.get(node.path, (0.0, 0))
+        flat, now = self._arrays.get(node.path), trio.current_time()
+        if flat is None or now - looked < _BELIEVED:
+            return
+        if not await flat.chunks.unchanged():
+            changed = time.time_ns()
+            self._arrays.pop(node.path, None)
+        self._seen[node.path] = now, changed
+
+    def _info(self, name: str, entry: _Entry) -> Info:
+        node = entry.node
+        if entry.text is None:
+            return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)
+        mtime = node.mtime_ns
+        if mtime is not None and entry.items:
+            mtime = max(mtime, self._seen.get(node.path, (0.0, 0))[1])
+        return Info(name, Kind.FILE, entry.size, node.mode, mtime)
+
+
+def _description(array: ArrayMetadata, fortran: bool) -> JSON:
+    """What a file without a header holds."""
+    return {
+        "shape": list(array.shape), "dtype": as_v2(array.dtype), "order": "F" if fortran else "C",
+        "attributes": dict(array.attributes),
+    }  # fmt: skip
+
+
+def _json(value: JSON) -> bytes:
+    """As JSON, where it has a NaN as the source has it."""
+    try:
+        return dump_json(value)
+    except ValueError:
+        return json.dumps(value, indent=2).encode()

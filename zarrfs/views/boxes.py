@@ -1,0 +1,94 @@
+"""Ranges of a flat array: the boxes that they are, and the pieces of chunks that fill those. Pure functions.
+
+All is in C order: a flat range [start, stop) of an array is at most 2 ndim - 1 boxes, one after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Slices = tuple[slice, ...]
+
+
+class Box(NamedTuple):
+    """A part of an array, from an index to one past it in each dimension."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Items in each dimension."""
+        return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
+
+
+class Piece(NamedTuple):
+    """What one chunk gives to a box."""
+
+    number: int  # of the chunk in the grid, C order
+    inside: Slices  # of the chunk
+    where: Slices  # of the box
+
+
+def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    """The boxes of the items [start, stop) of an array of `shape`, in order; no box is empty."""
+    if start >= stop:
+        return
+    if not shape:
+        yield Box((), ())
+        return
+    below = shape[1:]
+    row = math.prod(below)
+    first, skipped = divmod(start, row)
+    last, more = divmod(stop, row)
+    if first == last:
+        yield from _within(first, below, skipped, more)
+        return
+    if skipped:
+        yield from _within(first, below, skipped, row)
+        first += 1
+    if first < last:
+        yield Box((first, *(0 for _ in below)), (last, *below))
+    if more:
+        yield from _within(last, below, 0, more)
+
+
+def _within(at: int, shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+    for box in boxes(shape, start, stop):
+        yield Box((at, *box.start), (at + 1, *box.stop))
+
+
+def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Piece]:
+    """What the chunks (of shape `chunks`, in a grid of `counts`) give to a box, in C order of the grid."""
+    sides = [
+        [
+            (at, slice(max(start - at * step, 0), min(stop - at * step, step)),
+             slice(max(at * step - start, 0), min((at + 1) * step, stop) - start))
+            for at in range(start // step, -(-stop // step))
+        ]
+        for start, stop, step in zip(box.start, box.stop, chunks, strict=True)
+    ]  # fmt: skip
+    for sides_of_one in itertools.product(*sides):
+        number = 0
+        for (at, _inside, _where), count in zip(sides_of_one, counts, strict=True):
+            number = number * count + at
+        yield Piece(
+            number, tuple(inside for _, inside, _ in sides_of_one), tuple(where for _, _, where in sides_of_one)
+        )
+
+
+def offset_of(inside: Slices, chunks: tuple[int, ...]) -> int | None:
+    """Where a part of a chunk begins, in items, if a C-order chunk holds it in one run; else None."""
+    offset, run = 0, True  # from the last dimension on: whether all so far was whole
+    size = 1
+    for part, extent in zip(reversed(inside), reversed(chunks), strict=True):
+        taken = part.stop - part.start
+        if not run and taken != 1:
+            return None
+        offset += part.start * size
+        run = run and taken == extent
+        size *= extent
+    return offset

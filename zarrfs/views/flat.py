@@ -1,0 +1,191 @@
+"""An array as the bytes of a flat file, decoded chunk by chunk where they are read, and ahead of readers in order."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zarrfs.errors import ZarrfsError
+from zarrfs.store.api import Buffer, PrefetchStore, Store
+from zarrfs.transfer.tasks import at_once, in_background
+from zarrfs.views.boxes import Piece, boxes, offset_of, pieces
+from zarrfs.views.chunks import Array, Chunks, part_of
+from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.hierarchy import Node
+from zarrfs.views.scans import Scan, Scans
+
+log = logging.getLogger("zarrfs.views")
+
+_DIRECT = 4  # pieces: so few are read from chunks that are stored as they are, and no chunk is kept
+_AHEAD_BYTES = 64 << 20  # decoded: so far ahead a remote store is asked for chunks
+_AHEAD_MOST = 1024  # chunks
+
+
+class _Part(NamedTuple):
+    """What one chunk gives to a range of items."""
+
+    at: int  # where its box begins in the range
+    extents: tuple[int, ...]  # of the box
+    piece: Piece
+
+
+class FlatArray:
+    """The items of an array in C order, or in Fortran order (`fortran`) where its chunks are stored so."""
+
+    def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
+        """`node` is an array in `store` whose items have a size."""
+        self.chunks = Chunks(store, node, cache)
+        self.fortran, self.itemsize = self.chunks.fortran, self.chunks.itemsize
+        self.size = self.itemsize * math.prod(self.chunks.shape)  # bytes
+        self._cache = cache
+        self._prefetching = store if isinstance(store, PrefetchStore) else None
+        room = cache.budget // max(self.chunks.size_of_chunk, 1)
+        self._scans = Scans(
+            self.chunks.shape, self.chunks.shape_of_chunk, self.itemsize, room, min(cache.threads, room // 2)
+        )
+        self._warned = self._scans.fits
+
+    async def read(self, start: int, stop: int) -> Buffer:
+        """The bytes [start, stop), which lie in the array. ReadError where a chunk cannot be read or decoded."""
+        item = self.itemsize
+        first, last = start // item, -(-stop // item)
+        parts = list(self._parts(first, last))
+        direct = self._directly(parts)
+        self._go_on(start, stop, direct is not None)
+        if direct is not None and len(parts) == 1:
+            data = await self._stored(parts[0], direct[0])
+        elif direct is not None:
+            data = b"".join([await self._stored(part, offset) for part, offset in zip(parts, direct, strict=True)])
+        elif len(parts) == 1:
+            data = await self._one(parts[0])
+        else:
+            data = await self._several(parts, last - first)
+        skipped = start - first * item
+        if skipped or stop < last * item:
+            data = memoryview(data)[skipped : skipped + stop - start]
+        return data
+
+    # -- items
+
+    def _parts(self, first: int, last: int) -> Iterator[_Part]:
+        """What the items [first, last) are made of, in order of boxes."""
+        at = 0
+        for box in boxes(self.chunks.shape, first, last):
+            extents = box.extents
+            for piece in pieces(box, self.chunks.shape_of_chunk, self.chunks.counts):
+                yield _Part(at, extents, piece)
+            at += math.prod(extents)
+
+    def _directly(self, parts: list[_Part]) -> list[int] | None:
+        """Where each part begins in its chunk, if all are runs of stored bytes, one after the other in the file."""
+        if not self.chunks.plain or len(parts) > _DIRECT:
+            return None
+        offsets = []
+        for part in parts:
+            offset = offset_of(part.piece.inside, self.chunks.shape_of_chunk)
+            if offset is None or part.extents != _extents(part.piece) or self.chunks.coming(part.piece.number):
+                return None
+            offsets.append(offset)
+        return offsets
+
+    async def _stored(self, part: _Part, offset: int) -> Buffer:
+        count = math.prod(part.extents)
+        data = await self.chunks.stored(part.piece.number, offset, count)
+        return _bytes_of(self.chunks.filled((count,))) if data is None else data
+
+    async def _one(self, part: _Part) -> Buffer:
+        """A part that is all: no copy where its chunk has it in one run."""
+        chunk = await self.chunks.get(part.piece.number)
+        if chunk is None:
+            return _bytes_of(self.chunks.filled(part.extents))
+        return _bytes_of(np.ascontiguousarray(part_of(chunk, part.piece.inside)))
+
+    async def _several(self, parts: list[_Part], count: int) -> Buffer:
+        out = np.empty(count, self.chunks.item)
+        waiting: dict[int, list[_Part]] = {}
+        for part in parts:
+            kept = self.chunks.kept(part.piece.number)
+            if kept is None:
+                waiting.setdefault(part.piece.number, []).append(part)
+            else:
+                self._copy(out, kept.value, part)
+
+        async def fill(number: int) -> None:
+            chunk = await self.chunks.get(number)
+            for part in waiting[number]:
+                self._copy(out, chunk, part)
+
+        await at_once(fill, waiting)
+        return _bytes_of(out)
+
+    def _copy(self, out: Array, chunk: Array | None, part: _Part) -> None:
+        box = out[part.at : part.at + math.prod(part.extents)].reshape(part.extents)
+        target = part_of(box, part.piece.where)
+        target[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, part.piece.inside)
+
+    # -- ahead of the reader
+
+    def _go_on(self, start: int, stop: int, direct: bool) -> None:
+        """Note a read; who reads in order finds what comes next decoded, or on its way."""
+        scan = self._scans.read(start, stop)
+        if scan is None:
+            return
+        if not direct:
+            if not self._warned:
+                self._warn()
+            self._cache.retire(map(self.chunks.id, self._scans.passed(scan)))
+            self._decode_ahead(scan)
+        if self._prefetching is not None and self._prefetching.remote and not scan.fetching:
+            self._fetch_ahead(scan, self._prefetching)
+
+    def _warn(self) -> None:
+        self._warned = True
+        band = self._scans.width * self.chunks.size_of_chunk
+        log.warning(
+            "%s: read in order it takes %d MiB of decoded chunks at once, array_cache is %d MiB: chunks will be "
+            "decoded again and again", self.chunks.node.path or "/", -(-band >> 20), self._cache.budget >> 20,
+        )  # fmt: skip
+
+    def _decode_ahead(self, scan: Scan) -> None:
+        while scan.under_way < self._cache.threads and scan.next < scan.goal:
+            number, scan.next = scan.next, scan.next + 1
+            if not self.chunks.coming(number):
+                scan.under_way += 1
+                in_background(self._decode, scan, number)
+
+    async def _decode(self, scan: Scan, number: int) -> None:
+        try:
+            await self.chunks.get(number)
+        except (OSError, ZarrfsError) as exc:  # whoever reads it will hear why
+            log.debug("read-ahead: %s", exc)
+        finally:
+            scan.under_way -= 1
+        self._decode_ahead(scan)
+
+    def _fetch_ahead(self, scan: Scan, store: PrefetchStore) -> None:
+        """Ask a remote store for the stored bytes of what comes after that."""
+        most = max(self._cache.threads, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
+        start = max(scan.fetched, scan.next, scan.chunk + 1)
+        stop = min(max(scan.next, scan.chunk + 1) + most, self.chunks.number)
+        if start < stop and (stop - start >= most // 2 or stop == self.chunks.number):
+            scan.fetched, scan.fetching = stop, True
+            in_background(self._fetch, scan, store, list(dict.fromkeys(map(self.chunks.key, range(start, stop)))))
+
+    async def _fetch(self, scan: Scan, store: PrefetchStore, keys: list[str]) -> None:
+        try:
+            await store.prefetch(keys)
+        finally:
+            scan.fetching = False
+
+
+def _extents(piece: Piece) -> tuple[int, ...]:
+    return tuple(part.stop - part.start for part in piece.inside)
+
+
+def _bytes_of(items: Array) -> Buffer:
+    """The bytes of a C-order array, not copied."""
+    return items.reshape(-1).view(np.uint8).data

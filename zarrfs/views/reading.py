@@ -1,0 +1,47 @@
+"""An array of any generation, read into memory as a numpy array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.store.api import PrefetchStore, Store
+from zarrfs.transfer.tasks import at_once
+from zarrfs.views.chunks import Chunks, part_of
+from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.hierarchy import Hierarchy
+from zarrfs.zarr.model import ArrayMetadata
+
+_INDEXES = 64 << 20  # bytes of shards' indexes that are kept meanwhile
+_REQUESTS = 32  # chunks of a remote store that are fetched at once
+
+
+async def read_array(store: Store, path: str = "") -> np.ndarray[Any, Any]:
+    """The array at `path` in the hierarchy of `store`, in its own dtype, byte order, and memory order of chunks.
+
+    A chunk that is not there is the fill value, or zeros where that is null. NotFound where there is no array;
+    ReadError where its documents are wrong, or a chunk cannot be read or decoded.
+    """
+    node = await Hierarchy(store).node(path)
+    if node is not None and node.problem is not None:
+        raise ReadError(path or "/", node.problem)
+    if node is None or not isinstance(node.metadata, ArrayMetadata):
+        raise NotFound(path, "no array" if node is None else "a group, not an array")
+    cache = DecodedCache(_INDEXES)
+    chunks = Chunks(store, node, cache)
+    out = np.empty(chunks.shape, chunks.item)
+    numbers = iter(range(chunks.number))
+
+    async def work(_number: int) -> None:
+        for number in numbers:
+            chunk = (await chunks.load(number)).value
+            place = chunks.place(number)
+            inside = tuple(slice(0, part.stop - part.start) for part in place)
+            part_of(out, place)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
+
+    remote = isinstance(store, PrefetchStore)
+    await at_once(work, range(_REQUESTS if remote else cache.threads))
+    found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
+    return found.T if chunks.fortran else found
