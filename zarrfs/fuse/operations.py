@@ -38,6 +38,7 @@ from zarrfs.store.api import (
     DescriptorStore,
     Info,
     Kind,
+    PartialStore,
     PrefetchStore,
     Store,
     check_key,
@@ -53,6 +54,7 @@ T = TypeVar("T")
 
 SOURCE_XATTR = b"user.zarrfs.source"
 MOUNT_XATTR = b"user.zarrfs.mount"
+LEFT_OUT_XATTR = b"user.zarrfs.left_out"
 STATS_XATTR = b"user.zarrfs.stats"  # answered, but not listed: cp -a must not carry it away
 _XATTR_SIZE = 2048  # fits every file system that `cp -a` or `rsync -X` may carry it to
 _DAY = 86_400.0
@@ -329,7 +331,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """user.zarrfs.source of a file; user.zarrfs.mount and user.zarrfs.stats of the root."""
+        """user.zarrfs.source of a file, left_out of a directory; mount and stats of the root."""
         if not name.startswith(b"user."):
             # "not supported here", not "absent": ls then asks once a mount and not twice a file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
@@ -342,17 +344,24 @@ class Operations(pyfuse3.Operations):
             info = await self.store.info(key, sized=False)
             if info.kind is Kind.FILE:
                 return _bounded(await self.store.locate(key))
+        if name == LEFT_OUT_XATTR and (reasons := await self._left_out(key)):
+            return _first_of(reasons)
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
     @handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """The names that getxattr answers."""
+        key = self.inodes.key(inode)
+        left_out = [LEFT_OUT_XATTR] if await self._left_out(key) else []
         if inode == pyfuse3.ROOT_INODE:
-            return [MOUNT_XATTR]
-        info = await self.store.info(self.inodes.key(inode), sized=False)
-        return [SOURCE_XATTR] if info.kind is Kind.FILE else []
+            return [MOUNT_XATTR, *left_out]
+        info = await self.store.info(key, sized=False)
+        return [SOURCE_XATTR] if info.kind is Kind.FILE else left_out
 
     # -- parts
+
+    async def _left_out(self, key: str) -> dict[str, str]:
+        return await self.store.left_out(key) if isinstance(self.store, PartialStore) else {}
 
     def _handle(self, table: dict[int, T], value: T) -> FileHandleT:
         number, self._next_handle = self._next_handle, self._next_handle + 1
@@ -443,3 +452,15 @@ def _bounded(value: dict[str, Any]) -> bytes:
         value = {"regions": value["regions"][:4], "count": len(value["regions"])}
         text = json.dumps(value, separators=(",", ":")).encode()
     return text[:_XATTR_SIZE]
+
+
+def _first_of(reasons: dict[str, str]) -> bytes:
+    """JSON of at most _XATTR_SIZE bytes: what does not fit is counted under ""."""
+    shown = dict(reasons)
+    while True:
+        more = len(reasons) - len(shown)
+        text = json.dumps(shown | ({"": f"and {more} more"} if more else {})).encode()
+        if len(text) <= _XATTR_SIZE or not shown:
+            return text
+        for path in [*shown][-max(1, len(shown) // 8) :]:
+            del shown[path]

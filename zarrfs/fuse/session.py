@@ -40,6 +40,8 @@ def mount(
     (UsageError, MountError, SourceError). `tell` is given warnings, one line each.
     """
     options = parsed.options
+    if parsed.writable and options.view is not None and options.upperdir is None:
+        raise UsageError("option view: a view is not written to; with upperdir=DIR changes go to DIR")
     mountpoint = mounts.canonical(mountpoint)
     note = mounts.check_mountpoint(mountpoint)
     if note:

@@ -137,6 +137,15 @@ class PrefetchStore(Store, Protocol):
         ...
 
 
+@runtime_checkable
+class PartialStore(Store, Protocol):
+    """A Store that does not show all of another one."""
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Why what lies at `key` and below it is not shown, by key; only what was looked at is known."""
+        ...
+
+
 class Reference(NamedTuple):
     """One file of a reference set: inline bytes, a range of a target, or all of a target."""
 

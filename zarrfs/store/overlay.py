@@ -21,6 +21,7 @@ from zarrfs.store.api import (
     Buffer,
     Info,
     Kind,
+    PartialStore,
     PrefetchStore,
     Store,
     Usage,
@@ -428,6 +429,10 @@ class Overlay:
         """As PrefetchStore.prefetch, for what is not in the upper."""
         if isinstance(self.lower, PrefetchStore):
             await self.lower.prefetch([key for key in keys if self.upper.status(key) is None])
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """As PartialStore.left_out, of the lower store."""
+        return await self.lower.left_out(key) if isinstance(self.lower, PartialStore) else {}
 
     def stats(self) -> dict[str, Any]:
         """Counters of the lower store."""

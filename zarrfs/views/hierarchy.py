@@ -36,6 +36,7 @@ class Node(NamedTuple):
     mtime_ns: int | None = None  # of its documents, where the source has times
     mode: int | None = None  # of its first document, likewise
     leaf: bool = False  # an array, or what must have been one: all below it is chunks
+    consolidated: str = ""  # of the root: the key of the document that may have consolidated metadata
 
 
 class Found(NamedTuple):
@@ -48,7 +49,7 @@ class Found(NamedTuple):
 
 class _Known(NamedTuple):
     until: float  # when it is looked at again
-    found: tuple[Found, ...]
+    seen: tuple[Found, ...]  # its documents, and at the root that of consolidated metadata
     node: Node | None
     settled: bool  # whether how its chunks are called was seen, or said
 
@@ -176,6 +177,8 @@ class Hierarchy:
         documents = self._named.get(path)
         if documents is not None:
             node, settled = await self._named_node(path, documents)
+            if not path and self._named_by is not None:
+                node = node._replace(consolidated=self._named_by.key, mtime_ns=self._named_by.info.mtime_ns)
             return _Known(until, (), node, settled)
         if self._draft is not None:
             directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
@@ -186,16 +189,19 @@ class Hierarchy:
                 raise NotFound(path)
             directory, info = resolved
             found = await self._documents(directory)
+        beside = await self.consolidated_document() if not path else None
+        seen = found if beside is None else (*found, beside)
         if not found:
             group = GroupMetadata("v3", {}, implied=True)
-            return _Known(until, (), Node(path, group, None, (), directory, info.mtime_ns), True)
-        if known is not None and known.settled and known.found == found and found[0].info.mtime_ns is not None:
+            return _Known(until, seen, Node(path, group, None, (), directory, info.mtime_ns), True)
+        if known is not None and known.settled and known.seen == seen and found[0].info.mtime_ns is not None:
             return known._replace(until=until)
         metadata, problem, leaf, settled = await self._read(found, directory)
         mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
         keys = tuple(each.key for each in found)
-        node = Node(path, metadata, problem, keys, directory, max(mtimes, default=None), found[0].info.mode, leaf)
-        return _Known(until, found, node, settled)
+        mtime_ns, mode, named = max(mtimes, default=None), found[0].info.mode, beside.key if beside else ""
+        node = Node(path, metadata, problem, keys, directory, mtime_ns, mode, leaf, named)
+        return _Known(until, seen, node, settled)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
         """(key in the source, Info) of the directory that `path` is, or leads to."""

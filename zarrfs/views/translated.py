@@ -1,12 +1,384 @@
-"""-o view=v2 and view=v3: a hierarchy of any generation as one of that version, by other documents and chunk names."""
+"""-o view=v2 and view=v3: a hierarchy of any generation as one of that version, by other documents and chunk names.
+
+Chunks are the bytes of the source. What is shown is the hierarchy and nothing else: groups, arrays, their documents
+and chunks within the grid. An array that the version cannot have is an empty directory; left_out() says why.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal, NamedTuple
 
-from zarrfs.store.api import Store
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.store.api import (
+    Buffer,
+    DescriptorStore,
+    Info,
+    Kind,
+    PrefetchStore,
+    Store,
+    Usage,
+    check_key,
+    join_key,
+    keys_below,
+    split_key,
+)
+from zarrfs.store.links import follow
+from zarrfs.views.chunknames import ChunkNames
+from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
+from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.zarr import asv2, asv3
+from zarrfs.zarr.documents import dump_json
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
+
+log = logging.getLogger("zarrfs")
+
+_KNOWN = 65_536  # nodes whose documents are remembered
+_DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
+
+
+class _Shown(NamedTuple):
+    """A node as the view shows it."""
+
+    node: Node
+    documents: dict[str, bytes | None]  # sorted by name; None: made when it is asked for
+    chunks: ChunkNames | None = None  # of an array that is shown
+
+
+class _Place(NamedTuple):
+    """What a key of the view is: a document, a directory of a node, or what is at `source`."""
+
+    shown: _Shown
+    document: str = ""
+    source: str = ""  # a chunk, or a directory of chunks
+    directory: bool = False
+    rest: str = ""  # the key below an array
 
 
 def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store:
-    """The hierarchy in `store` as one of `version`."""
-    raise NotImplementedError
+    """The hierarchy in `store` as one of `version`, which closes `store`.
+
+    `strict`: what the version cannot have is a ReadError when it is looked at, and not left out.
+    """
+    kind = _DescriptorView if isinstance(store, DescriptorStore) else TranslatedView
+    return kind(store, version, strict)
+
+
+class TranslatedView:
+    """See open_translated()."""
+
+    def __init__(self, store: Store, version: Literal[2, 3], strict: bool = False) -> None:
+        self.lower = store
+        self.immutable = store.immutable
+        self.hierarchy = Hierarchy(store)
+        self._version, self._strict = version, strict
+        self._names = _DOCUMENTS[version]
+        self._shown: OrderedDict[str, _Shown] = OrderedDict()
+        self._left_out: dict[str, str] = {}
+
+    # -- the Store protocol
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        place = await self._place(key)
+        name = split_key(key)[1]
+        if place.document:
+            return await self._document_info(place.shown, place.document, sized)
+        if not place.source:
+            return await self._directory_info(place.shown.node, name)
+        info = (await self._resolved(place.source, sized))[1]
+        if place.directory is not (info.kind is Kind.DIRECTORY):
+            raise NotFound(key)
+        return info._replace(name=name, links=1) if place.directory else info._replace(name=name)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        place = await self._place(prefix)
+        if place.document or (place.source and not place.directory):
+            raise NotDirectory(prefix)
+        shown = place.shown
+        if shown.chunks is not None:
+            async for info in self._list_array(place, shown.chunks, after):
+                yield info
+        elif shown.node.leaf:
+            for info in await self._document_infos(shown, after):
+                yield info
+        else:
+            async for info in self._list_group(shown, after):
+                yield info
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        return keys_below(self, prefix)
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        place = await self._place(key)
+        if place.document:
+            data = await self._document(place.shown, place.document)
+            return memoryview(data)[start : len(data) if length is None else start + length]
+        return await self.lower.get(await self._chunk(key, place), start, length)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        place = await self._place(key)
+        if place.document:
+            size = (await self._document_info(place.shown, place.document, True)).size
+            return {"inline": size, "documents": list(place.shown.node.documents)}
+        if not place.source or place.directory:
+            return {}
+        return await self.lower.locate(await self._chunk(key, place))
+
+    async def usage(self) -> Usage:
+        return await self.lower.usage()
+
+    async def aclose(self) -> None:
+        await self.lower.aclose()
+
+    # -- what a mount asks beside
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Why arrays at `key` and below are not shown, by their path: of those that were looked at."""
+        node, rest = await self.hierarchy.find(key)
+        if rest:
+            return {}
+        await self._show(node)
+        prefix = f"{key}/" if key else ""
+        return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
+
+    @property
+    def remote(self) -> bool:
+        """As PrefetchStore.remote."""
+        return isinstance(self.lower, PrefetchStore) and self.lower.remote
+
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready."""
+        if isinstance(self.lower, PrefetchStore):
+            await self.lower.get_ready()
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch, of chunks."""
+        if not isinstance(self.lower, PrefetchStore):
+            return
+        wanted = []
+        for key in keys:
+            try:
+                place = await self._place(key)
+            except (NotFound, ReadError):
+                continue
+            if place.source and not place.directory:
+                wanted.append(place.source)
+        await self.lower.prefetch(wanted)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the lower store."""
+        found: dict[str, Any] = getattr(self.lower, "stats", dict)()
+        return found
+
+    # -- keys
+
+    async def _place(self, key: str) -> _Place:
+        """What there may be at `key`; NotFound where the view has no such name."""
+        check_key(key, root=True)
+        parent, name = split_key(key)
+        if name in self._names:
+            node, rest = await self.hierarchy.find(parent)
+            shown = await self._show(node)
+            if rest or name not in shown.documents:
+                raise NotFound(key)
+            return _Place(shown, document=name)
+        node, rest = await self.hierarchy.find(key)
+        shown = await self._show(node)
+        if not rest:
+            return _Place(shown, directory=True)
+        if shown.chunks is not None:
+            source, directory = shown.chunks.source(rest)
+            if source is not None:
+                return _Place(shown, "", join_key(node.chunks, source), directory, rest)
+        raise NotFound(key)
+
+    async def _chunk(self, key: str, place: _Place) -> str:
+        """The key in the source of a chunk; IsDirectory."""
+        if place.directory:
+            await self.info(key)  # it may not be there
+            raise IsDirectory(key)
+        if (await self.lower.info(place.source, sized=False)).kind is not Kind.SYMLINK:
+            return place.source
+        return (await self._resolved(place.source, False))[0]
+
+    async def _resolved(self, key: str, sized: bool) -> tuple[str, Info]:
+        """(key, Info) of what `key` of the source is, or leads to; a link that leads nowhere is a ReadError."""
+        info = await self.lower.info(key, sized)
+        if info.kind is not Kind.SYMLINK:
+            return key, info
+        try:
+            target = await follow(self.lower, key)
+        except (NotFound, NotDirectory):
+            target = None
+        if target is None:
+            raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")
+        return target, await self.lower.info(target, sized)
+
+    # -- nodes and their documents
+
+    async def _show(self, node: Node) -> _Shown:
+        known = self._shown.get(node.path)
+        if known is not None and known.node is node:
+            return known
+        try:
+            shown = self._translated(node)
+            if ".zmetadata" in shown.documents and not await self.hierarchy.consolidated(node.consolidated):
+                del shown.documents[".zmetadata"]
+            self._left_out.pop(node.path, None)
+        except MetadataError as exc:
+            self._leave_out(node.path, exc)
+            shown = _Shown(node, {})
+        self._shown[node.path] = shown
+        self._shown.move_to_end(node.path)
+        if len(self._shown) > _KNOWN:
+            self._shown.popitem(last=False)
+        return shown
+
+    def _leave_out(self, path: str, why: MetadataError) -> None:
+        """An array that is not shown: ReadError with `strict`, else a warning, once."""
+        if self._strict:
+            raise ReadError(path or "/", f"view=v{self._version} cannot show it: {why}") from why
+        if self._left_out.get(path) != str(why):
+            log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
+        self._left_out[path] = str(why)
+
+    def _translated(self, node: Node) -> _Shown:
+        """The documents of a node; MetadataError where the version cannot have it."""
+        metadata = node.metadata
+        if metadata is None:
+            return _Shown(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
+        if isinstance(metadata, ArrayMetadata):
+            module = asv3 if self._version == 3 else asv2
+            documents: dict[str, bytes | None] = {self._names[0]: module.array_document(metadata)}
+            chunks = ChunkNames(metadata, module.keys_of(metadata))
+        else:
+            documents, chunks = {}, None
+            if self._version == 3:
+                documents["zarr.json"] = None if node.consolidated else dump_json(asv3.group_json(metadata))
+        if self._version == 2:
+            if attributes := asv2.attributes_json(metadata):
+                documents[".zattrs"] = dump_json(attributes)
+            if chunks is None:
+                documents[".zgroup"] = dump_json(asv2.GROUP)
+            if node.consolidated:
+                documents[".zmetadata"] = None
+        return _Shown(node, documents, chunks)
+
+    async def _document(self, shown: _Shown, name: str) -> bytes:
+        """The bytes of a document. ReadError where that of the source is bad; NotFound of consolidated metadata."""
+        data = shown.documents[name]
+        if data is None:
+            if shown.node.problem is not None:
+                raise ReadError(shown.node.path or "/", shown.node.problem)
+            data = shown.documents[name] = await self._consolidated(shown.node, name)
+        return data
+
+    async def _consolidated(self, root: Node, name: str) -> bytes:
+        """A document of the root that has, or would have, consolidated metadata: where the source has some."""
+        nodes = await consolidated_nodes(self.hierarchy, root.consolidated)
+        if name == ".zmetadata":
+            if nodes is None:
+                raise NotFound(name)
+            return dump_json(zmetadata(nodes, self._leave_out))
+        assert isinstance(root.metadata, GroupMetadata)
+        document = asv3.group_json(root.metadata)
+        if nodes is not None:
+            document["consolidated_metadata"] = inline_metadata(nodes, self._leave_out)
+        return dump_json(document)
+
+    async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
+        size: int | None
+        if sized:
+            size = len(await self._document(shown, name))
+        else:
+            made = shown.documents[name]
+            size = None if made is None else len(made)
+        mode = None if shown.node.mode is None else shown.node.mode & 0o666
+        return Info(name, Kind.FILE, size, mode, shown.node.mtime_ns)
+
+    async def _document_infos(self, shown: _Shown, after: str) -> list[Info]:
+        return [await self._document_info(shown, name, False) for name in sorted(shown.documents) if name > after]
+
+    async def _directory_info(self, node: Node, name: str) -> Info:
+        try:
+            info = await self.lower.info(node.chunks, sized=False)
+        except NotFound:  # of an experimental store: a node without chunks
+            info = Info(name, Kind.DIRECTORY)
+        return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
+
+    # -- listings
+
+    async def _list_group(self, shown: _Shown, after: str) -> AsyncIterator[Info]:
+        """Documents and nodes, sorted; nodes are not looked at."""
+        documents = await self._document_infos(shown, after)
+        async for info in self.hierarchy.children(shown.node, after):
+            while documents and documents[0].name < info.name:
+                yield documents.pop(0)
+            if info.name in self._names:
+                self._collides(shown.node, info.name)
+            else:
+                yield info._replace(links=1, size=0)
+        for document in documents:
+            yield document
+
+    def _collides(self, group: Node, name: str) -> None:
+        path = join_key(group.path, name)
+        if path not in self._left_out:
+            self._left_out[path] = f"{name} is the name of a document"
+            log.warning("%s: left out of view=v%d: %s", path, self._version, self._left_out[path])
+
+    async def _list_array(self, place: _Place, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+        """Documents, whose names go before all chunks in v2 and behind them in v3; chunks in the source's order."""
+        own = await self._document_infos(place.shown, after) if not place.rest else []
+        if own and self._version == 2:
+            for info in own:
+                yield info
+            own, after = [], ""
+        elif self._version == 2 and after in self._names:
+            after = ""
+        if place.rest or self._version == 2 or after < "zarr.json":
+            directory = join_key(place.shown.node.chunks, chunks.directory(place.rest))
+            async for info in self._list_chunks(directory, place, chunks, after):
+                yield info
+        for info in own:
+            yield info
+
+    async def _list_chunks(
+        self, directory: str, place: _Place, chunks: ChunkNames, after: str
+    ) -> AsyncIterator[Info]:
+        """What chunks make in a directory of the source, by the names of the view; nothing else that lies there."""
+        start = chunks.source_name(place.rest, after)
+        shown_name = chunks.shown_names(place.rest)
+        try:
+            async for info in self.lower.list_dir(directory, start or ""):
+                name = shown_name(info.name, info.kind is Kind.DIRECTORY)
+                if name is None or (start is None and name <= after):
+                    continue
+                if info.kind is Kind.SYMLINK:
+                    info = (await self._resolved(join_key(directory, info.name), sized=False))[1]
+                yield info._replace(name=name, links=1 if info.kind is Kind.DIRECTORY else info.links)
+        except (NotFound, NotDirectory):
+            if place.rest:
+                raise
+
+
+class _DescriptorView(TranslatedView):
+    """A view of files of the operating system: chunks are those files, documents are in memory."""
+
+    async def open_value(self, key: str) -> int:
+        """As DescriptorStore.open_value."""
+        place = await self._place(key)
+        if not place.document:
+            assert isinstance(self.lower, DescriptorStore)
+            return await self.lower.open_value(await self._chunk(key, place))
+        data = await self._document(place.shown, place.document)
+        descriptor = os.memfd_create(place.document, os.MFD_CLOEXEC)
+        try:
+            os.write(descriptor, data)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
