@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import trio
 
 from tests.conftest import run
 from zarrfs.errors import MountError
-from zarrfs.jobs import cleaning, processes, records, running, stagein, stageout
+from zarrfs.jobs import cleaning, copies, processes, records, running, stagein, stageout
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking
+from zarrfs.options import Options
+from zarrfs.store.filesystem import FileSystemStore
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
 
@@ -172,3 +176,34 @@ def test_what_was_on_its_way_out_was_not_deleted_by_the_job(tmp_path: Path) -> N
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     assert stageout.deleted(str(tmp_path)) == ["a", "d/b"]
+
+
+def test_a_file_server_that_takes_long_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a file can be linked to is asked in a thread."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("a")
+    record = Record("link", str(source), str(tmp_path / "d"), str(tmp_path / "d"), records.process_here())
+    asked, going_on, waited = threading.Event(), threading.Event(), []
+
+    def slow(path: str) -> bool:
+        asked.set()
+        waited.append(going_on.wait(20))
+        return True
+
+    async def link() -> str | None:
+        store = FileSystemStore(str(source))
+        links = copies._Links(store, record, Options())
+        monkeypatch.setattr(os.path, "isfile", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(setting)
+            found = await links.link("a", await store.info("a"))
+        await store.aclose()
+        return found
+
+    async def setting() -> None:
+        await trio.to_thread.run_sync(asked.wait, 20)
+        going_on.set()
+
+    assert trio.run(link) == str(source / "a")
+    assert waited == [True]

@@ -13,9 +13,9 @@ from unittest import mock
 import pytest
 import trio
 
-from zarrfs.errors import MountError, UsageError
+from zarrfs.errors import MountError, SourceError, UsageError
 from zarrfs.fuse.mounts import Mount
-from zarrfs.jobs import nodelocal, processes, records, reports, sending
+from zarrfs.jobs import nodelocal, processes, records, reports, sending, stageout
 from zarrfs.jobs.deadline import Deadline, TimedOut
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import why_stale
@@ -46,6 +46,23 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record.remove()
     assert records.found() == []
     assert not (tmp_path / "state/staged").exists()
+
+
+def test_what_an_upper_hides_is_told_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be read may hide anything."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/.wh.x").write_text("")
+    assert stageout.deleted(str(tmp_path)) == ["a/x"]
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if path.endswith("b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(SourceError, match="a/b: permission denied"):
+        stageout.deleted(str(tmp_path))
 
 
 def test_one_place_is_staged_to_once() -> None:
@@ -243,7 +260,33 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(UsageError, match="--report"):
         reports.write(str(tmp_path / "nowhere/report"), {})
+    with pytest.raises(UsageError, match=r"--report /.*: is a directory"):
+        reports.write(str(tmp_path), {})
     reports.write(None, {})
+
+
+def test_a_report_goes_where_it_is_to_go(tmp_path: Path) -> None:
+    """It replaces no device, and follows no link that others have laid."""
+    real, link, fifo = tmp_path / "real", tmp_path / "link", tmp_path / "fifo"
+    link.symlink_to(real)
+    reports.write(str(link), {"a": 1})
+    assert (link.is_symlink(), json.loads(real.read_text())["a"]) == (True, 1)
+    guess = tmp_path / f"new.{os.getpid()}.tmp"
+    guess.symlink_to(real)
+    reports.write(str(tmp_path / "new"), {"a": 2})
+    assert json.loads(real.read_text())["a"] == 1
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        reports.write(str(fifo), {"a": 3})
+        assert json.loads(os.read(reader, 1 << 16))["a"] == 3
+    finally:
+        os.close(reader)
+    assert fifo.is_fifo()
+    if os.geteuid() == 0:
+        os.chown(link, 12345, 12345, follow_symlinks=False)
+        with pytest.raises(UsageError, match="a link that another user has made"):
+            reports.write(str(link), {})
 
 
 def test_sums_that_servers_tell() -> None:

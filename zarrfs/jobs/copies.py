@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
+import trio
+
 from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
@@ -94,11 +96,15 @@ class _Links:
         if path is None or not path.startswith("/"):
             return None
         await self._store.info(key)  # whether it may be reached, and is there
-        real = os.path.realpath(path)
-        if not os.path.isfile(real) or any(nodelocal.beneath(real, place) for place in self._removed):
+        if not await trio.to_thread.run_sync(self._stays, path):
             return None
         self.count += 1
         return path
+
+    def _stays(self, path: str) -> bool:
+        """Whether it is a file in a place that stays; blocks, as a server of files may not answer."""
+        real = os.path.realpath(path)
+        return os.path.isfile(real) and not any(nodelocal.beneath(real, place) for place in self._removed)
 
 
 @contextlib.contextmanager
@@ -115,6 +121,8 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
     try:
         with _failing(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
             yield _failing(path)(_noting(file, record.place, path.endswith(SUMS)))  # a nursery hides what it raises
+            file.flush()
+            os.fsync(file.fileno())
         with _failing(path):
             os.rename(new, path)
     finally:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from zarrfs.errors import UsageError
+from zarrfs.errors import UsageError, ZarrfsError
 
 
 def absolute(path: str | None) -> str | None:
@@ -24,10 +24,22 @@ def write(path: str | None, report: dict[str, Any]) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    new = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(new, "w") as file:
-            file.write(text)
-        os.rename(new, path)
+        _write(path, text)
     except OSError as exc:
         raise UsageError(f"--report {path}: {(exc.strerror or str(exc)).lower()}") from None
+    except ZarrfsError as exc:
+        raise UsageError(f"--report {exc}") from None
+
+
+def _write(path: str, text: str) -> None:
+    from zarrfs.stage.destination import placed
+
+    if os.path.islink(path) and os.lstat(path).st_uid not in (0, os.geteuid()):
+        raise UsageError(f"{path}: is a link that another user has made")  # as anybody can in /tmp
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, "w") as file:  # a terminal, a pipe, /dev/null
+            file.write(text)
+        return
+    with placed(path, "report", True) as place, open(place.new, "x") as file:
+        file.write(text)

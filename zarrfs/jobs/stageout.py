@@ -128,9 +128,16 @@ def files(tree: Tree, kept: Kept, links: bool) -> Iterator[File]:
 
 
 def deleted(upper: str) -> list[str]:
-    """The keys of the source that an upper hides, in order; "DIR/" where it hides all that was in DIR."""
+    """The keys of the source that an upper hides, in order; "DIR/" where it hides all that was in DIR.
+
+    SourceError for a directory that cannot be read.
+    """
+
+    def failed(exc: OSError) -> None:
+        raise SourceError(upper, (exc.strerror or str(exc)).lower(), os.path.relpath(exc.filename, upper)) from exc
+
     gone = []
-    for at, directories, names in os.walk(upper):
+    for at, directories, names in os.walk(upper, onerror=failed):
         directories[:] = [name for name in directories if not reserved(name)]  # they may hold what is to vanish
         key = os.path.relpath(at, upper)
         prefix = "" if key == "." else f"{key}/"
