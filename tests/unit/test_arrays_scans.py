@@ -1,0 +1,76 @@
+"""What is decoded ahead of readers in order: all that they come to, and no more than there is room for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from zarrfs.views.boxes import boxes, pieces
+from zarrfs.views.scans import Scans
+
+MIB = 1 << 20
+
+
+def wanted(shape: tuple[int, ...], chunks: tuple[int, ...], start: int, stop: int) -> set[int]:
+    """The chunks of the items [start, stop)."""
+    counts = tuple(-(-extent // step) for extent, step in zip(shape, chunks, strict=True))
+    return {piece.number for box in boxes(shape, start, stop) for piece in pieces(box, chunks, counts)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks"),
+    [((8192, 4096), (1024, 1024)), ((64 << 20,), (1 << 20,)), ((64, 512, 512), (8, 128, 512)), ((4096, 8192), (16, 8192)),
+     ((1000, 1000, 3), (64, 64, 3))],
+)  # fmt: skip
+def test_a_reader_in_order_finds_its_chunks_ahead(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+    width = math.prod(-(-extent // step) for extent, step in zip(shape[1:], chunks[1:], strict=True))
+    room = 2 * width + 8
+    scans = Scans(shape, chunks, 4, room, 3)
+    total = math.prod(shape)
+    step = max(1, min(MIB // 4, total // 64))
+    decoded: set[int] = set()
+    missed = 0
+    for start in range(0, total, step):
+        stop = min(start + step, total)
+        needed = wanted(shape, chunks, start, stop)
+        missed += len(needed - decoded) if start else 0
+        scan = scans.read(4 * start, 4 * stop)
+        decoded |= needed
+        if scan is not None:
+            while scan.next < scan.goal:
+                assert scan.next < math.prod(-(-extent // part) for extent, part in zip(shape, chunks, strict=True))
+                decoded.add(scan.next)
+                scan.next += 1
+            left = start // (math.prod(shape[1:]) * chunks[0]) * width
+            assert len({number for number in decoded if number >= left}) <= room
+            assert list(scans.passed(scan)) == [] or start
+    assert missed <= 2 * width  # those of the first reads, which make no scan yet
+
+
+def test_a_random_reader_gets_nothing_ahead() -> None:
+    scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
+    assert all(scans.read(at * 7_654_321 % 10**8, at * 7_654_321 % 10**8 + 4096) is None for at in range(1, 100))
+
+
+def test_requests_in_another_order_are_one_reader() -> None:
+    scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
+    first = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 1)][1]
+    assert first is not None
+    assert all(scans.read(at * MIB, (at + 1) * MIB) is first for at in (3, 2, 5, 4))
+    assert first.position == 6 * MIB
+
+
+def test_two_readers_are_two() -> None:
+    scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
+    found = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 64, 1, 65, 2, 66)][2:]
+    assert [None if scan is None else scan.position for scan in found[:0]] == []
+    assert found[0] is found[2] is not found[1] is found[3]
+
+
+def test_a_band_that_does_not_fit_is_not_decoded_ahead() -> None:
+    scans = Scans((8192, 4096), (1024, 1024), 4, 3, 1)
+    assert not scans.fits
+    scan = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 1, 2)][-1]
+    assert scan is not None
+    assert scan.next >= scan.goal
