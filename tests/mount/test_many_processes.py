@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mount.mounting import mounted
+import pytest
+
+from tests.mount.mounting import daemon_pid, mounted
 from tests.mount.remotevalues import publish, stats
 from tests.servers import Nginx, nginx
 
@@ -73,3 +76,14 @@ def test_64_processes_share_what_is_fetched(nginx: Nginx, tmp_path: Path) -> Non
         read_by_many(root, nginx.plain.root / "processes.bin", PROCESSES, READS // 40)
         fetched = stats(root)["remote"]["bytes"]
     assert fetched <= 1.5 * len(data)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take a higher priority")
+@pytest.mark.parametrize(("option", "nice"), [("", -5), ("nice=3", 3), ("nice=0", 0)])
+def test_the_priority_of_a_daemon(option: str, nice: int, tmp_path: Path) -> None:
+    source = tmp_path / "refs.json"
+    source.write_text('{"a": "b"}')
+    with mounted(source, tmp_path / "mnt", option) as root:
+        threads = os.listdir(f"/proc/{daemon_pid(root)}/task")
+        assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {nice}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == 0
