@@ -13,17 +13,20 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trio
+import trio.testing
 
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.unit.archives import D, file, opened, put
 from tests.unit.extracting import extract, snapshot, write
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store import filling
+from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.filling import Filling
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
@@ -229,6 +232,44 @@ def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
             extract({"f": file("x")}, place)
         with pytest.raises(UsageError, match=r"/ro/new: read-only file system"):
             extract({"f": file("x")}, place / "new")
+
+
+class Odd:
+    """A store of a directory of two large files of sizes that only info() tells; one fails as nobody expects."""
+
+    immutable, size, when = True, 9 << 20, 10**18
+
+    def __init__(self) -> None:
+        self.failed = trio.Event()
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        kind = Kind.FILE if "/" in key else Kind.DIRECTORY
+        return Info(key.rpartition("/")[2], kind, self.size, 0o555 if key else 0o755, self.when)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        for name in ("a", "b") if prefix else ("d",):
+            found = await self.info(f"{prefix}/{name}".lstrip("/"))
+            yield found._replace(size=None) if prefix else found
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        if key == "d/a":
+            self.failed.set()
+            raise RuntimeError("odd")
+        await self.failed.wait()
+        await trio.testing.wait_all_tasks_blocked(0.2)
+        return bytes([1]) * (length or 0)
+
+
+def test_what_nobody_expected_is_a_failure_like_any_other(tmp_path: Path) -> None:
+    """The directory is done once, when its other file is there."""
+    report = write(cast(Store, Odd()), tmp_path / "out", keep_going=True)
+    assert [(bad.key, bad.reason) for bad in report.failed] == [("d/a", "odd")]
+    assert (report.files, report.directories) == (1, 1)
+    found = snapshot(tmp_path / "out")
+    assert found.keys() == {"", "d", "d/b"}
+    assert (found["d"].mode, found["d"].mtime_ns, found["d/b"].data) == (0o555, Odd.when, b"\1" * Odd.size)
+    with pytest.raises(SourceError, match="d/a: RuntimeError: odd"):
+        write(cast(Store, Odd()), tmp_path / "other")
 
 
 def test_another_file_system_within(tmp_path: Path) -> None:

@@ -327,20 +327,22 @@ class _Run:
         try:
             if item.info.size is None:
                 item.info = item.info._replace(size=(await self._store.info(item.key)).size)
-            if held(item.info) > LARGE:
-                await self._write_large(item)
-                return
-            room = await self._room.take(held(item.info))
-            parts = []
-            async for start, length in extents(self._store, item.key, item.info):
-                data = await self._store.get(item.key, start, length)
-                check_length(item.key, len(data), start, length)
-                parts.append(Part(start, length, data))
-            item.content = parts
-            await self._fetched.send((item, room))
+            large = held(item.info) > LARGE
+            if not large:
+                room = await self._room.take(held(item.info))
+                parts = []
+                async for start, length in extents(self._store, item.key, item.info):
+                    data = await self._store.get(item.key, start, length)
+                    check_length(item.key, len(data), start, length)
+                    parts.append(Part(start, length, data))
+                item.content = parts
+                await self._fetched.send((item, room))
         except Exception as exc:
             await self._room.give(room)
             self._drop(item, exc)
+            return
+        if large:  # not above: it gives up its item itself
+            await self._write_large(item)
 
     async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
         """Write what has come, as much of it at a time as there is."""
@@ -374,7 +376,7 @@ class _Run:
                 error = await self._pieces(begun)
             if error is None:
                 digest = await self._in_thread(self._writer.summed, begun)
-        except (ZarrfsError, OSError) as exc:
+        except Exception as exc:  # also one that nobody expected, as of a small file
             error = exc
         except BaseException as exc:
             with trio.CancelScope(shield=True):
@@ -402,7 +404,7 @@ class _Run:
         async def one(start: int, length: int) -> None:
             try:
                 await self._piece(writing, start, length)
-            except (ZarrfsError, OSError) as exc:
+            except Exception as exc:
                 failed.append(exc)
                 nursery.cancel_scope.cancel()
             finally:
@@ -414,7 +416,7 @@ class _Run:
                 async for low, length in stretches(self._store, key, info):
                     await some.acquire()
                     nursery.start_soon(one, low, length)
-            except (ZarrfsError, OSError) as exc:
+            except Exception as exc:
                 failed.append(exc)
                 nursery.cancel_scope.cancel()
         return failed[0] if failed else None
