@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.lowlevel
 import trio.testing
 
 from zarrfs.errors import ReadError
@@ -94,7 +95,7 @@ def test_a_failure_is_told_to_all_who_wait_and_not_kept() -> None:
         async def fail() -> Decoded:
             nonlocal calls
             calls += 1
-            await trio.sleep(0)
+            await trio.lowlevel.checkpoint()
             raise ReadError("k", "damaged")
 
         async def want() -> None:

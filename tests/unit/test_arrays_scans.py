@@ -20,8 +20,8 @@ def wanted(shape: tuple[int, ...], chunks: tuple[int, ...], start: int, stop: in
 
 @pytest.mark.parametrize(
     ("shape", "chunks"),
-    [((8192, 4096), (1024, 1024)), ((64 << 20,), (1 << 20,)), ((64, 512, 512), (8, 128, 512)), ((4096, 8192), (16, 8192)),
-     ((1000, 1000, 3), (64, 64, 3))],
+    [((8192, 4096), (1024, 1024)), ((64 << 20,), (1 << 20,)), ((64, 512, 512), (8, 128, 512)),
+     ((4096, 8192), (16, 8192)), ((1000, 1000, 3), (64, 64, 3))],
 )  # fmt: skip
 def test_a_reader_in_order_finds_its_chunks_ahead(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
     width = math.prod(-(-extent // step) for extent, step in zip(shape[1:], chunks[1:], strict=True))
@@ -64,7 +64,6 @@ def test_requests_in_another_order_are_one_reader() -> None:
 def test_two_readers_are_two() -> None:
     scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
     found = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 64, 1, 65, 2, 66)][2:]
-    assert [None if scan is None else scan.position for scan in found[:0]] == []
     assert found[0] is found[2] is not found[1] is found[3]
 
 

@@ -13,7 +13,7 @@ def open_view(store: Store, options: Options) -> Store:
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 
-        return ArraysView(store, options.arrays == "raw", options.array_cache)
+        return ArraysView(store, options.arrays == "raw", options.array_cache, options.strict)
     from zarrfs.views.translated import open_translated
 
     return open_translated(store, 2 if options.view == "v2" else 3, options.strict)

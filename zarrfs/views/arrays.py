@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Buffer,
     Info,
@@ -69,11 +69,14 @@ class ArraysView:
 
     remote = False  # what is read ahead is known here, not by the names of files
 
-    def __init__(self, store: Store, raw: bool, budget: int) -> None:
-        """`raw`: files without headers; `budget`: bytes of decoded chunks that are kept."""
+    def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
+        """`raw`: files without headers; `budget`: bytes of decoded chunks that are kept.
+
+        `strict`: what would be left out is a ReadError when it is looked at.
+        """
         self.lower = store
         self.immutable = store.immutable
-        self._raw = raw
+        self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._cache = DecodedCache(budget)
@@ -157,6 +160,17 @@ class ArraysView:
         """Counters of the source, and of decoded chunks."""
         of_source: Callable[[], dict[str, Any]] = getattr(self.lower, "stats", dict)
         return {**of_source(), "arrays": self._cache.stats()}
+
+    # -- what a mount asks beside
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Why arrays at `key` and below are not shown, by their path: of those that were looked at."""
+        return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
+
+    async def check(self) -> None:
+        """Look at every node; ReadError of the first that is bad, or with `strict` cannot be shown."""
+        async for key in keys_below(self, ""):
+            await self._find(key)
 
     # -- what is under a key
 
@@ -251,9 +265,11 @@ class ArraysView:
         return _Entry(node, header, size)
 
     def _leave_out(self, node: Node, reason: str) -> None:
+        if self._strict:
+            raise ReadError(node.path or "/", f"view=arrays cannot show it: {reason}")
         if self._left_out.get(node.path) != reason:
             self._left_out[node.path] = reason
-            log.warning("%s: left out: %s", node.path or "/", reason)
+            log.warning("%s: left out of view=arrays: %s", node.path or "/", reason)
 
     def _flat(self, node: Node) -> FlatArray:
         """The reader of an array."""

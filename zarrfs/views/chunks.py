@@ -57,7 +57,7 @@ class Chunks:
     def plain(self) -> bool:
         """Whether chunks are stored as they are decoded, item by item."""
         names = [codec.name for codec in self._stored.codecs[self.fortran :]]
-        return names == ["bytes"] and self._sharding is None
+        return names in ([], ["bytes"]) and self._sharding is None
 
     def id(self, number: int) -> Hashable:
         """What a chunk is called in the cache."""
@@ -204,7 +204,10 @@ class Chunks:
             found = await self._believed(id, key)
             if found is None:
                 found = await self._cache.get(id, sharding.index_length, lambda: self._load_index(sharding, key))
-            run = None if found.value is None else found.value[place]
+            try:
+                run = None if found.value is None else found.value[place]
+            except MetadataError as exc:
+                raise ReadError(key, str(exc)) from exc
             if run is None:
                 return key, found.version, None
             data = await _answer(key, self._store.get, key, *run)
