@@ -285,13 +285,16 @@ def as_nobody(document: Any, out: Path, existing: str = "refuse") -> str:
     """What becomes of an extraction by somebody who has no rights."""
     extract(document, out.parent / "warm")  # nobody can import what is not yet imported
     shutil.rmtree(out.parent / "warm")
+    scratch = out.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    scratch.chmod(0o1777)  # which /tmp may not be
     receive, send = multiprocessing.Pipe(duplex=False)
 
     def child() -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        tempfile.tempdir = "/tmp"
+        tempfile.tempdir = str(scratch)
         try:
             send.send(str(extract(document, out, mark="m", existing=existing).files))
         except (SourceError, UsageError) as exc:
