@@ -5,37 +5,81 @@ Source: Zarr v3 core; Zarr v2 specification; zarr-legacy-persistence (0.4.0); st
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 from zarrfs.transfer.api import Buffer
-from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata
+from zarrfs.zarr import legacy, pickled, v2, v3
+from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
 
 NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")  # of which one makes a node
 ATTRIBUTE_DOCUMENTS = {".zarray": ".zattrs", ".zgroup": ".zattrs", "__zmeta__": "__zattr__", "meta": "attrs"}
 Metadata = ArrayMetadata | GroupMetadata
 
+_PARSERS: dict[str, Callable[[dict[str, JSON], dict[str, JSON]], Metadata]] = {
+    ".zarray": v2.array,
+    ".zgroup": v2.group,
+    "__zmeta__": legacy.array_v0,
+    "meta": legacy.array_v1,
+}
+
 
 def is_litter(name: str) -> bool:
     """Whether a file of that name was left behind by a writer: `__zattr__.lock`, `0.0.<uuid>.partial`."""
-    raise NotImplementedError
+    return name.endswith((".lock", ".partial"))
 
 
 def parse_node(name: str, data: Buffer, attributes: Buffer | None = None) -> Metadata:
     """The node that the document called `name` (one of NODE_DOCUMENTS) makes. MetadataError names the rule.
 
-    `attributes`: of the document that ATTRIBUTE_DOCUMENTS names, where there is one.
+    `attributes`: of the document that ATTRIBUTE_DOCUMENTS names, where there is one. A `meta` that is no document
+    of Zarr at all (another program's) is legacy.OtherFile.
     """
-    raise NotImplementedError
+    if name == "__zmeta__" and bytes(data[:1]) != b"{":
+        document = pickled.load(bytes(data))
+    elif name == "meta":
+        document = legacy.load_meta(data, load_json)
+    else:
+        document = load_json(data)
+    return parse_document(name, document, None if attributes is None else load_json(attributes))
 
 
 def parse_document(name: str, document: JSON, attributes: JSON = None) -> Metadata:
     """As parse_node(), of documents that are parsed (by consolidated())."""
-    raise NotImplementedError
+    if not isinstance(document, dict):
+        raise MetadataError("not a JSON object")
+    try:
+        if name == "zarr.json":
+            return v3.node(document)
+        if attributes is None:
+            attributes = {}
+        elif not isinstance(attributes, dict):
+            raise MetadataError(f"{ATTRIBUTE_DOCUMENTS[name]} is not a JSON object")
+        return _PARSERS[name](document, attributes)
+    except RecursionError:
+        raise MetadataError("JSON too deep") from None
+
+
+def _unique(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise MetadataError("a JSON object with two members of the same name")
+    return found
 
 
 def load_json(data: Buffer) -> JSON:
     """JSON that may have NaN, Infinity and -Infinity, as old writers left it. MetadataError."""
-    raise NotImplementedError
+    try:
+        return _DECODER.decode(str(data, "utf-8-sig" if data[:1] == b"\xef" else "utf-8"))
+    except ValueError as error:  # also text that is no UTF-8, and numbers of too many digits
+        raise MetadataError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise MetadataError("JSON too deep") from None
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def dump_json(value: JSON) -> bytes:
     """Strict JSON, indented as zarr-python does. ValueError for a NaN."""
-    raise NotImplementedError
+    return json.dumps(value, indent=2, allow_nan=False).encode()

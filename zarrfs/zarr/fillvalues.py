@@ -1,36 +1,356 @@
 """Fill values: from the JSON of each generation to the bytes of one item, and back.
 
-Source: Zarr v2 specification, "Fill value encoding"; Zarr v3 core, "Fill value"; numpy 1 for v0 and v1.
+Source: Zarr v2 specification, "Fill value encoding"; Zarr v3 core, "Fill value"; zarr-extensions (struct, string,
+bytes); numpy 1 for v0 and v1; what zarr-python 2.18 and 3.1 write.
 """
 
 from __future__ import annotations
 
+import binascii
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
 from zarrfs.zarr.dtypes import DataType
-from zarrfs.zarr.model import JSON, ArrayMetadata
+from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
 
 Fill = tuple[bytes | None, JSON]  # the bytes of an item, and the value itself where items have no fixed size
+Read = Callable[[JSON, DataType], bytes]
+
+_TOKENS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_FORMATS = {2: "e", 4: "f", 8: "d"}
+_NOT_A_TIME = -(1 << 63)
+_SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
 def from_v0_v1(value: JSON, dtype: DataType) -> Fill:
     """A fill value cast as numpy 1 did it; null: undefined. MetadataError."""
-    raise NotImplementedError
+    return (None if value is None else _cast(value, dtype)), None
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
     """A fill value of v2; null: undefined. MetadataError."""
-    raise NotImplementedError
+    if value is None:
+        return None, None
+    if dtype.itemsize:
+        return _read_v2(value, dtype), None
+    if dtype.kind == "O":
+        return None, value
+    if type(value) in (int, float):  # zarr-python 2 wrote 0 for objects of any kind
+        return None, (str(value) if dtype.kind == "T" else b"")
+    return None, _object(value, dtype)
 
 
 def from_v3(value: JSON, dtype: DataType) -> Fill:
     """A fill value of v3, in any form that the specification allows. MetadataError."""
-    raise NotImplementedError
+    return (_read_v3(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
+
+
+def value_of(data: bytes, dtype: DataType) -> Any:
+    """What the bytes of an item of fixed size are in Python: complex numbers are pairs, times are whole numbers."""
+    kind, order = dtype.kind, dtype.endian or "little"
+    if kind == "b":
+        return data != b"\0"
+    if kind in "iumM":
+        return int.from_bytes(data, order, signed=kind != "u")
+    if kind == "f":
+        if dtype.itemsize in _FORMATS:
+            return struct.unpack(_SIGNS[order] + _FORMATS[dtype.itemsize], data)[0]
+        import numpy as np
+
+        return float(np.frombuffer(data, dtype.numpy())[0])
+    if kind == "c":
+        half, part = dtype.itemsize // 2, _part(dtype)
+        return [value_of(data[:half], part), value_of(data[half:], part)]
+    if kind == "S":
+        return data.rstrip(b"\0")
+    if kind == "U":
+        return data.decode("utf-32-" + ("be" if order == "big" else "le"), "surrogatepass").rstrip("\0")
+    return data
 
 
 def as_v2(array: ArrayMetadata) -> JSON:
     """The fill_value of a v2 document, strict JSON; None where it is undefined."""
-    raise NotImplementedError
+    if not array.dtype.itemsize:
+        value = array.fill_object
+        return _base64(value) if isinstance(value, bytes) else value
+    return None if array.fill is None else _as_json(array.fill, array.dtype, _as_token)
 
 
 def as_v3(array: ArrayMetadata) -> JSON:
     """The fill_value of a v3 document, strict JSON; the type's zero where it is undefined."""
-    raise NotImplementedError
+    dtype = array.dtype
+    if not dtype.itemsize:
+        value = array.fill_object
+        return (value or "") if dtype.kind == "T" else _base64(value or b"")
+    data = bytes(dtype.itemsize) if array.fill is None else array.fill
+    if dtype.kind in "mM" and value_of(data, dtype) == _NOT_A_TIME:
+        return "NaT"
+    return _as_json(data, dtype, _as_token_or_bits)
+
+
+# -- to bytes
+
+
+def _wrong(value: JSON, dtype: DataType) -> MetadataError:
+    try:
+        shown = repr(value)
+    except (RecursionError, ValueError):  # too deep, too many digits
+        shown = f"a {type(value).__name__}"
+    text = dtype.text if isinstance(dtype.text, str) else "fields"
+    return MetadataError(f"fill_value: {shown[:60]} is none of dtype {text}")
+
+
+def _whole(value: int, dtype: DataType) -> bytes:
+    try:
+        return value.to_bytes(dtype.itemsize, dtype.endian or "little", signed=dtype.kind != "u")
+    except OverflowError:
+        raise _wrong(value, dtype) from None
+
+
+def _part(dtype: DataType) -> DataType:
+    """The type of the real part of a complex number."""
+    half = dtype.itemsize // 2
+    return DataType(f"{_SIGNS[dtype.endian]}f{half}", half, "f", dtype.endian)
+
+
+def _real(value: float, dtype: DataType) -> bytes:
+    if dtype.itemsize in _FORMATS:
+        form = _SIGNS[dtype.endian] + _FORMATS[dtype.itemsize]
+        try:
+            return struct.pack(form, value)
+        except OverflowError:  # rounds to infinity
+            return struct.pack(form, math.inf if value > 0 else -math.inf)
+    import numpy as np
+
+    return np.array(value).astype(dtype.numpy()).tobytes()
+
+
+def _float(value: JSON, dtype: DataType) -> bytes:
+    if type(value) is float:
+        return _real(value, dtype)
+    if type(value) is int:
+        try:
+            return _real(float(value), dtype)
+        except OverflowError:
+            raise _wrong(value, dtype) from None
+    if isinstance(value, str) and value in _TOKENS:
+        return _real(_TOKENS[value], dtype)
+    raise _wrong(value, dtype)
+
+
+def _fitting(data: bytes, value: JSON, dtype: DataType) -> bytes:
+    """Bytes of an item, zeros at the end where they are fewer."""
+    if len(data) > dtype.itemsize:
+        raise _wrong(value, dtype)
+    return data.ljust(dtype.itemsize, b"\0")
+
+
+def _text(value: str, dtype: DataType) -> bytes:
+    order = "be" if dtype.endian == "big" else "le"
+    return _fitting(value.encode("utf-32-" + order, "surrogatepass"), value, dtype)
+
+
+def _from_base64(value: JSON, dtype: DataType) -> bytes:
+    try:
+        return binascii.a2b_base64(value)
+    except (TypeError, ValueError):
+        raise _wrong(value, dtype) from None
+
+
+def _object(value: JSON, dtype: DataType) -> str | bytes:
+    """Text or bytes of any length."""
+    if dtype.kind == "T" and isinstance(value, str):
+        return value
+    if dtype.kind == "B" and isinstance(value, str):
+        return _from_base64(value, dtype)
+    if dtype.kind == "B" and isinstance(value, list):
+        return _from_numbers(value, dtype)
+    raise _wrong(value, dtype)
+
+
+def _from_numbers(value: list[JSON], dtype: DataType) -> bytes:
+    if any(type(item) is not int or not 0 <= item <= 255 for item in value):
+        raise _wrong(value, dtype)
+    return bytes(value)
+
+
+def _pair(value: JSON, dtype: DataType, read: Read) -> bytes:
+    part = _part(dtype)
+    if isinstance(value, list) and len(value) == 2:
+        return read(value[0], part) + read(value[1], part)
+    return read(value, part) + bytes(part.itemsize)
+
+
+def _integral(value: JSON, dtype: DataType) -> bytes:
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not int:
+        raise _wrong(value, dtype)
+    return _whole(value, dtype)
+
+
+def _read_v2(value: JSON, dtype: DataType) -> bytes:
+    kind = dtype.kind
+    if kind == "f":
+        return _float(value, dtype)
+    if kind in "iu":
+        return _integral(value, dtype)
+    if kind == "b" and (type(value) is bool or (type(value) in (int, float) and value in (0, 1))):
+        return b"\1" if value else b"\0"
+    if kind == "c":
+        return _pair(value, dtype, _float)
+    if kind in "mM":
+        return _whole(_NOT_A_TIME, dtype) if value == "NaT" else _integral(value, dtype)
+    if kind == "U" and isinstance(value, str | int | float):
+        return _text(str(value)[: dtype.itemsize // 4], dtype)
+    if kind == "S" and isinstance(value, str | int | float):
+        return _bytes_v2(value, dtype)
+    if kind == "V":
+        return bytes(dtype.itemsize) if value == 0 else _fitting(_from_base64(value, dtype), value, dtype)
+    raise _wrong(value, dtype)
+
+
+def _bytes_v2(value: str | float, dtype: DataType) -> bytes:
+    """Base64; before zarr-python 2.2 it was plain text, or a number."""
+    try:
+        data = binascii.a2b_base64(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        data = _ascii(value, dtype)
+    return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
+
+
+def _ascii(value: JSON, dtype: DataType) -> bytes:
+    try:
+        return str(value).encode("ascii")
+    except ValueError:
+        raise _wrong(value, dtype) from None
+
+
+def _read_v3(value: JSON, dtype: DataType) -> bytes:
+    kind = dtype.kind
+    if kind == "f":
+        return _float_v3(value, dtype)
+    if kind in "iu":
+        return _integral(value, dtype)
+    if kind == "b" and type(value) is bool:
+        return b"\1" if value else b"\0"
+    if kind == "c" and isinstance(value, list):
+        return _pair(value, dtype, _float_v3)
+    if kind in "mM":
+        return _whole(_NOT_A_TIME, dtype) if value == "NaT" else _integral(value, dtype)
+    if kind == "U" and isinstance(value, str):
+        return _text(value, dtype)
+    if isinstance(value, dict) and dtype.fields:
+        if value.keys() != {name for name, _type, _shape in dtype.fields}:
+            raise MetadataError("fill_value: not the fields of the data type")
+        return b"".join(_read_v3(value[name], inner) for name, inner, _shape in dtype.fields)
+    if kind in "SV" and isinstance(value, list):
+        return _fitting(_from_numbers(value, dtype), value, dtype)
+    if kind in "SV" and isinstance(value, str):
+        return _fitting(_from_base64(value, dtype), value, dtype)
+    raise _wrong(value, dtype)
+
+
+def _float_v3(value: JSON, dtype: DataType) -> bytes:
+    if not isinstance(value, str) or value in _TOKENS:
+        return _float(value, dtype)
+    try:
+        if not value.startswith("0x") or len(value) != 2 + 2 * dtype.itemsize:
+            raise _wrong(value, dtype)
+        data = binascii.unhexlify(value[2:])
+        return data if dtype.endian == "big" else data[::-1]
+    except ValueError:
+        raise _wrong(value, dtype) from None
+
+
+def _cast(value: JSON, dtype: DataType) -> bytes:
+    """As numpy 1 did in array.fill(value): numbers wrap, what is none becomes text for kinds S and U."""
+    kind = dtype.kind
+    if dtype.fields:
+        return _cast_fields(value, dtype)
+    if kind == "S" and isinstance(value, str | bytes | int | float):
+        data = value if isinstance(value, bytes) else _ascii(value, dtype)
+        return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
+    if kind == "U" and isinstance(value, str | int | float):
+        return _text(str(value)[: dtype.itemsize // 4], dtype)
+    if kind in "mM":
+        return _cast_time(value, dtype)
+    if kind == "V" and value == 0:
+        return bytes(dtype.itemsize)
+    if isinstance(value, int | float) or (isinstance(value, str) and value in _TOKENS and kind in "fc"):
+        return _cast_number(value, dtype)
+    if kind == "c" and isinstance(value, list):  # of the pickled predecessor
+        return _pair(value, dtype, _cast_number)
+    raise _wrong(value, dtype)
+
+
+def _cast_number(value: JSON, dtype: DataType) -> bytes:
+    kind = dtype.kind
+    if kind == "b":
+        return b"\1" if value else b"\0"
+    if kind == "f":
+        return _float(int(value) if type(value) is bool else value, dtype)
+    if kind == "c":
+        return _pair(int(value) if type(value) is bool else value, dtype, _float)
+    if kind not in "iu" or (type(value) is float and not math.isfinite(value)):
+        raise _wrong(value, dtype)
+    number = int(value)
+    if not -(1 << 63) <= number < 1 << 64:  # numpy refused these
+        raise _wrong(value, dtype)
+    return (number % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, dtype.endian or "little")
+
+
+def _cast_time(value: JSON, dtype: DataType) -> bytes:
+    if type(value) is int:
+        return _whole(value, dtype)
+    if not isinstance(value, str):
+        raise _wrong(value, dtype)
+    import numpy as np
+
+    try:
+        return np.array(value, dtype=dtype.numpy()).tobytes()
+    except (ValueError, TypeError, OverflowError):
+        raise _wrong(value, dtype) from None
+
+
+def _cast_fields(value: JSON, dtype: DataType) -> bytes:
+    """One value for all fields, or one for each."""
+    fields = dtype.fields or ()
+    values = value if isinstance(value, list | tuple) else [value] * len(fields)
+    if len(values) != len(fields):
+        raise _wrong(value, dtype)
+    found = (_cast(item, inner) * math.prod(shape) for item, (_name, inner, shape) in zip(values, fields, strict=True))
+    return b"".join(found)
+
+
+# -- to JSON
+
+
+def _base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def _as_token(value: float, _data: bytes, _dtype: DataType) -> JSON:
+    """JSON has no names for what is no finite number."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _as_token_or_bits(value: float, data: bytes, dtype: DataType) -> JSON:
+    """As _as_token; a NaN that is not the usual one is told by its bits."""
+    if math.isnan(value) and dtype.itemsize in _FORMATS and data != _real(math.nan, dtype):
+        return "0x" + (data if dtype.endian == "big" else data[::-1]).hex()
+    return _as_token(value, data, dtype)
+
+
+def _as_json(data: bytes, dtype: DataType, real: Callable[[float, bytes, DataType], JSON]) -> JSON:
+    value = value_of(data, dtype)
+    if dtype.kind == "f":
+        return real(value, data, dtype)
+    if dtype.kind == "c":
+        half, part = dtype.itemsize // 2, _part(dtype)
+        return [real(value[0], data[:half], part), real(value[1], data[half:], part)]
+    return _base64(value) if isinstance(value, bytes) else value

@@ -1,0 +1,232 @@
+"""The `__zmeta__` of zarr 0.3.0, a pickle: its opcodes are read by a whitelist, and nothing is ever unpickled.
+
+No function is called and no name looked up: what a few names of numpy stand for is known here, all others are
+refused. Source: PEP 307 and pickletools; numpy's dtype.__reduce__ and scalar.__reduce__; zarr 0.3.0.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from zarrfs.zarr import dtypes, fillvalues
+from zarrfs.zarr.model import JSON, MetadataError
+
+_LENGTH_MAX = 1 << 20  # bytes: such a document has less than 1000
+_VERSION = 3  # of the state of a dtype; 4 has a metadata member more
+
+_MARK = object()
+_LITERALS = {
+    "INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+}  # fmt: skip
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes
+_CONSTANTS: dict[str, JSON] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_CODECS = ("_codecs encode",)
+_DTYPE = ("numpy dtype",)
+_SCALAR = ("numpy.core.multiarray scalar", "numpy._core.multiarray scalar")
+_BYTES = ("__builtin__ bytes", "builtins bytes")  # bytes() of protocol 0 is how an empty one is told
+_KNOWN = {*_CODECS, *_DTYPE, *_SCALAR, *_BYTES}
+
+
+class _Name(NamedTuple):
+    """A name that the pickle would have looked up."""
+
+    text: str
+
+
+class _Type:
+    """A dtype: its text, complete once its state is known."""
+
+    def __init__(self, text: str) -> None:
+        self.text: Any = text
+
+
+class _Scalar(NamedTuple):
+    """A numpy scalar."""
+
+    type: _Type
+    data: bytes
+
+
+def load(data: bytes) -> dict[str, JSON]:
+    """The members of the document, as the JSON of 0.4.0 has them. MetadataError for any other pickle."""
+    if len(data) > _LENGTH_MAX:
+        raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
+    try:
+        found = _Machine().run(data)
+    except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise MetadataError(f"a damaged pickle: {str(error)[:100]}") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str | bytes) for key in found):
+        raise MetadataError("a pickle that is no dict")
+    document = {_text(key): value for key, value in found.items()}
+    dtype = document.get("dtype")
+    if isinstance(dtype, _Type):
+        document["dtype"] = dtype.text
+    elif isinstance(dtype, bytes):
+        document["dtype"] = _text(dtype)
+    if isinstance(document.get("cname"), bytes):
+        document["cname"] = _text(document["cname"])
+    document["fill_value"] = _fill(document.get("fill_value"))
+    return document
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _fill(value: Any) -> JSON:
+    """A fill value as fillvalues.from_v0_v1 takes it."""
+    if not isinstance(value, _Scalar):
+        return value
+    dtype = dtypes.parse_v2(value.type.text)
+    if dtype.itemsize != len(value.data) or dtype.fields:
+        raise MetadataError("fill_value: a scalar of another size, or of fields")
+    return fillvalues.value_of(value.data, dtype)
+
+
+class _Machine:
+    """The stack and memo of a pickle."""
+
+    def __init__(self) -> None:
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._steps: dict[str, Callable[[Any], None]] = {
+            "GLOBAL": self._global, "STACK_GLOBAL": self._stack_global, "REDUCE": self._reduce, "BUILD": self._build,
+            "DICT": self._dict, "SETITEM": self._setitem, "SETITEMS": self._setitems,
+        }  # fmt: skip
+
+    def run(self, data: bytes) -> Any:
+        """What the pickle leaves on the stack; many kinds of error for one that is damaged."""
+        argument: Any
+        for opcode, argument, _at in pickletools.genops(data):
+            name = opcode.name
+            if name == "STOP":
+                return self._stack.pop()
+            if name in _LITERALS:
+                self._stack.append(argument)
+            elif name in _STRINGS:
+                self._stack.append(argument.encode("latin-1") if isinstance(argument, str) else argument)
+            elif name in _CONSTANTS:
+                self._stack.append(_CONSTANTS[name])
+            elif name == "EMPTY_DICT":
+                self._stack.append({})
+            elif name == "MARK":
+                self._stack.append(_MARK)
+            elif name == "TUPLE":
+                self._stack.append(tuple(self._above_mark()))
+            elif name in _TUPLES:
+                self._stack.append(tuple(self._top(_TUPLES[name])))
+            elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+                self._memo[len(self._memo) if name == "MEMOIZE" else int(argument)] = self._stack[-1]
+            elif name in ("GET", "BINGET", "LONG_BINGET"):
+                self._stack.append(self._memo[int(argument)])
+            elif name in self._steps:
+                self._steps[name](argument)
+            elif name not in ("PROTO", "FRAME"):
+                raise MetadataError(f"a pickle with {name}, which no zarr wrote")
+        raise ValueError("no end")
+
+    def _top(self, number: int) -> list[Any]:
+        found = self._stack[-number:]
+        if len(found) < number or any(item is _MARK for item in found):
+            raise ValueError("an empty stack")
+        del self._stack[-number:]
+        return found
+
+    def _above_mark(self) -> list[Any]:
+        found = []
+        while (item := self._stack.pop()) is not _MARK:
+            found.append(item)
+        return found[::-1]
+
+    def _global(self, argument: str) -> None:
+        if argument not in _KNOWN:
+            raise MetadataError(f"a pickle that names {argument[:60]!r}, which no zarr wrote")
+        self._stack.append(_Name(argument))
+
+    def _stack_global(self, _argument: None) -> None:
+        module, name = self._top(2)
+        self._global(f"{module} {name}")
+
+    def _reduce(self, _argument: None) -> None:
+        """What the few known functions would give."""
+        name, arguments = self._top(2)
+        if not isinstance(name, _Name) or not isinstance(arguments, tuple):
+            raise ValueError("a call of what is no function")  # noqa: TRY004
+        if name.text in _CODECS:
+            text, encoding = arguments
+            if encoding != "latin1" or not isinstance(text, str):
+                raise ValueError("bytes in an encoding that Python does not use")
+            self._stack.append(text.encode("latin-1"))
+        elif name.text in _DTYPE:
+            self._stack.append(_Type(_text(arguments[0])))
+        elif name.text in _SCALAR:
+            dtype, data = arguments
+            if not isinstance(dtype, _Type) or not isinstance(data, bytes):
+                raise ValueError("a scalar without dtype and bytes")
+            self._stack.append(_Scalar(dtype, data))
+        elif arguments == ():
+            self._stack.append(b"")
+        else:
+            raise ValueError("bytes of something")
+
+    def _build(self, _argument: None) -> None:
+        dtype, state = self._top(2)
+        if not isinstance(dtype, _Type) or not isinstance(state, tuple):
+            raise ValueError("a state of what is no dtype")  # noqa: TRY004
+        dtype.text = _with_state(dtype.text, state)
+        self._stack.append(dtype)
+
+    def _dict(self, _argument: None) -> None:
+        items = self._above_mark()
+        self._stack.append(dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _setitem(self, _argument: None) -> None:
+        key, value = self._top(2)
+        self._into({key: value})
+
+    def _setitems(self, _argument: None) -> None:
+        items = self._above_mark()
+        self._into(dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _into(self, items: dict[Any, Any]) -> None:
+        if not isinstance(self._stack[-1], dict):
+            raise ValueError("members of what is no dict")  # noqa: TRY004
+        self._stack[-1].update(items)
+
+
+def _with_state(text: Any, state: tuple[Any, ...]) -> Any:
+    """The text of a dtype that was made as `text` ("i4", "V12") and got the state that numpy pickles."""
+    if not isinstance(text, str) or state[0] not in (_VERSION, _VERSION + 1):
+        raise ValueError("a dtype with a state that is not known")
+    order, subarray, names, fields = state[1:5]
+    order = _text(order)
+    if names is not None:
+        return _fields(names, fields, int(text[1:]))
+    if subarray is not None:
+        raise ValueError("a dtype that is an array")
+    unit = ""
+    if text[:1] in ("M", "m") and len(state) > 8 and state[8]:
+        base, number, _per, _event = state[8][1] if len(state[8]) == 2 else state[8]
+        unit = f"[{number}{_text(base)}]"
+    return f"{order}{text}{unit}"
+
+
+def _fields(names: tuple[Any, ...], fields: dict[Any, tuple[Any, ...]], itemsize: int) -> list[JSON]:
+    """A list of fields; padding where numpy aligned them."""
+    found: list[JSON] = []
+    at = 0
+    for name in names:
+        dtype, offset = fields[name][:2]
+        if not isinstance(dtype, _Type) or type(offset) is not int or offset < at:
+            raise ValueError("fields that overlap")
+        if offset > at:
+            found.append(["", f"|V{offset - at}"])
+        found.append([_text(name), dtype.text])
+        at = offset + dtypes.parse_v2(dtype.text).itemsize
+    if at < itemsize:
+        found.append(["", f"|V{itemsize - at}"])
+    return found
