@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -255,10 +256,48 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
         os.utime(place / blobref(data), (1000 + at, 1000 + at))
     content_db(tmp_path / "empty", [])
     run(tmp_path / "empty", lambda reader: whole(reader, url_of(blobs[0]), MIB), cache_dir=str(place.parent))
+
+    async def extracted(reader: BlobReader) -> None:
+        assert await trio.to_thread.run_sync(reader.whole, url_of(blobs[2])) == blobs[2]
+
+    run(tmp_path / "empty", extracted, cache_dir=str(place.parent))
     (tmp_path / "db").unlink()
     cached(tmp_path, *blobs[10:16], cache_size=16 * MIB, cache_min_free=0)
-    assert blobref(blobs[0]) in names(place)
+    assert {blobref(blobs[0]), blobref(blobs[2])} <= names(place)
     assert blobref(blobs[1]) not in names(place)
+
+
+def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless memory is short; the end waits for what is on its way."""
+    content_db(tmp_path / "db", [DATA, b"other"])
+    done: list[str] = []
+    put, begun, go_on = DiskBlobs.put, threading.Semaphore(0), threading.Event()
+
+    def slow(disk: DiskBlobs, ref: str, data: bytes) -> None:
+        begun.release()
+        assert go_on.wait(20)
+        put(disk, ref, data)
+        done.append(ref)
+
+    monkeypatch.setattr(DiskBlobs, "put", slow)
+
+    async def waiting() -> None:
+        assert await trio.to_thread.run_sync(begun.acquire, True, 20)
+        assert done == []
+
+    async def body(reader: BlobReader) -> None:
+        with trio.fail_after(10):
+            assert await whole(reader) == DATA
+            await waiting()
+            monkeypatch.setattr(HeldBlobs, "reserve", lambda held, size: False)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(whole, reader, url_of(b"other"), 5)
+                await waiting()
+                go_on.set()
+            assert blobref(b"other") in done
+
+    run(tmp_path / "db", body, cache_dir=str(tmp_path / "cache"))
+    assert names(tmp_path / "cache/blobs") == {REF, blobref(b"other")} == set(done)
 
 
 def test_a_disk_without_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

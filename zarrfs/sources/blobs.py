@@ -35,6 +35,7 @@ from zarrfs.errors import (
 from zarrfs.options import Options
 from zarrfs.sources.blobhash import digest as _digest
 from zarrfs.sources.blobhash import hash_of
+from zarrfs.sources.blobkeeping import BlobKeeping
 from zarrfs.sources.blobplaces import Place, Places, in_thread
 from zarrfs.sources.blobrefs import canonical
 from zarrfs.sources.heldblobs import HeldBlobs
@@ -106,6 +107,7 @@ class BlobReader:
         self.remote = bool(far)
         self._timeout = options.read_timeout
         self._held = HeldBlobs(memory_limit(options) * 3 // 4)  # Places has the rest
+        self._keeping = None if self._disk is None else BlobKeeping(self._disk, self._held)
         self._ahead = min(options.prefetch, self._held.limit // 4)  # bytes
         self.forbidden_device: int | None = None  # st_dev of the mount that asks
         self._open: OrderedDict[str, _Blob] = OrderedDict()
@@ -182,6 +184,8 @@ class BlobReader:
         blobref, declared = _split(url)
         failures: list[ReadError] = []
         for path in self._paths(blobref):
+            if self._disk is not None and os.path.dirname(path) == self._disk.directory:
+                self._disk.touch(blobref)
             try:
                 data = self._slurp(path, blobref, declared)
             except OSError as exc:
@@ -237,8 +241,8 @@ class BlobReader:
             if not isinstance(place, str):
                 await place.aclose()
         await self._makes.aclose()
-        if self._disk is not None:
-            await trio.to_thread.run_sync(self._disk.close)
+        if self._keeping is not None:
+            await self._keeping.aclose()
 
     # -- descriptors; all of this runs on the loop
 
@@ -343,8 +347,8 @@ class BlobReader:
             self._hashed, self._hashed_bytes = self._hashed + 1, self._hashed_bytes + len(data)
             if not self._closed:
                 self._held.add(blobref, data)
-            if self._disk is not None:
-                await trio.to_thread.run_sync(self._disk.put, blobref, data, limiter=self._limiter)
+            if self._keeping is not None:
+                await self._keeping.keep(blobref, data)
         return _in_memory(f"{place.shown}: {blobref}", data)
 
     # -- verifying; all of this runs in a worker thread

@@ -58,11 +58,23 @@ class HeldBlobs:
             self._shrink()
             yield
         finally:
-            self._flying -= size
-            self._shrink()
-            with trio.CancelScope(shield=True):
-                async with self._landed:
-                    self._landed.notify_all()
+            await self.release(size)
+
+    def reserve(self, size: int) -> bool:
+        """Whether there is room for `size` bytes more on their way, now; then it is taken until release()."""
+        if self._flying + size > self.limit // 4:
+            return False
+        self._flying += size
+        self._shrink()
+        return True
+
+    async def release(self, size: int) -> None:
+        """Room that is free again."""
+        self._flying -= size
+        self._shrink()
+        with trio.CancelScope(shield=True):
+            async with self._landed:
+                self._landed.notify_all()
 
     def clear(self) -> None:
         """Hold nothing."""
