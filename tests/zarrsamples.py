@@ -27,10 +27,10 @@ class Sample(NamedTuple):
         return "-".join(filter(None, (self.store.name, self.path.replace("/", "-"))))
 
 
-def _samples() -> list[Sample]:
+def _samples(pattern: str = "expected.*.json") -> list[Sample]:
     found = []
-    for document in sorted(ROOT.glob("expected.*.json")):
-        hierarchy = document.name.removeprefix("expected.").removesuffix(".json")
+    for document in sorted(ROOT.glob(pattern)):
+        hierarchy = document.name.removeprefix("expected")[1:].removesuffix(".json")
         for name, about in json.loads(document.read_text()).items():
             store, path = (ROOT / hierarchy, name) if (ROOT / hierarchy).is_dir() else (ROOT / name, "")
             # the records of scalars have the shape (1,)
@@ -41,4 +41,5 @@ def _samples() -> list[Sample]:
 
 
 SAMPLES = _samples()
+DRAFT = _samples("expected-v3_draft.json")  # experimental v3, by zarr-python 2.18
 STORES = sorted({sample.store for sample in SAMPLES})

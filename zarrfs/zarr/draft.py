@@ -1,6 +1,7 @@
 """The experimental Zarr v3 of zarr-python 2.10 to 2.18: documents apart from the data, both below the root.
 
 `zarr.json` (entry point), `meta/root/a/b.array.json`, `meta/root/a.group.json`, `data/root/a/b/c0/1`.
+Source: stores that zarr-python 2.18 wrote; its _storage/v3.py reads no more than is read here.
 """
 
 from __future__ import annotations
@@ -8,9 +9,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zarrfs.transfer.api import Buffer
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+from zarrfs.zarr import fillvalues, members
+from zarrfs.zarr.documents import load_json
+from zarrfs.zarr.keys import DRAFT, KeyTemplate
+from zarrfs.zarr.members import required
+from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.v2 import data_type, is_order_f
 
 META_ROOT, DATA_ROOT = "meta/root", "data/root"
+_PROTOCOL = "https://purl.org/zarr/spec/protocol/core/3."
+_CODEC = "https://purl.org/zarr/spec/codec/"
+_KINDS = ("array", "group")
 
 
 class EntryPoint(NamedTuple):
@@ -21,24 +30,107 @@ class EntryPoint(NamedTuple):
 
 def entry_point(data: Buffer) -> EntryPoint | None:
     """The entry point of an experimental store; None for a zarr.json of Zarr v3. MetadataError."""
-    raise NotImplementedError
+    document = load_json(data)
+    version = document.get("zarr_format") if isinstance(document, dict) else None
+    if not isinstance(version, str):
+        return None
+    suffix = document.get("metadata_key_suffix", ".json")
+    if not version.startswith(_PROTOCOL):
+        raise MetadataError(f"zarr_format {version[:60]!r} is not known")
+    if not isinstance(suffix, str) or "/" in suffix or "\0" in suffix:
+        raise MetadataError("metadata_key_suffix: not the end of a name")
+    _check_extensions(document)
+    return EntryPoint(suffix)
 
 
 def document_keys(path: str, entry: EntryPoint) -> tuple[str, str]:
     """The keys of the documents that would make the array, and the group, at `path` ("" is the root)."""
-    raise NotImplementedError
+    head = f"{META_ROOT}/{path}" if path else META_ROOT
+    return f"{head}.array{entry.suffix}", f"{head}.group{entry.suffix}"
 
 
 def node_of_key(key: str, entry: EntryPoint) -> tuple[str, str] | None:
     """(path, "array" or "group") of the node that the document at `key` makes; None for other keys."""
-    raise NotImplementedError
+    for kind in _KINDS:
+        end = f".{kind}{entry.suffix}"
+        if key == META_ROOT + end:
+            return "", kind
+        path = key[len(META_ROOT) + 1 : -len(end)]
+        if key.startswith(META_ROOT + "/") and key.endswith(end) and path and not path.endswith("/"):
+            return path, kind
+    return None
 
 
 def data_directory(path: str) -> str:
     """The key of the directory that the chunk keys of the array at `path` are relative to."""
-    raise NotImplementedError
+    return f"{DATA_ROOT}/{path}" if path else DATA_ROOT
 
 
 def parse(kind: str, data: Buffer) -> ArrayMetadata | GroupMetadata:
     """The node that a document of `kind` ("array" or "group") makes. MetadataError."""
-    raise NotImplementedError
+    document = load_json(data)
+    if not isinstance(document, dict):
+        raise MetadataError("not a JSON object")
+    attributes = document.get("attributes", {})
+    if not isinstance(attributes, dict):
+        raise MetadataError("attributes: not a JSON object")
+    _check_extensions(document)
+    try:
+        return _array(document, attributes) if kind == "array" else GroupMetadata("v3-draft", attributes)
+    except RecursionError:
+        raise MetadataError("JSON too deep") from None
+
+
+def _check_extensions(document: dict[str, JSON]) -> None:
+    extensions = document.get("extensions", [])
+    if not isinstance(extensions, list):
+        raise MetadataError("extensions: not a list")
+    for extension in extensions:
+        if not isinstance(extension, dict) or extension.get("must_understand") is not False:
+            name = extension.get("extension") if isinstance(extension, dict) else extension
+            raise MetadataError(f"extension {str(name)[:60]!r} must be understood, and is not known")
+
+
+def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
+    if document.get("storage_transformers"):
+        raise MetadataError("storage_transformers: none is known")
+    attributes = dict(attributes)
+    filters = attributes.pop("filters", None) or []  # that is where zarr-python 2 kept them
+    if not isinstance(filters, list):
+        raise MetadataError("filters: not a list")
+    value = required(document, "data_type")
+    if isinstance(value, dict):  # of an extension, which zarr-python 2 used for all that is no number
+        value = required(value, "type")
+    dtype = data_type(value, filters)
+    grid_document = required(document, "chunk_grid")
+    if not isinstance(grid_document, dict) or grid_document.get("type", "regular") != "regular":
+        raise MetadataError("chunk_grid: not a regular one")
+    grid = members.regular_grid(required(document, "shape"), required(grid_document, "chunk_shape"), dtype)
+    fill, fill_object = fillvalues.from_v2(document.get("fill_value"), dtype)
+    order_f = is_order_f(document.get("chunk_memory_layout", "C"), "chunk_memory_layout")
+    codecs = members.from_v2(
+        dtype, len(grid.shape) if order_f else 0, filters, _compressor(document.get("compressor"))
+    )
+    return ArrayMetadata(
+        "v3-draft", grid.shape, grid, dtype, fill, codecs, _keys(grid_document), attributes, fill_object=fill_object
+    )
+
+
+def _compressor(value: JSON) -> JSON:
+    """A compressor as v2 has it."""
+    if value is None:
+        return None
+    name, configuration = (value.get("codec"), value.get("configuration", {})) if isinstance(value, dict) else ("", {})
+    if not isinstance(name, str) or not name.startswith(_CODEC) or not isinstance(configuration, dict):
+        raise MetadataError("compressor: expected a codec and its configuration")
+    short = name[len(_CODEC) :].partition("/")[0]
+    if short in ("lz4", "gzip", "zlib", "blosc", "bz2", "lzma", "zstd"):
+        return {**configuration, "id": short}
+    raise MetadataError(f"compressor {name[:60]!r} is not known")
+
+
+def _keys(document: dict[str, JSON]) -> KeyTemplate:
+    separator = document.get("separator", "/")
+    if separator not in (".", "/"):
+        raise MetadataError("chunk_grid: the separator is neither . nor /")
+    return DRAFT if separator == "/" else KeyTemplate(prefix=DRAFT.prefix, scalar=DRAFT.scalar)
