@@ -84,7 +84,7 @@ class Decoder:
             except Exception as exc:
                 raise CodecError(short, f"cannot be used as it is configured: {exc}") from exc
             steps.append(_Step(short, decode, form))
-            form = encoded
+            form, context = encoded, context._replace(filtered=context.filtered or name != "transpose")
         if form.dtype is not None:
             if form.dtype.hasobject or not context.lax:
                 raise CodecError("chunk", "no codec makes bytes of it")

@@ -84,6 +84,7 @@ class Context(NamedTuple):
     lax: bool  # Zarr v2 and before
     fill: bytes | None = None
     fill_object: JSON = None
+    filtered: bool = False  # codecs before this one change values: nobody says what becomes of the fill value
 
 
 Decode = Callable[[Any], Any]  # an array or bytes -> an array or bytes, which Form.fit() then checks

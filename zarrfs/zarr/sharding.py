@@ -100,7 +100,7 @@ def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tu
         raise CodecError(_NAME, "made for arrays, not for bytes")
     layout, dtype = _layout(configuration, form.shape), form.dtype
     inner = Decoder(layout.codecs, Form.array(dtype, layout.inner_shape), context)
-    background = _fill(dtype, context)
+    background = None if context.filtered else _fill(dtype, context)
 
     def decode(data: Any) -> Array:
         view = memoryview(data).cast("B")
@@ -110,6 +110,8 @@ def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tu
         for place, at in enumerate(itertools.product(*map(range, layout.per_shard))):
             region = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, layout.inner_shape, strict=True))
             there = index[place]
+            if there is None and background is None:
+                raise CodecError(_NAME, "a chunk is missing behind filters: its value is not defined")
             out[region] = background if there is None else inner.decode(view[there[0] : sum(there)])
         return out
 

@@ -1,0 +1,295 @@
+"""Chunks decode to what was written: by the releases of Zarr, and by zarr-python with any pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
+from zarr.codecs import numcodecs as zarr3
+from zarr.storage import MemoryStore
+
+from tests.unit.zarrchunks import array_of, assembled, parsed
+from tests.zarrsamples import SAMPLES, Sample
+from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
+
+# Zarr 0.4 and 1.1 wrote them with parts missing and no fill value: their reader gave what lay in memory there.
+UNDEFINED = {"v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"}
+pytestmark = pytest.mark.filterwarnings("ignore")  # zarr-python says what may change, numcodecs that numbers overflow
+RELAXED = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=[sample.label for sample in SAMPLES])
+def test_samples(sample: Sample) -> None:
+    root = sample.store / sample.path
+
+    def get(key: str) -> bytes | None:
+        path = root / key
+        return path.read_bytes() if path.is_file() else None
+
+    array = parsed(get)
+    assert check_codecs(array) == []
+    found = assembled(array, get)
+    if sample.label not in UNDEFINED:
+        assert hashlib.sha256(found.tobytes()).hexdigest() == sample.sha256
+
+
+NUMBERS = ["<i1", "<i2", ">i2", "<i4", ">i4", "<i8", "<u2", ">u8", "<f4", ">f4", "<f8", ">f8"]
+OTHERS = ["|b1", "<c8", ">c16", "<M8[s]", "<m8[D]", "|S5", "<U3", ">U2", "|V3"]
+RECORDS = [[("a", "<i4"), ("b", ">f8")], [("x", "|S3"), ("y", "<u2")]]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+    return shape, tuple(draw(st.integers(1, 6)) for _ in shape)
+
+
+@st.composite
+def content(draw: st.DrawFn, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Any values of a type, some of them repeated."""
+    kind = np.dtype(dtype)
+    random = np.random.default_rng(draw(st.integers(0, 9)))
+    if not math.prod(shape):
+        return np.zeros(shape, kind)
+    if kind.kind == "b":
+        return random.integers(0, 2, shape).astype(bool)
+    if kind.kind in "US":
+        return random.integers(0, 999, shape).astype(kind)
+    return random.integers(0, draw(st.sampled_from([2, 250])), (*shape, kind.itemsize), "u1").view(kind)[..., 0]
+
+
+SUMS = [[], [], [numcodecs.CRC32()], [numcodecs.Adler32()], [numcodecs.Fletcher32()], [numcodecs.Zlib(1)]]
+
+
+@st.composite
+def filters(draw: st.DrawFn, dtype: str) -> list[Any]:
+    """Filters of v2 that a dtype can have."""
+    kind, found = np.dtype(dtype).kind, []
+    if kind in "iuf" and draw(st.booleans()):
+        found.append(numcodecs.Delta(dtype=dtype))
+    if kind == "f" and draw(st.booleans()):
+        found.append(
+            draw(
+                st.sampled_from(
+                    [
+                        numcodecs.FixedScaleOffset(offset=1, scale=4, dtype=dtype, astype=">i4"),
+                        numcodecs.Quantize(digits=1, dtype=dtype, astype=dtype),
+                        numcodecs.AsType(encode_dtype="<f4", decode_dtype=dtype),
+                    ]
+                )
+            )
+        )
+        if isinstance(found[-1], numcodecs.Quantize) and dtype[0] == "<" and draw(st.booleans()):
+            found.append(numcodecs.BitRound(keepbits=3))
+    if kind == "b" and draw(st.booleans()):
+        found.append(numcodecs.PackBits())
+    if draw(st.booleans()):
+        found.append(numcodecs.Shuffle(1 if found else np.dtype(dtype).itemsize))
+    return found + draw(st.sampled_from(SUMS))
+
+
+V2_COMPRESSORS = [
+    None, numcodecs.Zlib(3), numcodecs.GZip(1), numcodecs.BZ2(1), numcodecs.LZMA(preset=0), numcodecs.LZ4(),
+    numcodecs.Zstd(2), numcodecs.Zstd(1, checksum=True), numcodecs.CRC32C(), numcodecs.Base64(),
+    numcodecs.JenkinsLookup3(),
+    *(numcodecs.Blosc(cname, 5, shuffle) for cname in ("lz4", "zstd", "blosclz", "zlib") for shuffle in (0, 1, 2)),
+]  # fmt: skip
+
+
+def _written(store: MemoryStore) -> Any:
+    held = store._store_dict
+    return lambda key: held[key].to_bytes() if key in held else None
+
+
+def _same(ours: np.ndarray[Any, Any], theirs: Any) -> None:
+    theirs = np.asarray(theirs)
+    assert ours.shape == theirs.shape
+    assert ours.astype(theirs.dtype).tobytes() == theirs.tobytes()
+
+
+@RELAXED
+@given(st.data())
+def test_v2_as_zarr_writes_it(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([*NUMBERS, *OTHERS, *RECORDS]))
+    shape, chunks = data.draw(shapes())
+    plain = isinstance(dtype, str)
+    store = MemoryStore()
+    written = zarr.create_array(
+        store,
+        shape=shape,
+        chunks=chunks,
+        dtype=np.dtype(dtype),
+        zarr_format=2,
+        order=data.draw(st.sampled_from("CF")),
+        filters=(data.draw(filters(dtype)) if plain else None) or None,
+        compressors=data.draw(st.sampled_from(V2_COMPRESSORS)),
+        config={"write_empty_chunks": data.draw(st.booleans())},
+    )
+    values = data.draw(content(dtype, shape))
+    written[...] = values
+    get = _written(store)
+    _same(assembled(parsed(get), get), written[...])
+
+
+@RELAXED
+@given(st.data())
+def test_v3_as_zarr_writes_it(data: st.DataObject) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from([*NUMBERS, "|b1", "<c8", "<M8[s]", "|S5", "<U3"])))
+    shape, chunks = data.draw(shapes())
+    store = MemoryStore()
+    codecs: list[Any] = []
+    if filtered := dtype.kind in "iuf" and dtype.itemsize > 1 and data.draw(st.booleans()):
+        codecs.append(data.draw(st.sampled_from(_filters_of_v3(dtype))))
+    if not filtered and data.draw(st.booleans()):  # zarr-python's filters flatten what they get
+        codecs.append(TransposeCodec(order=data.draw(st.permutations(range(len(shape))))))
+    # zarr-python's filters read items of another byte order as if they were of theirs
+    made = BytesCodec(endian="little" if filtered else data.draw(st.sampled_from(["little", "big"])))
+    if shape and not filtered and data.draw(st.booleans()):  # zarr-python cannot write a shard without dimensions
+        # zarr-python compares the shapes of shards and chunks without looking at the transposition
+        inner, times = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+        chunks = (inner * times,) * len(shape)
+        codecs.append(
+            ShardingCodec(
+                chunk_shape=(inner,) * len(shape),
+                codecs=[made, *data.draw(st.lists(st.sampled_from(V3_BYTES), max_size=2))],
+                index_location=data.draw(st.sampled_from(["start", "end"])),
+            )
+        )
+    else:
+        codecs += [made, *data.draw(st.lists(st.sampled_from(V3_BYTES), max_size=2))]
+    written = zarr.create(
+        shape, chunks=chunks, dtype=dtype, zarr_format=3, codecs=codecs, store=store, fill_value=dtype.type()
+    )
+    written[...] = data.draw(content(dtype, shape))
+    get = _written(store)
+    _same(assembled(parsed(get), get), written[...])
+
+
+def _filters_of_v3(dtype: np.dtype[Any]) -> list[Any]:
+    name = dtype.newbyteorder("<").str
+    found = [zarr3.Delta(dtype=name), zarr3.AsType(encode_dtype="<f8", decode_dtype=name)]
+    return [*found, zarr3.FixedScaleOffset(offset=1, scale=2, dtype=name)] if dtype.kind == "f" else found
+
+
+V3_BYTES = [
+    zarr3.Zlib(level=1), zarr3.LZ4(), zarr3.BZ2(level=1), zarr3.LZMA(preset=0), zarr3.Shuffle(elementsize=1),
+    zarr3.CRC32(), zarr3.Adler32(), zarr3.Fletcher32(), zarr3.JenkinsLookup3(), zarr3.Zstd(level=1), zarr3.GZip(),
+    GzipCodec(level=1), ZstdCodec(level=1), ZstdCodec(level=3, checksum=True), Crc32cCodec(),
+    *(BloscCodec(typesize=4, cname=cname, clevel=5, shuffle=shuffle)
+      for cname in ("lz4", "zstd", "zlib") for shuffle in ("noshuffle", "shuffle", "bitshuffle")),
+]  # fmt: skip
+
+
+OBJECT_FILTERS = [
+    numcodecs.VLenUTF8(), numcodecs.JSON(), numcodecs.Categorize(["x", "yy"], dtype=object),
+]  # fmt: skip
+
+
+@RELAXED
+@given(st.data())
+def test_texts_of_any_length(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), max_size=2)))
+    values = np.empty(shape, object)
+    texts = st.sampled_from(["x", "yy"]) if (labels := data.draw(st.booleans())) else st.text(max_size=5)
+    for at in np.ndindex(shape):
+        values[at] = data.draw(texts)
+    filter_ = data.draw(st.sampled_from(OBJECT_FILTERS if labels else OBJECT_FILTERS[:2]))
+    compressor = data.draw(st.sampled_from([None, numcodecs.Zstd(), numcodecs.LZ4(), numcodecs.Blosc()]))
+    coded = filter_.encode(values)
+    stored = compressor.encode(coded) if compressor else bytes(coded)
+    codecs = [(f"numcodecs.{codec.codec_id}", _configuration(codec)) for codec in (filter_, compressor) if codec]
+    found = decode_chunk(array_of("|O", shape, *codecs, generation="v2"), stored)
+    assert found.shape == shape
+    assert found.tolist() == values.tolist()
+
+
+def _configuration(codec: Any) -> dict[str, Any]:
+    return {key: value for key, value in codec.get_config().items() if key != "id"}
+
+
+def test_arrays_of_any_length() -> None:
+    values = np.empty(3, object)
+    values[:] = [np.array([1, 2]), np.array([], "i8"), np.array([7])]
+    coded = numcodecs.VLenArray("<i8").encode(values)
+    found = decode_chunk(array_of("|O", (3,), ("numcodecs.vlen-array", {"dtype": "<i8"}), generation="v2"), coded)
+    assert [part.tolist() for part in found] == [[1, 2], [], [7]]
+
+
+@pytest.mark.parametrize(
+    ("codecs", "says"),
+    [
+        ([("numcodecs.pickle", {})], "pickle: runs what it reads"),
+        ([("bytes", {}), ("numcodecs.nowhere", {})], "nowhere: numcodecs has no such codec here"),
+        ([("bytes", {}), ("lzo", {})], "lzo: a codec that nobody here knows"),
+        ([("numcodecs.delta", {"dtype": "<f4"}), ("bytes", {})], "delta: made for float32, the array has int32"),
+        ([("numcodecs.delta", {"dtype": "|O"}), ("bytes", {})], "delta: cannot be used as it is configured"),
+        ([("numcodecs.astype", {"encode_dtype": "|V99999999"}), ("bytes", {})], "astype: dtype |V99999999 is not"),
+        ([("transpose", {"order": [0, 0]}), ("bytes", {})], "transpose: order [0, 0] is not one of 2 axes"),
+        ([("gzip", {}), ("bytes", {})], "chunk: a codec made for bytes comes before the one that makes them"),
+        ([("bytes", {"endian": "pdp"})], "bytes: endian pdp is not known"),
+        ([("vlen-utf8", {})], "vlen-utf8: holds objects, the array has int32"),
+        ([], "chunk: no codec makes bytes of it"),
+    ],
+)
+def test_what_is_refused_before_there_is_data(codecs: list[Any], says: str) -> None:
+    array = array_of("<i4", (2, 3), *codecs)
+    (reason,) = check_codecs(array)
+    assert reason.startswith(says)
+    with pytest.raises(CodecError) as caught:
+        decode_chunk(array, bytes(24))
+    assert str(caught.value) == reason
+
+
+def test_a_chunk_that_nobody_could_hold_is_refused() -> None:
+    (reason,) = check_codecs(array_of("<i8", (1 << 40, 1 << 40), ("bytes", {}), ("zstd", {})))
+    assert reason == f"chunk: {8 << 80} bytes"
+
+
+@pytest.mark.parametrize("size", [0, 23, 25])
+def test_a_chunk_stored_as_it_is_has_its_size(size: int) -> None:
+    with pytest.raises(CodecError, match=f"bytes: {size} bytes are stored, not 24"):
+        decode_chunk(array_of("<i4", (2, 3), ("bytes", {"endian": "little"})), bytes(size))
+
+
+@pytest.mark.parametrize("codec", ["crc32c", "numcodecs.crc32", "numcodecs.adler32", "numcodecs.fletcher32"])
+def test_checksums_are_checked(codec: str) -> None:
+    array = array_of("|u1", (9,), ("bytes", {}), (codec, {}))
+    stored = bytearray(numcodecs.get_codec({"id": codec.removeprefix("numcodecs.")}).encode(b"123456789"))
+    assert decode_chunk(array, stored).tobytes() == b"123456789"
+    for at in range(len(stored)):
+        stored[at] ^= 4
+        with pytest.raises(CodecError, match=codec.removeprefix("numcodecs.")):
+            decode_chunk(array, stored)
+        stored[at] ^= 4
+
+
+def test_a_plain_chunk_is_not_copied() -> None:
+    values = np.arange(12, dtype="<i4")
+    found = decode_chunk(array_of("<i4", (3, 4), ("bytes", {"endian": "little"})), memoryview(values.tobytes()))
+    assert found.base is not None
+    assert not found.flags.owndata
+    assert found.tolist() == values.reshape(3, 4).tolist()
+
+
+def test_other_byte_orders_of_v3_are_the_same_values() -> None:
+    stored = np.arange(6, dtype=">i4").tobytes()
+    found = decode_chunk(array_of("<i4", (6,), ("bytes", {"endian": "big"})), stored)
+    assert found.dtype == np.dtype("<i4")
+    assert found.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_filters_of_v3_see_values_whatever_the_byte_order() -> None:
+    stored = np.array([300, 1, 1, 2], dtype=">i2").tobytes()
+    codecs = (("numcodecs.delta", {"dtype": "<i2"}), ("bytes", {"endian": "big"}))
+    for dtype in ("<i2", ">i2"):
+        found = decode_chunk(array_of(dtype, (2, 2), *codecs), stored)
+        assert found.dtype == np.dtype(dtype)
+        assert found.tolist() == [[300, 301], [302, 304]]
