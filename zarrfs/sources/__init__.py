@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from zarrfs.errors import SourceError, UsageError
+from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.store.api import Store
 from zarrfs.store.uri import path_of_uri
@@ -117,6 +117,27 @@ def _open(plan: Plan, options: Options) -> Store:
     from zarrfs.views import open_view
 
     return open_view(store, options)
+
+
+def check_view(plan: Plan, options: Options) -> None:
+    """With -o strict, SourceError where the view that is asked for would have to leave something out."""
+    if not options.strict or options.view not in ("v2", "v3"):
+        return
+    import trio
+
+    async def check() -> None:
+        from zarrfs.views.translated import TranslatedView
+
+        view = _open(dataclasses.replace(plan, temporary=False), options)
+        try:
+            assert isinstance(view, TranslatedView)
+            await view.check()
+        except ReadError as exc:
+            raise SourceError(plan.source, exc.reason, exc.where) from exc
+        finally:
+            await view.aclose()
+
+    trio.run(check)
 
 
 def _open_bare(plan: Plan, options: Options) -> Store:

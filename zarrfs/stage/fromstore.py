@@ -13,6 +13,7 @@ from zarrfs.stage.references import NOT_UTF8, local_path
 from zarrfs.stage.walk import walk, with_sizes
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.transfer import urls
+from zarrfs.views.translated import TranslatedView
 
 if TYPE_CHECKING:
     from zarrfs.sources import Plan
@@ -21,9 +22,11 @@ METADATA = frozenset((".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"
 _AT_ONCE = 64  # sizes asked for at the same time
 
 
-def check_tree(plan: Plan) -> None:
-    """SourceError unless everything in the tree can be found."""
-    if plan.kind != "zarr":
+def check_tree(plan: Plan, view: str | None = None) -> None:
+    """SourceError unless everything in the tree, or in that view of it, can be found; UsageError of a view."""
+    if view == "arrays":
+        raise UsageError("--view arrays: its bytes are decoded, so that no reference can name them")
+    if plan.kind != "zarr" and not (plan.kind == "references" and view):
         raise SourceError(plan.source, "is a document; from-store takes a directory")
     if not plan.lists:
         raise SourceError(plan.source, "the server shows no listings, so nobody knows what is there")
@@ -54,11 +57,24 @@ async def references_of(
             except (ReadError, OSError) as exc:
                 failed(key, exc)
         else:
-            yield Reference(key, None, await url_of(store, plan, key, relative_to), 0, size)
+            yield await _reference(store, plan, key, size, relative_to)
+
+
+async def _reference(store: Store, plan: Plan, key: str, size: int, relative_to: str | None) -> Reference:
+    """What names the bytes of a file of `store`: all of a file, or where a reference set has them."""
+    if plan.kind == "zarr":
+        return Reference(key, None, await url_of(store, plan, key, relative_to), 0, size)
+    where = await store.locate(key)
+    if "url" not in where:
+        return Reference(key, bytes(await store.get(key)))
+    return Reference(key, None, where["url"], where.get("offset", 0), where.get("length", size))
 
 
 async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
-    """What names all of a file of `store`. SourceError where nothing can."""
+    """What names all of a file of `store`; of a view, that of the source. SourceError where nothing can."""
+    if isinstance(store, TranslatedView):
+        key = await store.source_of(key)
+        store = store.lower
     if plan.path is None:
         url: str = (await store.locate(key))["url"]
         if "::" in key and key in url:

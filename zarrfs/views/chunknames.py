@@ -19,7 +19,7 @@ class ChunkNames:
         self._grid, self._keys, self._shown = array.grid, array.keys, shown
         self._same = array.keys == shown
         above, self._prefix = split_key(array.keys.prefix) if array.ndim else ("", "")
-        self._base = "" if self._same else join_key(array.keys.directory, above)
+        self._base = "" if self._same else "/".join(filter(None, (array.keys.directory, above)))
 
     def source(self, key: str) -> tuple[str | None, bool]:
         """(the key in the source, whether it is a directory) of a chunk or a directory of chunks; (None, False)."""
@@ -32,7 +32,9 @@ class ChunkNames:
 
     def directory(self, key: str) -> str:
         """The directory in the source that has what the view has in the directory `key` of chunks ("" too)."""
-        if self._same or not key:
+        if self._same:
+            return key
+        if not key:
             return self._base
         return join_key(self._base, self._prefix + key)
 

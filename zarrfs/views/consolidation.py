@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 
@@ -36,7 +37,8 @@ async def consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metada
             return None
         if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
             node = await hierarchy.node(path)  # which has looked at the names of chunks
-            metadata = metadata if node is None or node.metadata is None else node.metadata
+            if node is not None and isinstance(node.metadata, ArrayMetadata):
+                metadata = dataclasses.replace(metadata, keys=node.metadata.keys)
         found[path] = metadata
         if number % _PIECE == 0:
             await trio.lowlevel.checkpoint()

@@ -17,6 +17,7 @@ from zarrfs.zarr import draft
 from zarrfs.zarr.consolidated import consolidated
 from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, load_json, parse_document, parse_node
 from zarrfs.zarr.keys import KeyTemplate, nested
+from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
 
 DOCUMENT_MAX = 256 << 20  # bytes
@@ -198,7 +199,8 @@ class Hierarchy:
             return known._replace(until=until)
         metadata, problem, leaf, settled = await self._read(found, directory)
         mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
-        keys = tuple(each.key for each in found)
+        implied = isinstance(metadata, GroupMetadata) and metadata.implied
+        keys = () if implied else tuple(each.key for each in found)
         mtime_ns, mode, named = max(mtimes, default=None), found[0].info.mode, beside.key if beside else ""
         node = Node(path, metadata, problem, keys, directory, mtime_ns, mode, leaf, named)
         return _Known(until, seen, node, settled)
@@ -213,7 +215,7 @@ class Hierarchy:
                 key = await follow(self.store, path)
             except StoreError:
                 return None
-            if not key:
+            if key is None:
                 return None
             path, info = key, await self.store.info(key, sized=False)
         return (path, info) if info.kind is Kind.DIRECTORY else None
@@ -266,6 +268,8 @@ class Hierarchy:
                 metadata = draft.parse(found[0].name, data)
             else:
                 metadata = parse_node(found[0].name, data, attributes)
+        except OtherFile:
+            return GroupMetadata("v3", {}, implied=True), None, False, True
         except MetadataError as exc:
             return None, str(exc), _must_be_array(found[0].name, data), True
         except (NotFound, IsDirectory) as exc:  # gone since it was looked at

@@ -144,6 +144,20 @@ class TranslatedView:
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
 
+    async def source_of(self, key: str) -> str:
+        """The key in `lower` of the value at `key`. NotFound of a document, which is made here."""
+        place = await self._place(key)
+        if place.document:
+            raise NotFound(key)
+        return await self._chunk(key, place)
+
+    async def check(self) -> None:
+        """Look at every node; ReadError of the first that is bad, or with `strict` cannot be shown."""
+        async for node in self.hierarchy.walk():
+            if node.problem is not None:
+                raise ReadError(node.path or "/", node.problem)
+            await self._show(node)
+
     @property
     def remote(self) -> bool:
         """As PrefetchStore.remote."""
@@ -192,7 +206,7 @@ class TranslatedView:
         if shown.chunks is not None:
             source, directory = shown.chunks.source(rest)
             if source is not None:
-                return _Place(shown, "", join_key(node.chunks, source), directory, rest)
+                return _Place(shown, "", _joined(node.chunks, source), directory, rest)
         raise NotFound(key)
 
     async def _chunk(self, key: str, place: _Place) -> str:
@@ -251,9 +265,10 @@ class TranslatedView:
         if metadata is None:
             return _Shown(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
         if isinstance(metadata, ArrayMetadata):
-            module = asv3 if self._version == 3 else asv2
-            documents: dict[str, bytes | None] = {self._names[0]: module.array_document(metadata)}
-            chunks = ChunkNames(metadata, module.keys_of(metadata))
+            three = self._version == 3
+            text = asv3.array_document(metadata) if three else asv2.array_document(metadata)
+            documents: dict[str, bytes | None] = {self._names[0]: text}
+            chunks = ChunkNames(metadata, asv3.keys_of(metadata) if three else asv3.plain_keys(metadata))
         else:
             documents, chunks = {}, None
             if self._version == 3:
@@ -340,7 +355,7 @@ class TranslatedView:
         elif self._version == 2 and after in self._names:
             after = ""
         if place.rest or self._version == 2 or after < "zarr.json":
-            directory = join_key(place.shown.node.chunks, chunks.directory(place.rest))
+            directory = _joined(place.shown.node.chunks, chunks.directory(place.rest))
             async for info in self._list_chunks(directory, place, chunks, after):
                 yield info
         for info in own:
@@ -382,3 +397,7 @@ class _DescriptorView(TranslatedView):
             os.close(descriptor)
             raise
         return descriptor
+
+
+def _joined(directory: str, key: str) -> str:
+    return join_key(directory, key) if key else directory

@@ -6,11 +6,10 @@ Source: Zarr v2 specification; what zarr-python 2.18 and 3.1 read; xarray's conv
 from __future__ import annotations
 
 from zarrfs.zarr import dtypes, fillvalues
-from zarrfs.zarr.asv3 import DIMENSIONS
+from zarrfs.zarr.asv3 import DIMENSIONS, plain_keys
+from zarrfs.zarr.codecorder import PREFIX
 from zarrfs.zarr.documents import dump_json
-from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
-from zarrfs.zarr.pipelines import PREFIX
 
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of blosc's numbers
 _OBJECTS = ("vlen-utf8", "vlen-bytes")  # serializers of v3 that are filters of v2
@@ -37,8 +36,8 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
         "order": order,
         "filters": filters or None,
     }
-    if array.keys.separator != ".":
-        found["dimension_separator"] = array.keys.separator
+    if plain_keys(array).separator != ".":
+        found["dimension_separator"] = plain_keys(array).separator
     return found
 
 
@@ -49,11 +48,6 @@ def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
     if names is not None and DIMENSIONS not in found and all(name is not None for name in names):
         found[DIMENSIONS] = list(names)
     return found
-
-
-def keys_of(array: ArrayMetadata) -> KeyTemplate:
-    """How the chunks of `array` are called as those of a v2 array, in as many directories as they are in."""
-    return KeyTemplate(separator=array.keys.separator)
 
 
 def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:

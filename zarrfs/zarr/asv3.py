@@ -8,20 +8,15 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Mapping
-from typing import Any
 
 from zarrfs.zarr import dtypes, fillvalues
+from zarrfs.zarr.codecorder import PREFIX, check_order
 from zarrfs.zarr.documents import dump_json
-from zarrfs.zarr.dtypes import DataType
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
-from zarrfs.zarr.pipelines import PREFIX, pipeline_of
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
 FILL = "_FillValue"  # the attribute of the CF conventions; of v2 arrays xarray takes the fill_value for it
-_TYPESIZE_MAX = 255  # bytes: blosc's own limit
-_CNAMES = frozenset(("lz4", "lz4hc", "blosclz", "snappy", "zlib", "zstd"))
 
 
 def array_document(array: ArrayMetadata) -> bytes:
@@ -59,7 +54,15 @@ def keys_of(array: ArrayMetadata) -> KeyTemplate:
     keys = array.keys
     if keys == KeyTemplate("", "c" + keys.separator, keys.separator, "", "c"):
         return keys
-    return KeyTemplate(separator=keys.separator)
+    return plain_keys(array)
+
+
+def plain_keys(array: ArrayMetadata) -> KeyTemplate:
+    """Keys without prefix and suffix, in as many directories as the chunks are in. MetadataError where none are so."""
+    keys = array.keys
+    if "/" in keys.suffix or ("/" in keys.separator and keys.separator != "/"):
+        raise MetadataError("chunk keys with directories that are not of a dimension")
+    return KeyTemplate(separator="/" if keys.separator == "/" else ".")
 
 
 def _encoding(keys: KeyTemplate) -> JSON:
@@ -77,58 +80,17 @@ def _data_type(array: ArrayMetadata) -> JSON:
 
 
 def _codecs(array: ArrayMetadata) -> list[JSON]:
-    if array.generation == "v3":
-        return [_told(spec) for spec in array.codecs]
-    filters, serializer, compressors = pipeline_of(array)
-    if serializer.name == "bytes":
-        serializer = CodecSpec("bytes", _endian(array, filters))
-    size = array.dtype.itemsize
-    return [_told(spec) for spec in (*filters, serializer, *(_compressor(spec, size) for spec in compressors))]
+    if array.generation != "v3":
+        check_order(array)
+    return [_told(spec) for spec in array.codecs]
 
 
 def _told(spec: CodecSpec) -> JSON:
     if not spec.configuration:
         return {"name": spec.name}
+    if spec.name == "gzip" and spec.configuration.get("level") not in range(10):  # as v3 has it
+        return {"name": PREFIX + spec.name, "configuration": dict(spec.configuration)}
     return {"name": spec.name, "configuration": dict(spec.configuration)}
-
-
-def _endian(array: ArrayMetadata, filters: tuple[CodecSpec, ...]) -> Mapping[str, JSON]:
-    """The configuration of the bytes codec, for what the last filter gives."""
-    found: DataType = array.dtype
-    for spec in filters:
-        name, told = spec.name.removeprefix(PREFIX), spec.configuration
-        given = told.get("encode_dtype") if name == "astype" else told.get("astype") or told.get("dtype")
-        if name == "packbits":
-            return {}
-        if name not in ("transpose", "bitround") and given is not None:
-            found = dtypes.parse_v2(given)
-    return {} if found.endian is None else {"endian": found.endian}
-
-
-def _compressor(spec: CodecSpec, itemsize: int) -> CodecSpec:
-    """With all that v3 wants to be said."""
-    told = dict(spec.configuration)
-    if spec.name == "zstd":
-        return CodecSpec("zstd", {"level": told.get("level", 0), "checksum": bool(told.get("checksum", False))})
-    if spec.name == "gzip":
-        level = told.get("level", 1)
-        return spec if level in range(10) else CodecSpec(PREFIX + "gzip", {"level": level})
-    if spec.name != "blosc":
-        return spec
-    typesize = told.get("typesize") or min(itemsize, _TYPESIZE_MAX) or 1
-    shuffle: Any = told.get("shuffle", 1)
-    if shuffle == -1:  # numcodecs: by the size of an item
-        shuffle = 2 if itemsize == 1 else 1
-    shuffle = shuffle if isinstance(shuffle, str) else ("noshuffle", "shuffle", "bitshuffle")[shuffle]
-    if told.get("cname") not in _CNAMES:
-        raise MetadataError(f"blosc: no compressor is called {told.get('cname')!r}")
-    return CodecSpec(
-        "blosc",
-        {
-            "typesize": typesize, "cname": told["cname"], "clevel": told.get("clevel", 5), "shuffle": shuffle,
-            "blocksize": told.get("blocksize", 0),
-        },
-    )  # fmt: skip
 
 
 # -- the conventions of xarray

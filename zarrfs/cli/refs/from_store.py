@@ -22,6 +22,7 @@ Examples:
   zarrfs refs from-store /data/store.zarr -o store.json
   zarrfs refs from-store s3://bucket/store.zarr --option s3.anon=true -o store.parq
   zarrfs refs from-store run42 --relative --inline 1KiB -o run42.json
+  zarrfs refs from-store --view v3 /data/2016.zarr -o as-v3.json
 \b
 Zarr metadata and empty files are inline, everything else is a reference to the whole file with its size.
 Symbolic links, names that are not UTF-8 and what cannot be read are errors."""
@@ -56,7 +57,7 @@ def from_store(
         raise UsageError("--relative: relative to nothing; name a file with -o")
 
     async def body(store: Store, plan: Plan) -> None:
-        check_tree(plan)
+        check_tree(plan, parsed.options.view)
         if relative and plan.path is None:
             raise UsageError("--relative: PLACE is not on this machine")
         base = os.path.realpath(to.base or "") if relative else None

@@ -1,0 +1,251 @@
+"""What a view shows, what it leaves out and says so, and that it follows a source that changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.store_contract import Tree, keys, listed
+from tests.unit.viewstores import GROUP_2, GROUP_3, v0, v1, v2, v3, viewed, written
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.views.translated import TranslatedView, open_translated
+
+MIXED = [["a", "<i4"], ["b", ">f8"]]
+
+
+def on_view(
+    root: Path, tree: Tree, version: Literal[2, 3], check: Callable[[TranslatedView], Awaitable[None]], **how: Any
+) -> None:
+    async def main() -> None:
+        async with viewed(root, tree, version, **how) as view:
+            await check(view)
+
+    trio.run(main)
+
+
+async def document(view: TranslatedView, key: str) -> Any:
+    """A document, which is strict JSON."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    return json.loads(bytes(await view.get(key)), parse_constant=refuse)
+
+
+def test_only_the_hierarchy_is_shown(tmp_path: Path) -> None:
+    tree = {
+        "a/meta": v1(), "a/0.0": b"x", "a/0.0.6ba7b810.partial": b"x", "a/attrs.lock": b"", "a/5.0": b"x",
+        "a/x/y": b"", "deep/er/b/.zarray": v2(), ".git/config": b"", "notes.txt": b"",
+    }  # fmt: skip
+
+    async def check(view: TranslatedView) -> None:
+        assert await keys(view) == [
+            "a/0.0", "a/zarr.json", "deep/er/b/zarr.json", "deep/er/zarr.json", "deep/zarr.json", "zarr.json",
+        ]  # fmt: skip
+        for key in ("deep", "deep/er"):
+            assert await document(view, f"{key}/zarr.json") == {
+                "zarr_format": 3, "node_type": "group", "attributes": {},
+            }  # fmt: skip
+        for key in ("a/5.0", "a/meta", "a/x", "notes.txt", "a/0.0.6ba7b810.partial", "a/01.0"):
+            with pytest.raises(NotFound):
+                await view.info(key)
+
+    on_view(tmp_path, tree, 3, check)
+
+
+def test_old_stores_nest_without_saying_so(tmp_path: Path) -> None:
+    both = {"flat/.zarray": v2(), "flat/1.1": b"x", "nested/.zarray": v2(), "nested/1/0": b"x", "none/.zarray": v2()}
+
+    async def as_v2(view: TranslatedView) -> None:
+        assert "dimension_separator" not in await document(view, "flat/.zarray")
+        assert "dimension_separator" not in await document(view, "none/.zarray")
+        assert (await document(view, "nested/.zarray"))["dimension_separator"] == "/"
+        assert bytes(await view.get("nested/1/0")) == b"x"
+
+    async def as_v3(view: TranslatedView) -> None:
+        for path, separator in ("flat", "."), ("nested", "/"):
+            encoding = {"name": "v2", "configuration": {"separator": separator}}
+            assert (await document(view, f"{path}/zarr.json"))["chunk_key_encoding"] == encoding
+
+    for index in False, True:
+        on_view(tmp_path, both, 2, as_v2, index=index)
+        on_view(tmp_path, both, 3, as_v3, index=index)
+
+
+def test_what_a_version_cannot_have_is_left_out_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = {"g/.zgroup": GROUP_2, "g/bad/.zarray": v2(dtype=MIXED), "g/bad/0.0": b"x", "g/good/.zarray": v2()}
+
+    async def check(view: TranslatedView) -> None:
+        for _ in range(2):
+            assert [info.name for info in await listed(view, "g/bad")] == []
+            with pytest.raises(NotFound):
+                await view.get("g/bad/zarr.json")
+            with pytest.raises(NotFound):
+                await view.get("g/bad/0.0")
+        assert (await document(view, "g/good/zarr.json"))["node_type"] == "array"
+        reasons = await view.left_out("g/bad")
+        assert list(reasons) == ["g/bad"]
+        assert "little-endian" in reasons["g/bad"]
+        assert await view.left_out("") == await view.left_out("g") == reasons
+        assert await view.left_out("g/good") == {}
+
+    on_view(tmp_path, tree, 3, check)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.messages[0].startswith("g/bad: left out of view=v3: ")
+
+
+def test_strict_leaves_nothing_out(tmp_path: Path) -> None:
+    async def check(view: TranslatedView) -> None:
+        with pytest.raises(ReadError, match="view=v3 cannot show it"):
+            await view.get("bad/zarr.json")
+        with pytest.raises(ReadError, match="bad"):
+            await view.check()
+
+    on_view(tmp_path, {"bad/.zarray": v2(dtype=MIXED)}, 3, check, strict=True)
+
+
+@pytest.mark.parametrize("name", [".zarray", "zarr.json", "meta", "__zmeta__", ".zgroup"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_bad_document_is_an_error_for_its_node_alone(tmp_path: Path, name: str, version: Literal[2, 3]) -> None:
+    data = b'{"zarr_format": 1, "node_type": "array"' if name == "meta" else b'{"node_type": "array"'
+    tree = {f"bad/{name}": data, "bad/0.0": b"x", "good/.zarray": v2(), "good/0.0": b"y", ".zgroup": GROUP_2}
+    shown = "zarr.json" if version == 3 else ".zgroup" if name in (".zgroup", "zarr.json") else ".zarray"
+
+    async def check(view: TranslatedView) -> None:
+        assert [info.name for info in await listed(view, "bad")] == [shown]
+        assert (await view.info(f"bad/{shown}", sized=False)).size is None  # so that it is found, and stat fails
+        for call in (view.info, view.get):
+            with pytest.raises(ReadError, match="bad"):
+                await call(f"bad/{shown}")
+        with pytest.raises(NotFound):
+            await view.get("bad/0.0")
+        assert bytes(await view.get("good/0.0")) == b"y"
+        assert await document(view, f"good/{'zarr.json' if version == 3 else '.zarray'}")
+
+    on_view(tmp_path, tree, version, check)
+
+
+def test_a_source_that_changes_is_followed(tmp_path: Path) -> None:
+    base = written(tmp_path, {"a/.zarray": v2(), "a/0.0": b"1"})
+
+    async def main() -> None:
+        view = open_translated(FileSystemStore(str(base)), 3, False)
+        assert isinstance(view, TranslatedView)
+        before = await view.info("a/zarr.json")
+        assert (await view.info("a/0.0")).identity == (base / "a/0.0").stat().st_ino
+        (base / "a/.zarray").write_bytes(v2(shape=[1000, 20]))
+        (base / "a/50.0").write_bytes(b"2")
+        os.utime(base / "a/.zarray", ns=(5, 5))
+        await trio.sleep(1.1)
+        after = await view.info("a/zarr.json")
+        data = bytes(await view.get("a/zarr.json"))
+        assert (after.size, after.mtime_ns) == (len(data), 5)
+        assert before.mtime_ns != 5
+        assert json.loads(data)["shape"] == [1000, 20]
+        assert bytes(await view.get("a/50.0")) == b"2"
+        (base / "a/.zarray").unlink()
+        await trio.sleep(1.1)
+        assert (await document(view, "a/zarr.json"))["node_type"] == "group"
+        await view.aclose()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def test_consolidated_metadata_is_translated_where_the_source_has_it(tmp_path: Path) -> None:
+    consolidated = {
+        "zarr_consolidated_format": 1,
+        "metadata": {
+            ".zgroup": {"zarr_format": 2}, "g/a/.zarray": json.loads(v2()),
+            "g/a/.zattrs": {"_ARRAY_DIMENSIONS": ["y", "x"]}, "bad/.zarray": json.loads(v2(dtype=MIXED)),
+        },
+    }  # fmt: skip
+    tree = {
+        ".zgroup": GROUP_2, ".zmetadata": json.dumps(consolidated).encode(), "g/a/.zarray": v2(), "bad/.zarray": v2(),
+        "g/a/.zattrs": b'{"_ARRAY_DIMENSIONS": ["y", "x"]}',
+    }  # fmt: skip
+
+    async def as_v3(view: TranslatedView) -> None:
+        found = (await document(view, "zarr.json"))["consolidated_metadata"]
+        assert (found["kind"], found["must_understand"]) == ("inline", False)
+        kinds = {path: about["node_type"] for path, about in found["metadata"].items()}
+        assert kinds == {"g": "group", "g/a": "array"}
+        assert found["metadata"]["g/a"] == await document(view, "g/a/zarr.json")
+        assert found["metadata"]["g/a"]["dimension_names"] == ["y", "x"]
+        assert list(await view.left_out("")) == ["bad"]
+
+    async def as_v2(view: TranslatedView) -> None:
+        found = await document(view, ".zmetadata")
+        assert found["metadata"]["g/a/.zattrs"] == {"_ARRAY_DIMENSIONS": ["y", "x"]}
+        assert "bad/.zarray" in found["metadata"]
+
+    on_view(tmp_path, tree, 3, as_v3)
+    on_view(tmp_path, tree, 2, as_v2)
+    without = {"zarr.json": GROUP_3, "a/zarr.json": v3()}
+
+    async def none(view: TranslatedView) -> None:
+        assert "consolidated_metadata" not in await document(view, "zarr.json")
+
+    async def none_as_v2(view: TranslatedView) -> None:
+        assert await keys(view) == [".zgroup", "a/.zarray"]
+
+    on_view(tmp_path, without, 3, none)
+    on_view(tmp_path, without, 2, none_as_v2)
+
+
+def test_a_million_chunks_are_listed_a_piece_at_a_time(tmp_path: Path) -> None:
+    tree = {"a/__zmeta__": v0(shape=[10_000], chunks=[1]), "a/__zdata__/7.blosc": b""}
+
+    async def check(view: TranslatedView) -> None:
+        pulled = 0
+        listing = view.lower.list_dir
+
+        async def counted(prefix: str, after: str = "") -> Any:
+            nonlocal pulled
+            async for info in listing(prefix, after):
+                pulled += 1
+                yield info
+
+        view.lower.list_dir = counted  # type: ignore[method-assign]
+        names = []
+        async for info in view.list_dir("a"):
+            names.append(info.name)
+            if len(names) == 3:
+                break
+        assert pulled <= 3
+        assert [info.name for info in await listed(view, "a", "9998")] == ["9999", "zarr.json"]
+        assert pulled < 10
+
+    for number in range(10_000):
+        tree[f"a/__zdata__/{number}.blosc"] = b""
+    on_view(tmp_path, tree, 3, check, index=True)
+
+
+def test_links_are_files_and_lead_nowhere_else(tmp_path: Path) -> None:
+    base = written(tmp_path, {"a/.zarray": v2(), "a/real": b"12", "g/.zgroup": GROUP_2})
+    (base / "a/0.0").symlink_to("real")
+    (base / "a/0.1").symlink_to("/etc/passwd")
+    (base / "g/up").symlink_to("..")
+    (base / "b").symlink_to("a")
+
+    async def main() -> None:
+        view = open_translated(FileSystemStore(str(base)), 3, True)
+        assert (await view.info("a/0.0")).size == 2
+        assert bytes(await view.get("a/0.0")) == bytes(await view.get("b/0.0")) == b"12"
+        with pytest.raises(ReadError):
+            await view.info("a/0.1")
+        assert bytes(await view.get("g/up/a/0.0")) == b"12"
+        assert isinstance(view, TranslatedView)
+        assert [node.path async for node in view.hierarchy.walk()] == ["", "a", "b", "g"]
+        await view.aclose()
+
+    trio.run(main)

@@ -1,0 +1,85 @@
+"""Stores of small Zarr hierarchies, and views over them, for tests."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.store_contract import Tree
+from zarrfs.options import Options
+from zarrfs.store.api import Store
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.index import IndexStore
+from zarrfs.store.indexfile import IndexWriter
+from zarrfs.transfer.targets import Targets
+from zarrfs.views.translated import TranslatedView, open_translated
+
+numbers = itertools.count()
+
+
+def v0(**more: Any) -> bytes:
+    """A __zmeta__ of zarr 0.4: 20 x 20, in chunks of 10 x 10."""
+    about = {"shape": [20, 20], "chunks": [10, 10], "dtype": "<i4", "fill_value": 9, "cname": "lz4", "clevel": 5}
+    return json.dumps(about | {"shuffle": 1} | more).encode()
+
+
+def v1(**more: Any) -> bytes:
+    """A meta of zarr 1.1, likewise."""
+    about = {"zarr_format": 1, "shape": [20, 20], "chunks": [10, 10], "dtype": "<i4", "fill_value": None}
+    return json.dumps(about | {"order": "C", "compression": "zlib", "compression_opts": 1} | more).encode()
+
+
+def v2(**more: Any) -> bytes:
+    """A .zarray, likewise."""
+    about = {"zarr_format": 2, "shape": [20, 20], "chunks": [10, 10], "dtype": "<i4", "fill_value": 0, "order": "C"}
+    return json.dumps(about | {"compressor": None, "filters": None} | more).encode()
+
+
+def v3(**more: Any) -> bytes:
+    """A zarr.json of an array, likewise."""
+    about = {
+        "zarr_format": 3, "node_type": "array", "shape": [20, 20], "data_type": "int32", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10, 10]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "attributes": {},
+    }  # fmt: skip
+    return json.dumps(about | more).encode()
+
+
+GROUP_2, GROUP_3 = b'{"zarr_format": 2}', b'{"zarr_format": 3, "node_type": "group"}'
+
+
+def written(root: Path, tree: Tree) -> Path:
+    """`tree` as files in a new directory below `root`."""
+    base = root / f"source{next(numbers)}"
+    for key, value in tree.items():
+        path = base / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)
+    return base
+
+
+def indexed(root: Path, tree: Tree) -> IndexStore:
+    """`tree` in an index."""
+    path = str(root / f"{next(numbers)}.index")
+    with IndexWriter(path) as writer:
+        for key, value in tree.items():
+            writer.inline(key, value)
+        writer.commit()
+    return IndexStore(path, Targets(Options()))
+
+
+@asynccontextmanager
+async def viewed(
+    root: Path, tree: Tree, version: Literal[2, 3], index: bool = False, strict: bool = False
+) -> AsyncIterator[TranslatedView]:
+    """The view of `tree` in a directory, or in an index."""
+    store: Store = indexed(root, tree) if index else FileSystemStore(str(written(root, tree)))
+    view = open_translated(store, version, strict)
+    assert isinstance(view, TranslatedView)
+    yield view
+    await view.aclose()
