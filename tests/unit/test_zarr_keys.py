@@ -1,0 +1,152 @@
+"""Keys of chunks: one template for every generation, its inverse, and the directories that keys make."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarrfs.zarr.documents import parse_document
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate, nested
+from zarrfs.zarr.model import ArrayMetadata, MetadataError
+
+
+@pytest.mark.parametrize(
+    ("template", "index", "key"),
+    [
+        (V0, (0, 12), "__zdata__/0.12.blosc"), (V0, (3,), "__zdata__/3.blosc"),
+        (FLAT, (1, 2, 3), "1.2.3"), (FLAT, (), "0"), (NESTED, (1, 2), "1/2"), (NESTED, (), "0"),
+        (DEFAULT, (0, 0), "c/0/0"), (DEFAULT, (), "c"), (KeyTemplate.joined("c", "."), (4, 5), "c.4.5"),
+        (KeyTemplate.joined("c", "."), (), "c"), (DRAFT, (0, 1), "c0/1"), (DRAFT, (), "c0"),
+        (KeyTemplate.joined("data", "-", "bin"), (1, 2), "data-1-2-bin"),
+        (KeyTemplate.joined("data", "-", "bin"), (), "data-bin"), (KeyTemplate.joined(), (1, 23, 45), "1.23.45"),
+    ],
+)  # fmt: skip
+def test_names(template: KeyTemplate, index: tuple[int, ...], key: str) -> None:
+    assert template.key(index) == key
+    assert template.index(key, Grid([100] * len(index), [1] * len(index))) == index
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "0", "0.0.0", "00.0", "0.01", "-1.0", "+1.0", " 1.0", "1.0 ", "1.0\n", "٣.0", "1_0.0", "0.10", "3.0", "0/0",
+        "c/0.0", "", ".", "0.", ".0", "0..0",
+        ".zarray", "0.0.blosc", "0.0.1f2e.partial", "9" * 5000 + ".0", "0." + "9" * 5000,
+    ],
+)  # fmt: skip
+def test_what_is_no_chunk(key: str) -> None:
+    assert FLAT.index(key, Grid([3, 10], [1, 1])) is None
+
+
+def test_prefix_and_suffix_do_not_overlap() -> None:
+    template = KeyTemplate(prefix="a0a", suffix="a")
+    assert template.index("a0a", Grid([3], [1])) is None
+    assert template.index("a0a1a", Grid([3], [1])) == (1,)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"separator": ""}, {"separator": "0"}, {"separator": ".1."}, {"suffix": "0"}, {"prefix": "../"},
+        {"prefix": "/"}, {"prefix": "a//"}, {"separator": "/../"}, {"separator": "/./"}, {"suffix": "/"},
+        {"directory": ".."}, {"prefix": "a\0"}, {"scalar": "zarr.json"}, {"scalar": ""}, {"scalar": ".zattrs"},
+        {"directory": "meta"}, {"directory": "zarr.json"},
+    ],
+)  # fmt: skip
+def test_templates_that_are_none(parts: dict[str, str]) -> None:
+    with pytest.raises(MetadataError, match="chunk keys"):
+        KeyTemplate(**parts)
+
+
+TEMPLATES = st.sampled_from([
+    V0, FLAT, NESTED, DEFAULT, DRAFT, KeyTemplate.joined("c", "."), KeyTemplate.joined("data", "-", "bin"),
+    KeyTemplate(separator="_", suffix="x"), KeyTemplate("a/b", "c/d", "-/x", ".z/q"), KeyTemplate("", "1", "~"),
+])  # fmt: skip
+SHAPES = st.lists(st.integers(0, 13), max_size=3).filter(lambda shape: len(shape) < 3 or max(shape) < 12)
+
+
+def keys_of(template: KeyTemplate, grid: Grid) -> dict[str, tuple[int, ...]]:
+    return {template.key(index): index for index in itertools.product(*map(range, grid.counts))}
+
+
+@given(TEMPLATES, SHAPES)
+def test_the_inverse(template: KeyTemplate, shape: list[int]) -> None:
+    grid = Grid(shape, [1] * len(shape))
+    found = keys_of(template, grid)
+    assert len(found) == grid.size
+    assert all(template.index(key, grid) == index for key, index in found.items())
+
+
+@given(TEMPLATES, SHAPES, st.text("0123456789./c-_xbinlos", max_size=8))
+def test_whatever_has_an_index_is_a_key(template: KeyTemplate, shape: list[int], key: str) -> None:
+    grid = Grid(shape, [1] * len(shape))
+    index = template.index(key, grid)
+    assert index is None or template.key(index) == key
+
+
+@given(TEMPLATES, SHAPES, st.data())
+def test_directories_are_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
+    """Against the plain way: all keys, cut at every "/"."""
+    grid = Grid(shape, [1] * len(shape))
+    paths = [*keys_of(template, grid), *([f"{template.directory}/"] if template.directory else [])]
+    listed: dict[str, set[str]] = {"": set()}
+    for path in paths:
+        names = path.split("/")
+        for depth, name in enumerate(names):
+            if name:
+                listed.setdefault("/".join(names[:depth]), set()).add(name)
+            else:
+                listed.setdefault("/".join(names[:depth]), set())
+    for directory, names in listed.items():
+        children = dict(template.children(directory, grid))
+        assert list(children) == sorted(names)
+        assert template.is_directory(directory, grid)
+        for name, inner in children.items():
+            assert inner == ((f"{directory}/{name}" if directory else name) in listed)
+            assert inner == template.is_directory(f"{directory}/{name}" if directory else name, grid)
+    directory = data.draw(st.sampled_from(sorted(listed)))
+    after = data.draw(st.sampled_from(sorted(listed[directory])) if listed[directory] else st.just("")) or ""
+    after += data.draw(st.sampled_from(["", "0", ".", "zz"]))
+    assert [name for name, _inner in template.children(directory, grid, after)] == [
+        name for name in sorted(listed[directory]) if name > after
+    ]
+    assert template.directories == any("/" in path for path in [*paths, template.key((0, 0))])
+
+
+@pytest.mark.parametrize("key", ["d", "c/3", "c/0/0", "c/00", "c/x", "0", "c/", "/", "c/0/0/0", "c/٣"])
+def test_what_is_no_directory(key: str) -> None:
+    grid = Grid([3, 3], [1, 1])
+    assert not DEFAULT.is_directory(key, grid)
+    assert not list(DEFAULT.children(key, grid))
+
+
+def test_a_listing_streams() -> None:
+    """A grid that nothing could hold is listed from anywhere at once."""
+    grid = Grid([10**40, 10**40], [1, 1])
+    assert [name for name, _inner in itertools.islice(FLAT.children("", grid), 3)] == ["0.0", "0.1", "0.10"]
+    after = "5" * 40 + ".7"
+    assert [name for name, _inner in itertools.islice(FLAT.children("", grid, after), 2)] == [
+        after + "0",
+        after + "00",
+    ]
+
+
+def array_of(**members: object) -> ArrayMetadata:
+    document = {"zarr_format": 2, "shape": [4, 4], "chunks": [2, 2], "dtype": "|u1", "fill_value": 0, **members}
+    found = parse_document(".zarray", document)
+    assert isinstance(found, ArrayMetadata)
+    return found
+
+
+def test_old_nested_stores() -> None:
+    """Without dimension_separator the names decide; with it they do not."""
+    assert array_of().keys == FLAT
+    assert nested(array_of()) == NESTED
+    assert nested(array_of(shape=[4], chunks=[2])) is None
+    assert nested(array_of(dimension_separator=".")) is None
+    assert array_of(dimension_separator="/").keys == NESTED
+    assert nested(array_of(dimension_separator="/")) is None
