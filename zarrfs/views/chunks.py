@@ -203,7 +203,7 @@ class Chunks:
         for _ in range(3):
             found = await self._believed(id, key)
             if found is None:
-                found = await self._cache.get(id, sharding.index_length, lambda: self._load_index(sharding, key))
+                found = await self._cache.get(id, 0, lambda: self._load_index(sharding, key))
             try:
                 run = None if found.value is None else found.value[place]
             except MetadataError as exc:

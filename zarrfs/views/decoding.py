@@ -71,7 +71,10 @@ class DecodedCache:
         return key in self._kept or key in self._flights
 
     async def get(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """What is kept under `key`, or made now by `make`, which takes about `size` bytes. Raises what that raises."""
+        """What is kept under `key`, or made now by `make`, which takes about `size` bytes. Raises what that raises.
+
+        For what something else needs while it is made, `size` is 0: it may not wait for room that this one has taken.
+        """
         found = self.peek(key)
         if found is not None:
             return found
@@ -127,6 +130,8 @@ class DecodedCache:
 
     async def _find_room(self, size: int) -> None:
         """Set `size` bytes aside. First come, first served: else a large one might wait for ever."""
+        if not size:
+            return
         ticket = object()
         self._waiting[ticket] = None
         try:

@@ -1,0 +1,107 @@
+"""Stores with arrays for tests, written by zarr-python, and views of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import trio
+import zarr
+from hypothesis import strategies as st
+
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.views.arrays import ArraysView
+
+Array = np.ndarray[Any, Any]
+
+DTYPES = ["u1", "<i2", ">i4", "<f8", ">f4", "?", "<c16", "S3", "<U2", "<M8[s]", "V5"]
+
+
+class Shape(NamedTuple):
+    """How an array is stored."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    dtype: str
+    order: str  # C or F
+    version: int
+    compressor: bool
+    sharded: bool
+    missing: int  # bits: which chunks are not written
+    fill: int
+
+
+@st.composite
+def shapes(draw: st.DrawFn, ndim: int = 4) -> Shape:
+    """Random ones: scalars, empty ones, overhanging edges."""
+    sides = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=ndim))
+    version = draw(st.sampled_from([2, 3]))
+    dtype = draw(st.sampled_from(DTYPES if version == 2 else ["u1", "<i2", "<i4", "<f8", "?", "<c16"]))
+    return Shape(
+        tuple(extent for extent, _ in sides), tuple(step for _, step in sides), dtype, draw(st.sampled_from("CF")),
+        version, draw(st.booleans()), version == 3 and bool(sides) and draw(st.booleans()),
+        draw(st.integers(0, 2**16 - 1)), draw(st.integers(0, 1)),
+    )  # fmt: skip
+
+
+def write(group: zarr.Group, name: str, how: Shape) -> Array:
+    """Make an array in `group`; what it holds."""
+    more: dict[str, Any] = {} if how.compressor else {"compressors": None}
+    if how.version == 2:
+        more |= {"order": how.order}
+    elif how.order == "F" and len(how.shape) > 1:
+        from zarr.codecs import TransposeCodec
+
+        more["filters"] = [TransposeCodec(order=tuple(range(len(how.shape)))[::-1])]
+    parts = tuple(2 * step for step in how.chunks) if how.sharded else how.chunks
+    if how.sharded:
+        more["shards"] = parts
+    dtype = np.dtype(how.dtype)
+    pattern = how.fill if dtype.kind in "iufc" else 0
+    fill = np.frombuffer(bytes([pattern]) * dtype.itemsize, dtype)[0]
+    stored = zarr.create_array(
+        group.store, name=name, shape=how.shape, chunks=how.chunks, dtype=dtype, fill_value=fill,
+        zarr_format=how.version, **more,
+    )  # fmt: skip
+    items = np.full(how.shape, fill, dtype)
+    counts = tuple(-(-extent // step) for extent, step in zip(how.shape, parts, strict=True))
+    rng = np.random.default_rng(how.missing)
+    for number in range(math.prod(counts)):
+        if how.missing >> (number % 16) & 1:
+            continue
+        index = np.unravel_index(number, counts) if counts else ()
+        where = tuple(slice(int(at) * step, (int(at) + 1) * step) for at, step in zip(index, parts, strict=True))
+        some = rng.integers(0, 100, items[(*where, ...)].shape).astype(dtype if dtype.kind != "V" else "S5")
+        items[(*where, ...)] = some.view(dtype)
+        stored[(*where, ...)] = items[(*where, ...)]
+    return items
+
+
+def flat_bytes(items: Array, how: Shape) -> bytes:
+    """What the file of an array holds behind its header."""
+    fortran = how.order == "F" and items.ndim > 1
+    return items.tobytes("F" if fortran else "C")
+
+
+@contextlib.asynccontextmanager
+async def view_of(path: Path, raw: bool = False, budget: int = 1 << 20) -> AsyncIterator[ArraysView]:
+    """A view of a directory."""
+    view = ArraysView(FileSystemStore(str(path)), raw, budget)
+    try:
+        yield view
+    finally:
+        await view.aclose()
+
+
+def with_view(path: Path, use: Callable[[ArraysView], Awaitable[None]], **more: Any) -> None:
+    """Run `use` with a view of a directory."""
+
+    async def main() -> None:
+        async with view_of(path, **more) as view:
+            await use(view)
+
+    trio.run(main)

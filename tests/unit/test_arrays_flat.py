@@ -1,0 +1,243 @@
+"""Arrays as flat files, against the arrays in memory that zarr-python has written."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zarrfs
+from tests.unit.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.views.arrays import ArraysView
+from zarrfs.views.reading import read_array
+
+RANGES = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 6000)), max_size=8)
+
+
+def stored(directory: str, how: Shape) -> Array:
+    """An array `x` in a group."""
+    group = zarr.open_group(directory, mode="w", zarr_format=how.version)
+    return write(group, "x", how)
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes(), RANGES, st.sampled_from([1, 100, 1 << 20]))
+def test_any_array_and_any_range(how: Shape, ranges: list[tuple[int, int]], budget: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        items = stored(directory, how)
+        wanted = flat_bytes(items, how)
+
+        async def check(view: ArraysView) -> None:
+            whole = bytes(await view.get("x.npy"))
+            header = len(whole) - len(wanted)
+            assert whole[header:] == wanted
+            assert (await view.info("x.npy")).size == len(whole)
+            loaded = np.load(io.BytesIO(whole))
+            assert (loaded.dtype, loaded.shape, loaded.tobytes()) == (items.dtype, items.shape, items.tobytes())
+            assert loaded.flags.f_contiguous if how.order == "F" else loaded.flags.c_contiguous
+            for start, length in ranges:
+                start %= len(whole) + 2
+                assert bytes(await view.get("x.npy", start, length)) == whole[start : start + length]
+
+        async def check_raw(view: ArraysView) -> None:
+            assert bytes(await view.get("x.bin")) == wanted
+            assert (await view.info("x.bin")).size == len(wanted)
+
+        with_view(Path(directory), check, budget=budget)
+        with_view(Path(directory), check_raw, budget=budget, raw=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes())
+def test_any_array_in_memory(how: Shape) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        items = stored(directory, how)
+        found = zarrfs.read_array(directory, "x")
+        assert (found.dtype, found.shape, found.tobytes()) == (items.dtype, items.shape, items.tobytes())
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(3), st.integers(1, 700), st.sampled_from([64, 500, 1 << 20]))
+def test_a_scan_in_any_steps(how: Shape, step: int, budget: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        wanted = flat_bytes(stored(directory, how), how)
+
+        async def check(view: ArraysView) -> None:
+            parts = [bytes(await view.get("x.bin", start, step)) for start in range(0, len(wanted), step)]
+            assert b"".join(parts) == wanted
+
+        with_view(Path(directory), check, budget=budget, raw=True)
+
+
+def plain(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], **more: object) -> Array:
+    """An array `x` of numbers that count."""
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    items = np.arange(np.prod(shape), dtype="<i4").reshape(shape)
+    array = group.create_array("x", shape=shape, chunks=chunks, dtype="<i4", **more)
+    array[...] = items
+    return items
+
+
+def test_a_scan_decodes_each_chunk_once(tmp_path: Path) -> None:
+    items = plain(tmp_path, (512, 256), (32, 64))
+
+    async def check(view: ArraysView) -> None:
+        data = b"".join([bytes(await view.get("x.bin", at, 5000)) for at in range(0, items.nbytes, 5000)])
+        assert data == items.tobytes()
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert view.stats()["arrays"]["decoded"] == 64
+        assert view.stats()["arrays"]["kept"] <= 80_000
+
+    with_view(tmp_path, check, raw=True, budget=80_000)  # two bands of four chunks of 8 KiB, and some
+
+
+def test_the_next_chunks_are_decoded_ahead(tmp_path: Path) -> None:
+    plain(tmp_path, (64 << 10,), (1 << 10,))
+
+    async def check(view: ArraysView) -> None:
+        for at in range(0, 12_288, 4096):
+            await view.get("x.bin", at, 4096)
+        before = view.stats()["arrays"]["decoded"]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        ahead = view.stats()["arrays"]["decoded"]
+        assert 3 < ahead < 12
+        await view.get("x.bin", 12_288, 4096)
+        assert view.stats()["arrays"]["hits"] > 0
+        assert before <= ahead
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_a_small_read_decodes_one_chunk(tmp_path: Path) -> None:
+    items = plain(tmp_path, (512, 256), (32, 64))
+
+    async def check(view: ArraysView) -> None:
+        for number, at in enumerate(np.random.default_rng(1).permutation(512 * 4)[:40] * 256):
+            assert bytes(await view.get("x.bin", int(at), 256)) == items.tobytes()[at : at + 256]
+            assert view.stats()["arrays"]["decoded"] <= number + 1
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_a_band_that_does_not_fit_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    items = plain(tmp_path, (64, 256), (32, 64))
+
+    async def check(view: ArraysView) -> None:
+        for _ in range(2):
+            data = b"".join([bytes(await view.get("x.bin", at, 1000)) for at in range(0, items.nbytes, 1000)])
+            assert data == items.tobytes()
+        assert view.stats()["arrays"]["kept"] <= 20_000
+
+    with_view(tmp_path, check, raw=True, budget=20_000)
+    assert len([record for record in caplog.records if "again and again" in record.message]) == 1
+
+
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_a_damaged_chunk_fails_alone(tmp_path: Path, compressors: str | None) -> None:
+    items = plain(tmp_path, (64, 64), (32, 64), compressors=compressors)
+    (tmp_path / "x/1.0").write_bytes((tmp_path / "x/1.0").read_bytes()[:-1])
+
+    async def check(view: ArraysView) -> None:
+        half = items.nbytes // 2
+        for start, length in ((half, 4), (half - 4, 8), (0, None)):
+            with pytest.raises(ReadError, match=r"x/1\.0"):
+                await view.get("x.bin", start, length)
+        for at in range(0, half, 1024):  # the chunk behind is tried ahead, in vain
+            assert bytes(await view.get("x.bin", at, 1024)) == items.tobytes()[at : at + 1024]
+
+    with_view(tmp_path, check, raw=True)
+    with pytest.raises(ReadError, match=r"x/1\.0"):
+        zarrfs.read_array(str(tmp_path), "x")
+
+
+@pytest.mark.parametrize("damage", ["directory", "link"])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_what_is_no_chunk_is_an_error_and_no_fill_value(
+    tmp_path: Path, compressors: str | None, damage: str
+) -> None:
+    plain(tmp_path, (64,), (32,), compressors=compressors)
+    (tmp_path / "x/1").unlink()
+
+    async def absent(view: ArraysView) -> None:
+        assert bytes(await view.get("x.bin", 128)) == bytes(128)
+
+    async def failing(view: ArraysView) -> None:
+        with pytest.raises(ReadError):
+            await view.get("x.bin", 128)
+
+    with_view(tmp_path, absent, raw=True)
+    if damage == "directory":
+        (tmp_path / "x/1").mkdir()
+    else:
+        (tmp_path / "x/1").symlink_to("nowhere")
+    with_view(tmp_path, failing, raw=True)
+
+
+def test_chunks_that_are_links_are_read(tmp_path: Path) -> None:
+    items = plain(tmp_path, (64,), (32,), compressors=None)
+    (tmp_path / "x/1").rename(tmp_path / "elsewhere")
+    (tmp_path / "x/1").symlink_to("../elsewhere")
+
+    async def check(view: ArraysView) -> None:
+        assert bytes(await view.get("x.bin")) == items.tobytes()
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
+    items = plain(tmp_path, (64,), (32,))
+    array = zarr.open_array(tmp_path / "x", mode="r+")
+
+    async def check(view: ArraysView) -> None:
+        assert bytes(await view.get("x.bin")) == items.tobytes()
+        first = await view.info("x.bin")
+        array[40] = 7
+        await trio.sleep(1.2)
+        wanted = items.copy()
+        wanted[40] = 7
+        assert bytes(await view.get("x.bin")) == wanted.tobytes()
+        second = await view.info("x.bin")
+        assert second.mtime_ns != first.mtime_ns
+        await trio.sleep(1.2)
+        assert await view.info("x.bin") == second
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path, mode="w", zarr_format=3)
+    array = group.create_array("x", shape=(64,), chunks=(8,), shards=(32,), dtype="<i4", fill_value=0)
+    array[:] = np.arange(64)
+
+    async def check(view: ArraysView) -> None:
+        assert bytes(await view.get("x.bin")) == np.arange(64, dtype="<i4").tobytes()
+        array[:] = 3
+        await trio.sleep(1.2)
+        assert bytes(await view.get("x.bin")) == np.full(64, 3, "<i4").tobytes()
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_arrays_that_are_not_there(tmp_path: Path) -> None:
+    plain(tmp_path, (64,), (32,))
+
+    async def main() -> None:
+        store = FileSystemStore(str(tmp_path))
+        for path in ("", "y", "x/0"):
+            with pytest.raises(NotFound):
+                await read_array(store, path)
+        (tmp_path / "x/.zarray").write_text("{")
+        with pytest.raises(ReadError, match="x"):
+            await read_array(store, "x")
+
+    trio.run(main)
