@@ -1,0 +1,218 @@
+"""Data types: numpy's typestrs and lists of fields, and the names of Zarr v3, against numpy and zarr-python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr.dtype
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from zarrfs.zarr import dtypes
+from zarrfs.zarr.dtypes import DataType, as_v2, as_v3, parse_v2, parse_v3
+from zarrfs.zarr.model import MetadataError
+
+ORDERS = st.sampled_from(["<", ">"])
+SCALARS = st.one_of(
+    npst.boolean_dtypes(), npst.integer_dtypes(endianness="?"), npst.unsigned_integer_dtypes(endianness="?"),
+    npst.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+    npst.complex_number_dtypes(endianness="?", sizes=(64, 128)),
+    npst.byte_string_dtypes(endianness="?", min_len=1), npst.unicode_string_dtypes(endianness="?", min_len=1),
+    npst.datetime64_dtypes(endianness="?"), npst.timedelta64_dtypes(endianness="?"),
+    st.builds(lambda factor, kind: np.dtype(f"{kind}8[{factor}s]"), st.integers(1, 1000), st.sampled_from(["<M", ">m"])),
+    st.builds(lambda size: np.dtype(f"V{size}"), st.integers(1, 40)),
+)  # fmt: skip
+NAMES = st.text("abcdefé_ 0", min_size=1, max_size=5)
+STRUCTS = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(st.tuples(NAMES, inner), min_size=1, max_size=4, unique_by=lambda f: f[0]).map(np.dtype),
+    max_leaves=8,
+)
+
+
+def described(dtype: np.dtype[Any]) -> Any:
+    """The dtype as zarr-python 2 writes it to JSON."""
+    if dtype.fields is None:
+        return dtype.str
+    return [[name, described(dtype.fields[name][0])] for name in dtype.names or ()]
+
+
+@given(STRUCTS)
+def test_as_numpy_says(dtype: np.dtype[Any]) -> None:
+    found = parse_v2(json.loads(json.dumps(described(dtype))))
+    assert found.numpy() == dtype
+    assert (found.itemsize, found.kind) == (dtype.itemsize, dtype.kind)
+    assert as_v2(found) == described(dtype)
+    assert parse_v2(as_v2(found)) == found
+    orders = {leaf.byteorder for leaf in leaves(dtype)} - {"|"}
+    assert found.mixed == (len(orders) > 1)
+    if len(orders) < 2:
+        assert found.endian == {"=": "little", "<": "little", ">": "big"}.get("".join(orders))
+
+
+def leaves(dtype: np.dtype[Any]) -> list[np.dtype[Any]]:
+    if dtype.fields is None:
+        return [dtype]
+    return [leaf for field in dtype.fields.values() for leaf in leaves(field[0])]
+
+
+@given(STRUCTS)
+def test_zarr_python_agrees_on_v3(dtype: np.dtype[Any]) -> None:
+    """What it writes is read, and what is written here it reads: the same type in either byte order."""
+    found = parse_v2(json.loads(json.dumps(described(dtype))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if found.mixed:
+            with pytest.raises(MetadataError, match="different byte order"):
+                as_v3(found)
+            return
+        document = zarr.dtype.parse_dtype(dtype, zarr_format=3).to_json(zarr_format=3)
+        assert as_v3(found) == json.loads(json.dumps(document))
+        again = zarr.dtype.data_type_registry.match_json(as_v3(found), zarr_format=3)
+    assert parse_v3(json.loads(json.dumps(document)), found.endian or "little") == found
+    assert again.to_native_dtype() == found.numpy().newbyteorder("<")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("i4", "<i4"), ("=i4", "<i4"), ("|i4", "<i4"), ("<i1", "|i1"), (">u1", "|u1"), ("<b1", "|b1"),
+        ("float64", "<f8"),
+        ("bool", "|b1"), ("|O8", "|O"), ("O", "|O"), ("<M8[1s]", "<M8[s]"), ("<M8", "<M8"), ("<m8[generic]", "<m8"),
+        (">M8[25μs]", ">M8[25us]"), ("<S3", "|S3"), (">V7", "|V7"), ("U2", "<U2"), ("<f16", "<f16"),
+    ],
+)  # fmt: skip
+def test_one_spelling(value: str, text: str) -> None:
+    assert parse_v2(value).text == text
+    assert parse_v2(value).numpy() == np.dtype(text)
+
+
+def test_padding_and_arrays_in_fields() -> None:
+    """Padding keeps its bytes: it is a field that numpy names."""
+    fields = [["a", "|i1"], ["", "|V7"], ["b", ">f8", [2, 3]], ["c", [["d", ">i2"]]]]
+    found = parse_v2(fields)
+    assert (found.itemsize, found.endian, found.mixed, as_v2(found)) == (58, "big", False, fields)
+    assert found.numpy() == np.dtype([("a", "i1"), ("f1", "V7"), ("b", ">f8", (2, 3)), ("c", [("d", ">i2")])])
+    assert [field[0] for field in found.fields or ()] == ["a", "f1", "b", "c"]
+    with pytest.raises(MetadataError, match="no padding"):
+        as_v3(found)
+    with pytest.raises(MetadataError, match=r"fields that are arrays \(b\)"):
+        as_v3(parse_v2([["a", "|i1"], ["b", ">f8", 3]]))
+
+
+DEEP: Any = "<i4"
+for _ in range(100):
+    DEEP = [["a", DEEP]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "", "i3", "<f5", "x4", "<i", "|S0", "<U0", "|V0", "<i4[s]", "<M8[q]", "<M8[0s]", "<M8[s/3]", "<M4[s]", "<c4",
+        "b2",
+        "|S3000000000", "<U999999999", "<U" + "9" * 5000, "|S-1", "i4,f8", "(2,3)i4", "<i4\n", "٣", 4, None, 1.5,
+        True, {}, [],
+        [[]], [["a"]], [["a", "<i4", [2], 3]], [[1, "<i4"]], [[["t", "a"], "<i4"]], [["a", "<i4"], ["a", "<f8"]],
+        ["<i4"],
+        [["f1", "<i4"], ["", "|V4"]], [["a", "|O"]], [["a", "<i4", [-1]]], [["a", "<i4", [0]]],
+        [["a", "<i4", [1 << 40]]],
+        [["a", "<i4", ["x"]]], [["a", "<i4", [1] * 40]], [["a", "|S2000000000"], ["b", "|S2000000000"]], DEEP,
+    ],
+)  # fmt: skip
+def test_what_is_no_dtype(value: Any) -> None:
+    with pytest.raises(MetadataError, match="dtype"):
+        parse_v2(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("r8", "|V1"), ("r24", "|V3"), ({"name": "r16"}, "|V2"), ({"name": "int16", "configuration": {}}, ">i2"),
+        ({"name": "raw_bytes", "configuration": {"length_bytes": 5}}, "|V5"),
+        ({"name": "fixed_length_utf32", "configuration": {"length_bytes": 20}}, ">U5"),
+        ({"name": "null_terminated_bytes", "configuration": {"length_bytes": 6}}, "|S6"),
+        ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": 25}}, ">M8[25s]"),
+        ({"name": "numpy.timedelta64", "configuration": {"unit": "generic", "scale_factor": 1}}, ">m8"),
+        ({"name": "numpy.datetime64", "configuration": {"unit": "μs", "scale_factor": 1}}, ">M8[us]"),
+    ],
+)  # fmt: skip
+def test_names_of_v3(value: Any, text: str) -> None:
+    assert parse_v3(value, "big") == parse_v2(text)
+
+
+def test_both_spellings_of_structs() -> None:
+    """That of the specification, and that of zarr-python 3.1."""
+    point = {"name": "struct", "configuration": {"fields": [{"name": "x", "data_type": "float32"}]}}
+    fields = [{"name": "p", "data_type": point}, {"name": "n", "data_type": "uint8"}]
+    old = [["p", {"name": "structured", "configuration": {"fields": [["x", "float32"]]}}], ["n", "uint8"]]
+    found = parse_v3({"name": "struct", "configuration": {"fields": fields}}, "big")
+    assert found == parse_v2([["p", [["x", ">f4"]]], ["n", "|u1"]])
+    assert found == parse_v3({"name": "structured", "configuration": {"fields": old}}, "big")
+    assert as_v3(found) == {"name": "structured", "configuration": {"fields": old}}
+
+
+def test_items_of_any_length() -> None:
+    for name in ("string", "bytes", "variable_length_bytes"):
+        found = parse_v3(name)
+        assert parse_v3({"name": name}) == found
+        assert (found.itemsize, found.numpy(), as_v2(found)) == (0, np.dtype(object), "|O")
+    assert as_v3(dtypes.TEXT) == "string"
+    assert as_v3(dtypes.BYTES) == "variable_length_bytes"
+
+
+@pytest.mark.parametrize("text", ["|O", "<f16", ">c32"])
+def test_what_v3_cannot_say(text: str) -> None:
+    with pytest.raises(MetadataError, match="v3 has no"):
+        as_v3(parse_v2(text))
+
+
+NESTED: Any = "int8"
+for _ in range(100):
+    NESTED = {"name": "struct", "configuration": {"fields": [{"name": "a", "data_type": NESTED}]}}
+
+
+def configured(name: str, **configuration: Any) -> dict[str, Any]:
+    return {"name": name, "configuration": configuration}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "int3", "r7", "r0", "r", "r" + "9" * 500, "bfloat16", "", None, 4, [], {}, {"name": 4}, "struct", "raw_bytes",
+        {"name": "struct", "configuration": []}, configured("struct", fields=[]),
+        configured("struct", fields=["int8"]),
+        configured("struct", fields=[["", "int8"]]), configured("struct", fields=[["a", "string"]]),
+        configured("struct", fields=[["a", "int8"], ["a", "int8"]]),
+        configured("struct", fields=[["a", {"name": "bytes"}]]),
+        configured("struct", fields=[{"name": "a"}]), configured("fixed_length_utf32", length_bytes=5),
+        configured("raw_bytes", length_bytes=0), configured("raw_bytes", length_bytes=1 << 40),
+        configured("raw_bytes", length_bytes="4"), configured("numpy.datetime64", unit="q", scale_factor=1),
+        configured("numpy.datetime64", unit="s", scale_factor=0), configured("numpy.datetime64", unit=["s"]),
+        configured("numpy.datetime64", unit="s]i4[", scale_factor=1), NESTED, ["int8"],
+    ],
+)  # fmt: skip
+def test_what_is_no_data_type(value: Any) -> None:
+    with pytest.raises(MetadataError, match=r"dtype|data_type"):
+        parse_v3(value)
+
+
+def test_equal_types_are_equal() -> None:
+    assert parse_v2("i4") == parse_v2("<i4") == DataType("<i4", 4, "i", "little")
+    assert len({parse_v2("i4"), parse_v2("=i4"), parse_v2(">i4")}) == 2
+
+
+def test_no_numpy_to_parse_documents() -> None:
+    """A mount starts without it."""
+    code = (
+        "import sys, zarrfs.zarr.draft, zarrfs.zarr.consolidated; from zarrfs.zarr.documents import parse_node;"
+        'data = b\'{"zarr_format":2,"shape":[4],"chunks":[2],"dtype":"<f4","fill_value":"NaN","order":"F"}\';'
+        "parse_node('.zarray', data); print('numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
