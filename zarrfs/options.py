@@ -202,6 +202,11 @@ class Options:
     arrays: str = _option(
         "source", "npy", words("npy", "raw"), "FORM", "With view=arrays: NAME.npy, or NAME.bin beside NAME.json."
     )
+    grid: str | None = _option(
+        "source", None, words("list", "ask", "hide"), "WHAT",
+        "Where a server cannot list: show every chunk that an array may have (list, the default of mounts), those "
+        "that the server has (ask: a request each, the default of commands), or none (hide).",
+    )
     index_dir: str | None = _option(
         "source", None, text, "DIR",
         "Where indexes are kept (default: zarrfs/index in the user's cache directory).",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import logging
@@ -40,7 +41,8 @@ def serve(
     """Mount and serve until the mount is gone. Threads, sockets and loops are made from here on."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
-    store = open_plan(plan, options)
+    # whoever lists a directory looks names up: then is soon enough to ask for each chunk
+    store = open_plan(plan, dataclasses.replace(options, grid=options.grid or "list"))
     records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}

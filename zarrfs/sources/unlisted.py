@@ -2,126 +2,116 @@
 
 Where nothing is listed, a name is a directory if there is evidence: a redirect to the name with "/",
 consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
-keys go through it. Listings then show metadata documents and the nodes that consolidated metadata names;
-chunks are there, but not shown. Where only names with a dot are hidden (nginx and Apache do that), listings
+keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
+chunks that an array's grid has. Where only names with a dot are hidden (nginx and Apache do that), listings
 are completed by the metadata documents with such names.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import trio
 
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, TargetMissing
-from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, split_key
+from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, keys_below, split_key
 from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer.tasks import at_once
+from zarrfs.zarr.consolidated import consolidated
+from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, load_json, parse_node
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import KeyTemplate, nested
+from zarrfs.zarr.model import ArrayMetadata, MetadataError
 
-# Per generation of Zarr: documents that make a node, and those that may lie beside them.
-NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")
-_OTHER_DOCUMENTS = (".zattrs", ".zmetadata", "__zattr__", "attrs")
-DOCUMENTS = (*NODE_DOCUMENTS, *_OTHER_DOCUMENTS)
+DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.values()))
+_CONSOLIDATED = ("zarr.json", ".zmetadata")
 _DOCUMENT_MAX = 256 << 20  # bytes
 _FRESH = 10.0  # seconds for which it is believed what a name is
-_KNOWN = 16_384  # names whose nature is remembered
-_NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
+_KNOWN = 65_536  # names whose nature is remembered
+_ASKED = 256  # names that the server is asked about at a time
+# of chunks of an array that nobody here understands
+_CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
 
 
 class Node(NamedTuple):
     """An array or group, as far as it takes to tell the directories of its chunks."""
 
     array: bool
-    rank: int = 0  # dimensions
-    head: str = ""  # first part of all chunk keys: c or __zdata__
-    nested: bool = False  # chunk keys have a part for each dimension
+    grid: Grid | None = None  # of an array that is understood
+    templates: tuple[KeyTemplate, ...] = ()  # its chunks have names by one of them
 
-
-def read_node(name: str, data: bytes) -> Node | None:
-    """The node that a metadata document makes; None for what is no such document."""
-    if name == "__zmeta__" and data[:1] != b"{":
-        # a pickle of the first releases; what it says is not needed here
-        return Node(True, head="__zdata__") if data.rstrip().endswith(b".") and b"S'" in data else None
-    document = _json(data)
-    if document is None:
-        return None
-    try:
-        return _node(name, document)
-    except (TypeError, KeyError):
-        return None
-
-
-def consolidated_nodes(name: str, data: bytes) -> set[str] | None:
-    """The nodes, and the groups above them, that a document of consolidated metadata names; None: it is none."""
-    document = _json(data) or {}
-    if name == "zarr.json":
-        document = document.get("consolidated_metadata") or {}
-    metadata = document.get("metadata")
-    if not isinstance(metadata, dict):
-        return None
-    found = {""}
-    for key in metadata:
-        node = key if name == "zarr.json" else split_key(key)[0]
-        while node not in found:
-            found.add(node)
-            node = split_key(node)[0]
-    return found
+    def leads(self, directory: str) -> bool:
+        """Whether chunk keys go through `directory`, which is relative to the array."""
+        if self.grid is None:
+            return _CHUNKS.fullmatch(directory) is not None
+        return any(template.is_directory(directory, self.grid) for template in self.templates)
 
 
 class UnlistedStore:
-    """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath."""
+    """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
 
-    def __init__(self, store: FsspecStore, lists: bool = False) -> None:
+    `grid` says what listings show of the chunks that an array may have: all of them (list), those that the server
+    has (ask: a request for each), or none (hide). It is believed for `absent` seconds that a key does not exist.
+    """
+
+    def __init__(self, store: FsspecStore, lists: bool = False, grid: str = "ask", absent: float = 1.0) -> None:
         self.immutable = store.immutable
-        self._store, self._lists = store, lists
+        self._store, self._lists, self._grid, self._absent = store, lists, grid, absent
         self._nodes: OrderedDict[str, tuple[float, Node | None]] = OrderedDict()
-        self._named: set[str] | None = None
+        self._natures: OrderedDict[str, tuple[float, bool]] = OrderedDict()  # of keys that are no file: a directory?
+        self._named: dict[str, tuple[str, ...]] | None = None
         self._lock = trio.Lock()
 
     async def info(self, key: str, sized: bool = True) -> Info:
         check_key(key, root=True)
-        try:
-            return await self._store.info(key)
-        except (NotFound, AccessDenied):  # some object stores answer 403 for what is not there
-            if not await self._is_directory(key):
-                raise
+        if not self._is_known_directory(key):
+            try:
+                return await self._store.info(key)
+            except (NotFound, AccessDenied) as exc:  # some object stores answer 403 for what is not there
+                if not await self._is_directory(key, exc):
+                    raise
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        try:
-            return await self._store.get(key, start, length)
-        except NotFound:
-            if not await self._is_directory(key):
-                raise
+        if not self._is_known_directory(key):
+            try:
+                return await self._store.get(key, start, length)
+            except NotFound as exc:
+                if not await self._is_directory(key, exc):
+                    raise
         raise IsDirectory(key)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        """As Store.list_dir: documents and nodes come first, then chunks, both sorted."""
         if (await self.info(prefix)).kind is not Kind.DIRECTORY:
             raise NotDirectory(prefix)
-        found = {info.name: info for info in await self._shown(prefix)}
-        if not self._lists:
-            for key in await self._consolidated():
-                parent, name = split_key(key)
-                if key and parent == prefix:
-                    found[name] = Info(name, Kind.DIRECTORY)
-        for info in await self._documents(prefix, found):
-            found[info.name] = info
-        for name in sorted(found):
-            if name > after:
-                yield found[name]
+        shown = await self._shown(prefix)
+        node, rest = (None, "") if shown is not None else await self._array(prefix)
+        if node is None or not _has(node, rest, after):
+            found = {info.name: info for info in shown or ()}
+            if not self._lists:
+                for key in await self._consolidated():
+                    parent, name = split_key(key)
+                    if key and parent == prefix:
+                        found[name] = Info(name, Kind.DIRECTORY)
+            if not rest:
+                for info in await self._documents(prefix, found):
+                    found[info.name] = info
+            for name in sorted(found):
+                if name > after:
+                    yield found[name]
+            after = ""
+        if node is not None and node.grid is not None and self._grid != "hide":
+            async for info in self._chunks(prefix, node, rest, after):
+                yield info
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async for info in self.list_dir(prefix):
-            key = join_key(prefix, info.name)
-            if info.kind is Kind.DIRECTORY:
-                async for below in self.list_prefix(key):
-                    yield below
-            else:
-                yield key
+        async for key in keys_below(self, prefix):
+            yield key
 
     remote = True
 
@@ -136,8 +126,8 @@ class UnlistedStore:
     async def locate(self, key: str) -> dict[str, Any]:
         try:
             return await self._store.locate(key)
-        except NotFound:
-            if not await self._is_directory(key):
+        except NotFound as exc:
+            if not await self._is_directory(key, exc):
                 raise
         return {}
 
@@ -153,44 +143,108 @@ class UnlistedStore:
 
     # -- evidence
 
-    async def _is_directory(self, key: str) -> bool:
-        name = split_key(key)[1]
+    def _is_known_directory(self, key: str) -> bool:
+        """Whether `key` was found to be a directory; NotFound where it was found not to exist."""
+        known = self._natures.get(key)
+        if known is None or known[0] <= trio.current_time():
+            return False
+        if not known[1]:
+            raise NotFound(key)
+        return True
+
+    async def _is_directory(self, key: str, exc: Exception) -> bool:
+        """Whether `key`, which is no file, as the error `exc` says, is a directory; that is remembered."""
+        found = await self._seems_directory(key)
+        if found or isinstance(exc, NotFound):
+            self._natures[key] = trio.current_time() + (_FRESH if found else self._absent), found
+            self._natures.move_to_end(key)
+            if len(self._natures) > _KNOWN:
+                self._natures.popitem(last=False)
+        return found
+
+    async def _seems_directory(self, key: str) -> bool:
         if self._lists:
             return not key
         if not key or key in await self._consolidated():
             return True
-        if name in DOCUMENTS:
+        if split_key(key)[1] in DOCUMENTS:
             return False
-        parts = key.split("/")
-        for depth in range(len(parts)):  # from the root down: nothing but chunks lies below an array
-            node = await self._node("/".join(parts[:depth]))
-            if node is not None and node.array:
-                return _leads_to_chunks(node, parts[depth:])
-        return await self._node(key) is not None
+        node, rest = await self._array(key)
+        if node is None:
+            return await self._node(key) is not None
+        return not rest or node.leads(rest)
 
-    async def _in_array(self, key: str) -> bool:
-        """Whether `key` is a directory of chunks."""
+    async def _array(self, key: str) -> tuple[Node | None, str]:
+        """(the array that `key` is or lies below, the rest of the key); there is none: (None, "")."""
         parts = key.split("/") if key else []
-        for depth in range(len(parts)):
+        if self._lists:
+            return None, ""
+        for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
             node = await self._node("/".join(parts[:depth]))
             if node is not None and node.array:
-                return True
-        return False
+                return node, "/".join(parts[depth:])
+        return None, ""
 
-    async def _shown(self, prefix: str) -> list[Info]:
+    async def _node(self, key: str) -> Node | None:
+        """The node at `key`, from the documents beneath it."""
+        known = self._nodes.get(key)
+        if known is not None and known[0] > trio.current_time():
+            return known[1]
+        found: dict[str, Node] = {}
+
+        async def look(name: str) -> None:
+            data = await self._document(join_key(key, name))
+            node = None if data is None else node_of(name, data)
+            if node is not None:
+                found[name] = node
+
+        names = (await self._consolidated()).get(key) if key else None
+        await at_once(look, names or NODE_DOCUMENTS)
+        node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
+        self._nodes[key] = trio.current_time() + _FRESH, node
+        self._nodes.move_to_end(key)
+        if len(self._nodes) > _KNOWN:
+            self._nodes.popitem(last=False)
+        return node
+
+    async def _consolidated(self) -> dict[str, tuple[str, ...]]:
+        """The nodes that consolidated metadata at the root names, and their documents; read once."""
+        async with self._lock:
+            if self._named is None:
+                named: dict[str, tuple[str, ...]] = {}
+                for name in _CONSOLIDATED:
+                    data = await self._document(name)
+                    if data is not None:
+                        named |= _named_by(name, data)
+                self._named = named
+        return self._named
+
+    async def _document(self, key: str) -> bytes | None:
+        try:
+            return bytes(await self._store.get(key, 0, _DOCUMENT_MAX))
+        except (NotFound, AccessDenied, IsDirectory):
+            return None
+
+    # -- listings
+
+    async def _shown(self, prefix: str) -> list[Info] | None:
         """What the server lists after all: some hide only names with a dot."""
         try:
-            return await self._store.listed(prefix) or []
+            return await self._store.listed(prefix)
         except (NotFound, NotDirectory, TargetMissing, AccessDenied):
             if self._lists:
                 raise
-            return []
+            return None
 
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
         """The metadata documents of a directory that the server does not show."""
-        names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
-        if (self._lists and "zarr.json" in shown) or await self._in_array(prefix):
+        if self._lists and "zarr.json" in shown:
             return []
+        names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
+        return await self._there(prefix, names)
+
+    async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
+        """Those files among `names` in a directory that the server has."""
         found: list[Info] = []
 
         async def look(name: str) -> None:
@@ -204,77 +258,83 @@ class UnlistedStore:
         await at_once(look, names)
         return found
 
-    async def _node(self, key: str) -> Node | None:
-        """The node at `key`, from the documents beneath it."""
-        known = self._nodes.get(key)
-        if known is not None and known[0] > trio.current_time():
-            return known[1]
-        found: dict[str, Node] = {}
+    async def _chunks(self, prefix: str, node: Node, directory: str, after: str) -> AsyncIterator[Info]:
+        """The chunks, and directories of them, that a grid has in a directory of its array; none is held."""
+        array = prefix[: len(prefix) - len(directory)].rstrip("/")
+        children = _children(node, await self._template(array, node), directory, after)
+        while batch := list(itertools.islice(children, _ASKED)):
+            files = [info.name for info in batch if info.kind is Kind.FILE]
+            if self._grid == "ask" and files:
+                there = {info.name: info for info in await self._there(prefix, files)}
+                batch = [there.get(info.name, info) for info in batch]
+                batch = [info for info in batch if info.size is not None]
+            else:
+                await trio.lowlevel.checkpoint()
+            for info in batch:
+                yield info
 
-        async def look(name: str) -> None:
-            data = await self._document(join_key(key, name))
-            node = None if data is None else read_node(name, data)
-            if node is not None:
-                found[name] = node
-
-        await at_once(look, NODE_DOCUMENTS)
-        node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
-        self._nodes[key] = trio.current_time() + _FRESH, node
-        self._nodes.move_to_end(key)
-        if len(self._nodes) > _KNOWN:
-            self._nodes.popitem(last=False)
-        return node
-
-    async def _consolidated(self) -> set[str]:
-        """The nodes that consolidated metadata at the root names, read once."""
-        async with self._lock:
-            if self._named is None:
-                self._named = set()
-                for name in ("zarr.json", ".zmetadata"):
-                    data = await self._document(name)
-                    self._named |= (data and consolidated_nodes(name, data)) or set()
-        return self._named
-
-    async def _document(self, key: str) -> bytes | None:
-        try:
-            return bytes(await self._store.get(key, 0, _DOCUMENT_MAX))
-        except (NotFound, AccessDenied, IsDirectory):
-            return None
+    async def _template(self, array: str, node: Node) -> KeyTemplate:
+        """How the chunks of an array are called; where its document leaves that open, a few of them tell."""
+        assert node.grid is not None
+        first, *others = node.templates
+        if not others or not node.grid.size:
+            return first
+        last = node.grid.size - 1
+        for template in node.templates:
+            keys = {template.key(node.grid.index(number)) for number in (0, last // 2, last)}
+            if await self._there(array, keys):
+                return template
+        return first
 
 
-def _node(name: str, document: dict[str, Any]) -> Node | None:
-    if name == "zarr.json":
-        if document["node_type"] == "group":
-            return Node(False)
-        encoding = document.get("chunk_key_encoding") or {}
-        default = encoding.get("name", "default") == "default"
-        separator = (encoding.get("configuration") or {}).get("separator", "/" if default else ".")
-        return Node(True, len(document["shape"]), "c" if default else "", separator == "/")
-    if name == ".zgroup":
-        return Node(False) if "zarr_format" in document else None
-    rank = len(document["shape"])
-    if name == ".zarray":
-        # old stores nest their chunks without saying so
-        return Node(True, rank, nested=document.get("dimension_separator", "/") == "/")
-    return Node(True, rank, "__zdata__" if name == "__zmeta__" else "") if "chunks" in document else None
-
-
-def _leads_to_chunks(node: Node, parts: list[str]) -> bool:
-    """Whether chunk keys of the array go through the directory `parts` below it."""
-    if node.head:
-        if parts[0] != node.head:
-            return False
-        parts = parts[1:]
-        if not parts:
-            return node.head == "__zdata__" or (node.nested and node.rank > 0)
-    if not node.nested or len(parts) >= node.rank:
-        return False
-    return all(_NUMBER.fullmatch(part) for part in parts)
-
-
-def _json(data: bytes) -> dict[str, Any] | None:
+def node_of(name: str, data: bytes) -> Node | None:
+    """The node that a metadata document makes, also one that is not understood; None for what is no such document."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        metadata = parse_node(name, data)
+    except MetadataError:
+        return _vague_node(data)
+    if not isinstance(metadata, ArrayMetadata):
+        return Node(False)
+    other = nested(metadata)
+    return Node(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other))
+
+
+def _vague_node(data: bytes) -> Node | None:
+    """The node of a document of Zarr with something in it that nobody here knows: its keys are there all the same."""
+    try:
+        document = load_json(data)
+    except MetadataError:
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(document, dict):
+        return None
+    if isinstance(document.get("shape"), list) and not document.keys().isdisjoint(("zarr_format", "chunks")):
+        return Node(True)
+    return Node(False) if document.get("node_type") == "group" else None
+
+
+def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
+    """The nodes, and the groups above them, that a document of consolidated metadata names; damaged, it names none."""
+    try:
+        found = consolidated(name, data) or {}
+    except MetadataError:
+        return {}
+    named = {node: tuple(known for known in documents if known in NODE_DOCUMENTS) for node, documents in found.items()}
+    for node in found:
+        while node:
+            node = split_key(node)[0]
+            named.setdefault(node, ())
+    return named
+
+
+def _has(node: Node, directory: str, name: str) -> bool:
+    """Whether `name` is that of a chunk, or a directory of them, in a directory of an array."""
+    if not name or node.grid is None:
+        return False
+    key = join_key(directory, name)
+    return node.leads(key) or any(template.index(key, node.grid) is not None for template in node.templates)
+
+
+def _children(node: Node, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
+    assert node.grid is not None
+    for name, is_directory in template.children(directory, node.grid, after):
+        yield Info(name, Kind.DIRECTORY) if is_directory else Info(name, Kind.FILE, None)

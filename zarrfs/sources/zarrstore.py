@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a local directory needs none of what fetching does
     from zarrfs.transfer.systems import System
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
-_UNLISTED = "the server shows no listings: metadata is shown, chunks are there by name only"
+_UNLISTED = "the server shows no listings: names of chunks come from the grids of arrays (-o grid=)"
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the latter: of one with nothing in it
 _PIECE = 1 << 20  # bytes of a document read at a time
 
@@ -94,7 +94,11 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
     assert plan.url is not None
     store = FsspecStore(plan.url, options)
-    return UnlistedStore(store, plan.lists) if _is_web(plan.url) or not plan.lists else store
+    if plan.lists and not _is_web(plan.url):
+        return store
+    timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, 1.0)
+    absent = next(timeout for timeout in timeouts if timeout is not None)  # as the kernel does
+    return UnlistedStore(store, plan.lists, options.grid or "ask", absent)
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
@@ -160,14 +164,14 @@ async def _root_document(
     files: RemoteFiles, system: System, path: str, names: Sequence[str]
 ) -> tuple[str, bytes] | None:
     """(name, bytes) of a metadata document at the root, `.zmetadata` first; None where there is none."""
-    from zarrfs.sources.unlisted import read_node
+    from zarrfs.sources.unlisted import node_of
 
     for name in sorted(names, key=lambda name: name != DOCUMENT):
         try:
             data = await files.read_all_at(system, system.child(path, name))
         except (TargetMissing, AccessDenied, NotADirectoryError):
             continue
-        if name == DOCUMENT or read_node(name, data) is not None:
+        if name == DOCUMENT or node_of(name, data) is not None:
             return name, data
     return None
 

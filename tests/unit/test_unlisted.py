@@ -1,0 +1,341 @@
+"""Servers that do not list: directories by evidence, chunks by the grid of their array."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+import trio
+
+from tests.conftest import DATA
+from tests.servers import Faulty, Nginx
+from tests.store_contract import Tree, directories, keys, listed
+from tests.unit.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.options import Options
+from zarrfs.sources.unlisted import UnlistedStore, node_of
+from zarrfs.store.api import Info, Kind, Store
+
+# -- servers that do not
+
+
+# of the experimental v3, whose groups need no document, nothing tells directories
+@pytest.mark.parametrize("name", [name for name in SAMPLES if name != "v3_draft"])
+@pytest.mark.parametrize("redirects", [True, False])
+def test_a_store_on_a_server_that_does_not_list(
+    nginx: Nginx, faulty: Faulty, name: str, redirects: bool
+) -> None:
+    tree = tree_of(DATA / "zarr" / name)
+    url = put(nginx.plain, name) if redirects else put_exact(faulty, name, tree)
+
+    async def check(store: Store, plan: Any) -> None:
+        assert isinstance(store, UnlistedStore)
+        assert not plan.lists
+        assert len(plan.warnings) == 1
+        for prefix in directories(tree):
+            assert (await store.info(prefix)).kind is Kind.DIRECTORY, prefix
+            with pytest.raises(IsDirectory):
+                await store.get(prefix)
+        for key, value in tree.items():
+            assert bytes(await store.get(key)) == value
+            assert (await store.info(key)).size == len(value)
+            with pytest.raises(NotDirectory):
+                await listed(store, key)
+        for key in sorted(tree)[::7]:
+            for absent in (key + "x", key + "/x", "nope", "nope/" + key):
+                for call in (store.info, store.get):
+                    with pytest.raises((NotFound, NotDirectory)):
+                        await call(absent)
+        shown = await keys(store)
+        assert set(shown) <= set(tree)
+        if name.endswith("_hier") or "/" not in "".join(tree):
+            assert set(shown) == set(tree)
+
+    with_store(url, check)
+
+
+def three(shape: list[int], separator: str = "/", **more: Any) -> bytes:
+    """A zarr.json of an array of single items."""
+    return json.dumps({
+        "zarr_format": 3, "node_type": "array", "shape": shape, "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1] * len(shape)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": separator}},
+        "codecs": [{"name": "bytes"}], "attributes": {},
+    } | more).encode()  # fmt: skip
+
+
+def two(shape: list[int], **more: Any) -> bytes:
+    """A .zarray of an array of single items."""
+    return json.dumps({
+        "zarr_format": 2, "shape": shape, "chunks": [1] * len(shape), "dtype": "|u1", "compressor": None,
+        "fill_value": 0, "filters": None, "order": "C",
+    } | more).encode()  # fmt: skip
+
+
+GROUP = b'{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+NESTED: Tree = {
+    "zarr.json": GROUP,
+    "g/zarr.json": GROUP,
+    "g/a/zarr.json": three([4, 4]),
+    "g/a/c/0/1": b"1",
+    "flat/zarr.json": three([4, 4], "."),
+    "scalar/zarr.json": three([]),
+    "scalar/c": b"1",
+    "strange/zarr.json": three([4, 4], codecs=[{"name": "new", "must_understand": True}], storage={"a": "b"}),
+    "strange/c/0/1": b"1",
+    "two/.zgroup": b'{"zarr_format": 2}',
+    "two/nested/.zarray": two([4, 4, 4], dimension_separator="/"),
+    "two/nested/0/1/2": b"1",
+    "two/silent/.zarray": two([4, 4]),
+    "two/silent/3/3": b"1",
+    "two/flat/.zarray": two([4, 4], dimension_separator="."),
+    "two/flat/0.0": b"1",
+    "zero/__zmeta__": (DATA / "zarr/v0_int32_01/__zmeta__").read_bytes(),
+    "zero/__zdata__/0.0.blosc": b"chunk",
+    "one/meta": (DATA / "zarr/v1_int32_01/meta").read_bytes(),
+    "one/0.0": b"chunk",
+}
+
+ABSENT = [
+    "g/a/0", "g/a/c/x", "g/a/c/0/2", "g/a/c/0/1/2", "g/a/c/01", "g/a/c/-1", "g/a/c/4", "g/b", "flat/c", "flat/0",
+    "scalar/c2", "two/nested/0/1/3", "two/nested/c", "two/nested/x", "two/nested/4", "two/flat/0", "two/flat/1",
+    "zero/__zdata__/x.blosc", "zero/0", "one/9.9", "one/__zdata__", ".zattrs", "g/.zattrs", "g/a/zarr.json/x",
+]  # fmt: skip
+
+
+def test_directories_of_chunks(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        for prefix in directories(NESTED):
+            assert (await store.info(prefix)).kind is Kind.DIRECTORY, prefix
+        for key in ABSENT:
+            with pytest.raises((NotFound, NotDirectory)):
+                await store.info(key)
+        assert [info.name for info in await listed(store, "g/a")] == ["zarr.json", "c"]
+        assert [info.name for info in await listed(store, "")] == ["zarr.json"]
+
+    with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def test_a_missing_chunk_costs_one_request(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        await store.info("g/a/c/0/1")
+        with pytest.raises(NotFound):
+            await store.info("g/a/c/3/3")
+        faulty.requests.clear()
+        for number in range(3):
+            with pytest.raises(NotFound):
+                await store.info(f"g/a/c/2/{number}")
+        assert len(faulty.requests) == 3
+
+    with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def test_a_missing_document_costs_one_request(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        await store.info("two")
+        for key in (".zattrs", "two/.zattrs", "two/zarr.json"):
+            faulty.requests.clear()
+            with pytest.raises(NotFound):
+                await store.info(key)
+            assert faulty.requests == [("HEAD", f"/nested/{key}", None)]
+
+    with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def test_a_group_that_only_consolidated_metadata_knows(faulty: Faulty) -> None:
+    array = two([4])
+    tree = {
+        ".zgroup": b'{"zarr_format": 2}', "a/b/.zarray": array, "a/b/0": b"chunk",
+        ".zmetadata": b'{"metadata": {".zgroup": {}, "a/b/.zarray": ' + array + b"}}",
+    }  # fmt: skip
+
+    async def check(store: Store, plan: Any) -> None:
+        assert (await store.info("a")).kind is Kind.DIRECTORY
+        assert await keys(store) == [".zgroup", ".zmetadata", "a/b/.zarray", "a/b/0"]
+        with pytest.raises(NotFound):
+            await store.info("b")
+
+    with_store(put_exact(faulty, "implicit", tree), check)
+
+
+def test_a_server_that_answers_everything_with_a_page(faulty: Faulty) -> None:
+    """A page is no metadata, so it makes no directory."""
+    tree = {"zarr.json": GROUP, "a/zarr.json": b"<html>", "b/.zarray": b"[]", "c/meta": b"{}"}
+
+    async def check(store: Store, plan: Any) -> None:
+        for key in "abc":
+            with pytest.raises(NotFound):
+                await store.info(key)
+
+    with_store(put_exact(faulty, "pages", tree), check)
+
+
+def test_a_server_that_fails_is_no_evidence_of_absence(faulty: Faulty) -> None:
+    url = put_exact(faulty, "failing", NESTED)
+
+    async def check(store: Store, plan: Any) -> None:
+        faulty.put("/failing/g/zarr.json", b"", forever=500)
+        faulty.head("/failing/g/zarr.json", forever=500)
+        for call in (store.info, store.get):
+            with pytest.raises(ReadError):
+                await call("g")
+
+    try:
+        with_store(url, check)
+    finally:
+        faulty.head("/failing/g/zarr.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("zarr.json", b""), ("zarr.json", b"[]"), ("zarr.json", b"{}"), ("zarr.json", b'{"node_type": "array"}'),
+        (".zarray", b'{"shape": 5}'), (".zgroup", b"{}"), ("meta", b'{"shape": []}'), ("__zmeta__", b"<html>."),
+        ("zarr.json", b"[" * 100_000),
+    ],
+)  # fmt: skip
+def test_documents_that_make_no_node(name: str, data: bytes) -> None:
+    assert node_of(name, data) is None
+
+
+# -- chunks by the grid
+
+
+def names(infos: list[Info]) -> list[str]:
+    return [info.name for info in infos]
+
+
+ALL = [f"{number}" for number in range(4)]
+
+
+def test_the_grid_of_an_array_is_listed(faulty: Faulty) -> None:
+    """Every chunk that may be there, without a question to the server, its size not known."""
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "g/a")) == ["zarr.json", "c"]
+        assert names(await listed(store, "g/a/c")) == ALL
+        await listed(store, "g/a/c/1")
+        faulty.requests.clear()
+        chunks = await listed(store, "g/a/c/0")
+        assert chunks == [Info(name, Kind.FILE, None) for name in ALL]
+        assert names(await listed(store, "flat")) == ["zarr.json", *(f"c.{row}.{at}" for row in ALL for at in ALL)]
+        asked = [path for _method, path, _range in faulty.requests if not path.endswith("/")]  # those: for a listing
+        assert [path for path in asked if "c.0" in path or "c/0/" in path] == []
+        assert names(await listed(store, "scalar")) == ["zarr.json", "c"]
+        assert names(await listed(store, "two/nested/3/0")) == ALL
+        assert names(await listed(store, "two/flat"))[:3] == [".zarray", "0.0", "0.1"]
+        assert names(await listed(store, "zero")) == ["__zmeta__", "__zdata__"]
+        assert "0.0.blosc" in names(await listed(store, "zero/__zdata__"))
+        assert names(await listed(store, "one"))[:3] == ["meta", "0.0", "0.1"]
+        assert names(await listed(store, "strange")) == ["zarr.json"]  # nobody knows its grid
+
+    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, grid="list"))
+
+
+def test_a_listing_goes_on_after_any_name_it_gave(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        for prefix in ("flat", "g/a", "g/a/c", "g/a/c/2", "two/silent", "two/flat", "zero", "one", ""):
+            whole = names(await listed(store, prefix))
+            for at, after in enumerate(whole):
+                assert names([info async for info in store.list_dir(prefix, after)]) == whole[at + 1 :]
+
+    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, grid="list"))
+
+
+def test_only_chunks_that_the_server_has(faulty: Faulty) -> None:
+    """With grid=ask, which commands use, nothing is listed that is not there, and sizes are known."""
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "flat")) == ["zarr.json"]
+        assert await listed(store, "g/a/c/0") == [Info("1", Kind.FILE, 1)]
+        strange = {key for key in NESTED if key.startswith("strange/c")}
+        for key in set(NESTED) - strange:
+            if "/" in key:
+                prefix, _, name = key.rpartition("/")
+                assert name in names(await listed(store, prefix)), key
+
+    with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def test_no_chunks_are_listed(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "g/a")) == ["zarr.json"]
+        assert await listed(store, "g/a/c/0") == []
+        assert bytes(await store.get("g/a/c/0/1")) == b"1"
+
+    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, grid="hide"))
+
+
+def test_old_stores_nest_chunks_without_saying_so(faulty: Faulty) -> None:
+    """A few chunks are looked for under both names; where none is there, the document is believed."""
+
+    async def check(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "two/silent")) == [".zarray", *ALL]
+        assert names(await listed(store, "two/silent/3")) == ALL
+        await store.get("two/silent/3/3")
+
+    tree = NESTED | {"two/empty/.zarray": two([2, 2])}
+    with_store(put_exact(faulty, "nested", tree), check, Options(retries=0, grid="list"))
+
+
+def test_what_is_not_there_is_remembered(faulty: Faulty) -> None:
+    """For as long as the kernel would, so that views and commands ask once, too."""
+    url = put_exact(faulty, "nested", NESTED)
+
+    async def asked(store: Store, plan: Any) -> int:
+        with pytest.raises(NotFound):
+            await store.info("g/a/c/3/3")
+        faulty.requests.clear()
+        for call in (store.info, store.get, store.info):
+            with pytest.raises(NotFound):
+                await call("g/a/c/3/3")
+        return len(faulty.requests)
+
+    assert with_store(url, asked) == 0
+    assert with_store(url, asked, Options(retries=0, negative_timeout=0.0)) == 3
+    assert with_store(url, asked, Options(retries=0, attr_timeout=0.0)) == 3
+    assert with_store(url, asked, Options(retries=0, attr_timeout=0.0, negative_timeout=60.0)) == 0
+
+
+def test_a_chunk_that_appears_is_seen(faulty: Faulty) -> None:
+    async def check(store: Store, plan: Any) -> None:
+        with pytest.raises(NotFound):
+            await store.info("g/a/c/2/2")
+        faulty.values["/nested/g/a/c/2/2"], faulty.tags["/nested/g/a/c/2/2"] = b"new", '"1"'
+        await trio.sleep(0.06)
+        assert (await store.info("g/a/c/2/2")).size == 3
+
+    with_store(put_exact(faulty, "nested", NESTED), check, Options(retries=0, negative_timeout=0.05))
+
+
+def test_a_grid_of_more_chunks_than_anybody_has_is_listed_in_no_memory(faulty: Faulty) -> None:
+    tree = {"zarr.json": GROUP, "big/zarr.json": three([10**9, 10**9], ".")}
+
+    async def check(store: Store, plan: Any) -> None:
+        await listed(store, "")
+        tracemalloc.start()
+        faulty.requests.clear()
+        try:
+            found = 0
+            async for _info in store.list_dir("big"):
+                found += 1
+                if found == 200_000:
+                    break
+            assert tracemalloc.get_traced_memory()[1] < 8 << 20
+        finally:
+            tracemalloc.stop()
+        assert len(faulty.requests) < 50
+        assert names([info async for info in first(store.list_dir("big", "c.5.7"), 2)]) == ["c.5.70", "c.5.700"]
+
+    with_store(put_exact(faulty, "huge", tree), check, Options(retries=0, grid="list"))
+
+
+async def first(infos: Any, count: int) -> Any:
+    """The first few of a listing."""
+    async for info in infos:
+        yield info
+        count -= 1
+        if not count:
+            return

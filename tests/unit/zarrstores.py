@@ -1,0 +1,52 @@
+"""Zarr stores on servers: what their tests share."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from tests.conftest import DATA
+from tests.servers import Faulty, Web
+from tests.store_contract import Tree
+from zarrfs.options import Options
+from zarrfs.sources import open_plan
+from zarrfs.sources.zarrstore import plan_remote
+
+OPTIONS = Options(retries=0)
+SAMPLES = sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir())
+
+
+def tree_of(path: Path) -> Tree:
+    """The files below a directory."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def put(web: Web, name: str) -> str:
+    """Copy a sample to a server; returns its URL."""
+    shutil.copytree(DATA / "zarr" / name, web.root / name, dirs_exist_ok=True)
+    return f"{web.url}/{name}"
+
+
+def put_exact(server: Faulty, name: str, tree: Tree) -> str:
+    """Put a store on a server that knows exact names only: no listings, no redirects."""
+    for key, value in tree.items():
+        server.put(f"/{name}/{key}", value)
+    server.put(f"/{name}/", b"<h1>No listing here</h1>", forever="html")
+    return f"{server.url}/{name}"
+
+
+def with_store(url: str, check: Any, options: Options = OPTIONS) -> Any:
+    """`check(store, plan)` of the store at `url`."""
+    plan = plan_remote(url, options)
+
+    async def main() -> Any:
+        store = open_plan(plan, options)
+        try:
+            return await check(store, plan)
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
