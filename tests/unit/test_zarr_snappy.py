@@ -1,0 +1,89 @@
+"""Raw blocks of Snappy, against what Arrow's Snappy writes and what the format allows beyond it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zarrfs.zarr.codecs import CodecError
+from zarrfs.zarr.snappy import decompress
+
+CONTENT = st.one_of(
+    st.binary(max_size=300),
+    st.text("ab", max_size=3000).map(str.encode),
+    st.builds(lambda part, times: part * times, st.binary(min_size=1, max_size=90), st.integers(1, 900)),
+)
+
+
+def packed(content: bytes) -> bytes:
+    return bytes(pa.compress(content, codec="snappy", asbytes=True))
+
+
+@settings(max_examples=300)
+@given(CONTENT)
+def test_what_snappy_writes(content: bytes) -> None:
+    assert decompress(packed(content), len(content)) == content
+
+
+@pytest.mark.parametrize(
+    ("block", "content"),
+    [
+        (b"\x00", b""),
+        (b"\x03\x08abc", b"abc"),
+        (b"\x03\xf0\x02abc", b"abc"),  # the length of a literal in one byte, where none was needed
+        (b"\x03\xf4\x02\x00abc", b"abc"),
+        (b"\x03\xf8\x02\x00\x00abc", b"abc"),
+        (b"\x03\xfc\x02\x00\x00\x00abc", b"abc"),
+        (b"\x07\x08abc\x01\x03", b"abcabca"),  # a copy over itself, its offset in 11 bits
+        (b"\x05\x08abc\x06\x02\x00", b"abcbc"),  # in 16
+        (b"\x05\x08abc\x07\x02\x00\x00\x00", b"abcbc"),  # in 32, which nobody writes
+        (b"\x0b\x00a\x19\x01", b"a" * 11),  # one byte repeated
+        (b"\x83\x80\x00\x08abc", b"abc"),  # a length in more bytes than it needs
+    ],
+)
+def test_elements(block: bytes, content: bytes) -> None:
+    assert decompress(block, len(content)) == content
+
+
+@pytest.mark.parametrize(
+    ("block", "size", "says"),
+    [
+        (b"", 0, "no length"),
+        (b"\xff\xff\xff\xff\xff\x00", 3, "no length"),
+        (b"\x04\x08abc", 3, "holds 4 bytes where 3 are expected"),
+        (b"\xff\xff\xff\xff\x0f\x08abc", 3, "holds 4294967295 bytes"),
+        (b"\x04\x08abc", 4, "ends early"),
+        (b"\x03\x08ab", 3, "a literal goes beyond the end"),
+        (b"\x03\xfc\xff\xff\xff\xffabc", 3, "a literal goes beyond the end"),
+        (b"\x03\xfc\x02", 3, "a literal goes beyond the end"),
+        (b"\x02\x08abc", 2, "a literal goes beyond the end"),
+        (b"\x07\x08abc\x01", 7, "ends early"),
+        (b"\x07\x08abc\x01\x00", 7, "a copy goes beyond what there is"),
+        (b"\x07\x08abc\x01\x04", 7, "a copy goes beyond what there is"),
+        (b"\x06\x08abc\x01\x03", 6, "a copy goes beyond what there is"),
+        (b"\x43\x08abc\xfe\x03\x00", 67, None),
+        (b"\x42\x08abc\xfe\x03\x00", 66, "a copy goes beyond what there is"),
+    ],
+)
+def test_damaged_blocks(block: bytes, size: int, says: str | None) -> None:
+    if says is None:
+        assert decompress(block, size) == (b"abc" * 23)[:size]
+        return
+    with pytest.raises(CodecError, match=f"snappy: .*{says}"):
+        decompress(block, size)
+
+
+@settings(max_examples=300)
+@given(CONTENT, st.data())
+def test_mutated_blocks(content: bytes, data: st.DataObject) -> None:
+    block = bytearray(packed(content))
+    for _ in range(data.draw(st.integers(1, 3))):
+        block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
+    del block[data.draw(st.integers(0, len(block))) :]
+    try:
+        found = decompress(block, len(content))
+    except CodecError:
+        return
+    assert len(found) == len(content)
