@@ -123,11 +123,11 @@ def test_zstd_of_2016(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = OLD_ZSTD.read_bytes()
     if frames._libzstd() is not None:
         assert np.frombuffer(decoded(384, frame, BLOSC), "<f8")[:2] == pytest.approx([-1.63386325, -1.5857786])
-        with pytest.raises(CodecError, match="blosc: a damaged frame of zstd 0.7"):
-            decoded(384, frame[:44] + bytes(16) + frame[60:], BLOSC)
+        with pytest.raises(CodecError, match="blosc: a damaged frame of zstd 0"):
+            decoded(384, frame[:31] + b"\xc0" + frame[32:], BLOSC)  # its only block ends it
     monkeypatch.setattr(frames, "_LIBZSTD", ("libzstd.so.nowhere",))
     frames._libzstd.cache_clear()
-    with pytest.raises(CodecError, match="blosc: written by zstd 0.7, which only the system's libzstd reads"):
+    with pytest.raises(CodecError, match=r"blosc: written by zstd 0[.]7, which only the system's libzstd reads"):
         decoded(384, frame, BLOSC)
     frames._libzstd.cache_clear()
 
