@@ -1,0 +1,180 @@
+"""Compressed streams: members, what follows them, and how far they are decoded."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numcodecs
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.zarrchunks import decoded
+from zarrfs.zarr.codecs import CodecError
+
+Codec = tuple[str, dict[str, Any]]
+RAW = {"format": lzma.FORMAT_RAW, "filters": [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}]}
+UNSIZED = zstandard.ZstdCompressor(write_content_size=False)
+PACK: dict[str, tuple[Codec, Callable[[bytes], bytes]]] = {
+    "zlib": (("numcodecs.zlib", {}), zlib.compress),
+    "gzip": (("gzip", {}), gzip.compress),
+    "bz2": (("numcodecs.bz2", {}), bz2.compress),
+    "lzma": (("numcodecs.lzma", {}), lzma.compress),
+    "lzma alone": (("numcodecs.lzma", {"format": 2}), lambda data: lzma.compress(data, lzma.FORMAT_ALONE)),
+    "lzma raw": (("numcodecs.lzma", RAW), lambda data: lzma.compress(data, lzma.FORMAT_RAW, filters=RAW_SMALL)),
+    "zstd": (("zstd", {}), zstandard.compress),
+    "zstd unsized": (("zstd", {}), UNSIZED.compress),
+    "lz4": (("numcodecs.lz4", {}), numcodecs.LZ4().encode),
+}
+RAW_SMALL = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]
+MEMBERS = ["gzip", "bz2", "lzma", "zstd", "zstd unsized"]
+CONTENT = b"".join(b"%d," % (number // 3) for number in range(2000))
+
+
+@pytest.mark.parametrize("name", PACK)
+def test_a_stream_of_other_than_the_size_expected(name: str) -> None:
+    codec, pack = PACK[name]
+    assert decoded(len(CONTENT), pack(CONTENT), codec) == CONTENT
+    for size in (1, len(CONTENT) - 1, len(CONTENT) + 1, 2 * len(CONTENT)):
+        with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
+            decoded(size, pack(CONTENT), codec)
+
+
+@pytest.mark.parametrize("name", PACK)
+def test_a_stream_that_is_cut(name: str) -> None:
+    codec, pack = PACK[name]
+    stream = pack(CONTENT)
+    for length in [*range(0, len(stream), 7), len(stream) - 1]:
+        with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
+            decoded(len(CONTENT), stream[:length], codec)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("parts", [(0,), (1, 5000), (0, 300, 300, 9000)])
+def test_members_one_after_another(name: str, parts: tuple[int, ...]) -> None:
+    codec, pack = PACK[name]
+    cuts = [0, *parts, len(CONTENT)]
+    members = [pack(CONTENT[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    assert decoded(len(CONTENT), b"".join(members), codec) == CONTENT
+    with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
+        decoded(len(CONTENT), b"".join(members) + pack(b"x"), codec)
+    with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
+        decoded(len(CONTENT), b"".join(members)[:-1], codec)
+
+
+def test_what_follows_the_last_member() -> None:
+    for name in ("gzip", "bz2", "lzma", "zlib"):
+        codec, pack = PACK[name]
+        assert decoded(len(CONTENT), pack(CONTENT) + bytes(9000), codec) == CONTENT
+    for name in ("bz2", "lzma", "zlib"):  # as Python's own readers
+        codec, pack = PACK[name]
+        assert decoded(len(CONTENT), pack(CONTENT) + b"more", codec) == CONTENT
+    with pytest.raises(CodecError, match="gzip: bytes after the last member"):
+        decoded(len(CONTENT), gzip.compress(CONTENT) + b"more", PACK["gzip"][0])
+    with pytest.raises(CodecError, match="zstd: damaged"):
+        decoded(len(CONTENT), zstandard.compress(CONTENT) + b"more!", PACK["zstd"][0])
+
+
+def test_skippable_frames_of_zstd() -> None:
+    skipped = b"\x50\x2a\x4d\x18\x03\0\0\0abc"
+    frame = zstandard.compress(CONTENT)
+    for data in (skipped + frame, frame + skipped, skipped + UNSIZED.compress(CONTENT[:9]) + skipped * 2 + frame):
+        expected = CONTENT if data.count(skipped) < 3 else CONTENT[:9] + CONTENT
+        assert decoded(len(expected), data, PACK["zstd"][0]) == expected
+
+
+def test_many_small_members_end() -> None:
+    """Nothing is copied once for each of them: 40,000 members, most of them empty."""
+    for name in ("gzip", "bz2", "zstd"):
+        codec, pack = PACK[name]
+        assert decoded(3, pack(b"") * 20000 + pack(b"abc") + pack(b"") * 20000, codec) == b"abc"
+
+
+def test_lz4_says_no_more_than_is_expected() -> None:
+    for size in (4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF):
+        with pytest.raises(CodecError, match=f"lz4: holds {size} bytes where at most 3 are expected"):
+            decoded(3, size.to_bytes(4, "little") + b"0abc", PACK["lz4"][0])
+
+
+def test_one_compressor_within_another() -> None:
+    stream = gzip.compress(zlib.compress(CONTENT))
+    assert decoded(len(CONTENT), stream, PACK["zlib"][0], PACK["gzip"][0]) == CONTENT
+    with pytest.raises(CodecError, match=f"gzip: holds more than {2 * len(CONTENT) + 65536} bytes"):
+        decoded(len(CONTENT), gzip.compress(bytes(10 * len(CONTENT) + 65536)), PACK["zlib"][0], PACK["gzip"][0])
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_mutated_streams(data: st.DataObject) -> None:
+    codec, pack = PACK[data.draw(st.sampled_from(sorted(PACK)))]
+    stream = bytearray(pack(CONTENT))
+    for _ in range(data.draw(st.integers(1, 3))):
+        stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decoded(len(CONTENT), bytes(stream), codec)
+    except CodecError:
+        return
+    assert len(found) == len(CONTENT)
+
+
+BOMBS = """
+import resource, sys
+from tests.unit.test_zarr_streams import PACK, bomb, frame_bomb
+from tests.unit.zarrchunks import decoded
+from zarrfs.zarr.codecs import CodecError
+
+name = sys.argv[1]
+codec, stream = (("blosc", {}), frame_bomb()) if name == "blosc" else (PACK[name][0], bomb(name))
+decoded(1, b"0", *[])  # what is imported is imported
+try:
+    decoded(1000, stream[:50], codec)
+except CodecError:
+    pass
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decoded(100_000, stream, codec)
+except CodecError as exc:
+    print(exc)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def bomb(name: str) -> bytes:
+    """A stream of 64 MiB of zeros, made in pieces: who makes it needs no memory for it."""
+    piece = bytes(1 << 16)
+    if name == "gzip":
+        stream: Any = zlib.compressobj(1, wbits=31)
+    elif name == "lzma":
+        stream = lzma.LZMACompressor(preset=0)
+    else:
+        stream = {
+            "zlib": lambda: zlib.compressobj(1),
+            "bz2": bz2.BZ2Compressor,
+            "zstd": lambda: zstandard.ZstdCompressor().compressobj(1 << 26),
+            "zstd unsized": lambda: zstandard.ZstdCompressor().compressobj(),
+        }[name]()
+    return b"".join([*(stream.compress(piece) for _ in range(1 << 10)), stream.flush()])
+
+
+def frame_bomb() -> bytes:
+    """A frame of blosc that says that it holds 2 GiB."""
+    frame = bytearray(numcodecs.blosc.compress(bytes(100_000), b"lz4", 5))
+    frame[4:8] = (0x7FFFFFFF - 16).to_bytes(4, "little")
+    return bytes(frame)
+
+
+@pytest.mark.parametrize("name", ["zlib", "gzip", "bz2", "lzma", "zstd", "zstd unsized", "blosc"])
+def test_bombs(name: str) -> None:
+    """64 MiB in a chunk of 100 kB: it is refused, and the process has grown by a few MiB."""
+    done = subprocess.run([sys.executable, "-c", BOMBS, name], capture_output=True, text=True, timeout=60, check=True)
+    error, growth = done.stdout.splitlines()
+    assert "holds" in error
+    assert int(growth) < 24
