@@ -97,7 +97,7 @@ def _wrong(value: JSON, dtype: DataType) -> MetadataError:
     try:
         shown = repr(value)
     except (RecursionError, ValueError):  # too deep, too many digits
-        shown = f"a {type(value).__name__}"
+        shown = f"such a {type(value).__name__}"
     text = dtype.text if isinstance(dtype.text, str) else "fields"
     return MetadataError(f"fill_value: {shown[:60]} is none of dtype {text}")
 

@@ -1,0 +1,216 @@
+"""Fill values of every generation: cast as numpy 1 did, as zarr-python writes them, and back to strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from tests.unit.test_zarr_dtypes import SCALARS, described
+from zarrfs.zarr import dtypes
+from zarrfs.zarr.documents import parse_node
+from zarrfs.zarr.fillvalues import as_v2, as_v3, from_v0_v1, from_v2, from_v3, value_of
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import FLAT
+from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
+
+
+def data_type(text: Any) -> dtypes.DataType:
+    return {"T": dtypes.TEXT, "B": dtypes.BYTES}.get(str(text)) or dtypes.parse_v2(text)
+
+
+def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> ArrayMetadata:
+    """An array of one item."""
+    return ArrayMetadata("v2", (1,), Grid([1], [1]), dtype, fill, (), FLAT, {}, fill_object=fill_object)
+
+
+# -- v0 and v1
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "expected"),
+    [
+        (3.7, "<i4", "03000000"), (-3.7, "<i4", "fdffffff"), (-1, "<u4", "ffffffff"), (4294967295, ">i4", "ffffffff"),
+        (300, "|u1", "2c"), (True, "<i2", "0100"), (2, "|b1", "01"), (0.0, "|b1", "00"), (math.nan, "|b1", "01"),
+        (0, "|S3", b"0".hex() + "0000"), (1.5, "|S6", b"1.5".hex() + "000000"), (True, "|S2", b"Tr".hex()),
+        ("abcd", "|S3", b"abc".hex()), (0, "<U2", "3000000000000000"), (0, ">U2", "0000003000000000"),
+        ("é€x", "<U2", "e9000000ac200000"), (math.nan, "<f4", "0000c07f"), ("NaN", "<f4", "0000c07f"),
+        (-math.inf, ">f8", "fff0000000000000"), (1e300, "<f4", "0000807f"), (1, "<f2", "003c"), (True, "<f2", "003c"),
+        (2, "<c8", "0000004000000000"), (5, "<M8[s]", "0500000000000000"),
+        ("1970-01-02", ">M8[D]", "0000000000000001"),
+        ("NaT", "<m8[s]", "0000000000000080"), (0, "|V3", "000000"), (7, [["a", "|i1"], ["b", ">i2"]], "070007"),
+        ([1, 2.5], [["a", "|i1"], ["b", ">i2", [2]]], "0100020002"), (0, [["a", "|i1"], ["", "|V2"]], "000000"),
+    ],
+)  # fmt: skip
+def test_cast_as_numpy_1_did(value: Any, text: Any, expected: str) -> None:
+    fill, fill_object = from_v0_v1(value, data_type(text))
+    assert fill is not None
+    assert (fill.hex(), fill_object) == (expected, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (math.nan, "<i4"), (math.inf, "<u8"), (1e30, "<i8"), (1 << 64, "<i8"), (10**400, "<f8"), (10**400, "<i4"),
+        ("x", "<i4"), ("x", "<f4"), ([1], "<i4"), ({}, "|b1"), ("é", "|S3"), ([], "|S3"), ({}, "<U3"), (1.5, "<M8[s]"),
+        ("never", "<M8[s]"), (1 << 63, "<M8[s]"), (1, "|V3"), ([1], [["a", "|i1"], ["b", "|i1"]]), (True, "<m8[s]"),
+    ],
+)  # fmt: skip
+def test_what_numpy_did_not_cast(value: Any, text: Any) -> None:
+    with pytest.raises(MetadataError, match="fill_value"):
+        from_v0_v1(value, data_type(text))
+
+
+def test_null_is_undefined() -> None:
+    assert from_v0_v1(None, data_type("<i4")) == from_v2(None, data_type("<i4")) == from_v2(None, data_type("T"))
+    with pytest.raises(MetadataError, match="fill_value"):
+        from_v3(None, data_type("<i4"))
+    nothing = filled(None, None, data_type("<c8"))
+    assert (as_v2(nothing), as_v3(nothing)) == (None, [0.0, 0.0])
+
+
+# -- v2 and v3, against zarr-python
+
+
+def documents_of(dtype: np.dtype[Any], fill: Any, version: int) -> bytes:
+    """The metadata document that zarr-python writes."""
+    store = zarr.storage.MemoryStore()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        zarr.create_array(store, shape=(1,), chunks=(1,), dtype=dtype, fill_value=fill, zarr_format=version)
+    return store._store_dict["zarr.json" if version == 3 else ".zarray"].to_bytes()
+
+
+def values_of(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
+    if dtype.kind == "V":
+        return st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize).map(np.void)
+    return npst.from_dtype(dtype)
+
+
+@given(SCALARS.flatmap(lambda dtype: st.tuples(st.just(dtype), values_of(dtype))), st.sampled_from([2, 3]))
+def test_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], version: int) -> None:
+    """The bytes are numpy's, and what is written here zarr-python reads as the same value."""
+    dtype, fill = case
+    document = documents_of(dtype, fill, version)
+    found = parse_node("zarr.json" if version == 3 else ".zarray", document)
+    assert isinstance(found, ArrayMetadata)
+    stored = dtype.newbyteorder("<") if version == 3 else dtype
+    assert found.dtype.numpy() == (stored if dtype.itemsize > 1 else dtype)
+    wanted = np.array([fill], dtype=dtype).astype(found.dtype.numpy())
+    assert found.fill is not None
+    got = np.frombuffer(found.fill, found.dtype.numpy())
+    if np.isnan(wanted).any() if dtype.kind in "fc" else False:
+        assert (np.isnan(got.real) == np.isnan(wanted.real)).all()
+    else:
+        assert found.fill == wanted.tobytes()
+    again = json.loads(json.dumps(as_v3(found) if version == 3 else as_v2(found), allow_nan=False))
+    read = from_v3 if version == 3 else from_v2
+    assert read(again, found.dtype) == (found.fill, None) or dtype.kind in "fc"
+    assert read(json.loads(document)["fill_value"], found.dtype) == (found.fill, None)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), SCALARS), min_size=1, unique_by=lambda f: f[0]).map(np.dtype),
+    st.data(),
+)
+def test_structs_as_zarr_python_writes_them(dtype: np.dtype[Any], data: st.DataObject) -> None:
+    fill = np.frombuffer(data.draw(st.binary(min_size=dtype.itemsize, max_size=dtype.itemsize)), dtype)[0]
+    document = json.loads(documents_of(dtype, fill, 2))
+    found = from_v2(document["fill_value"], dtypes.parse_v2(described(dtype)))[0]
+    assert found == fill.tobytes()
+    assert as_v2(filled(found, None, data_type(described(dtype)))) == document["fill_value"]
+
+
+@given(st.sampled_from([2, 4, 8]), st.sampled_from("<>"), st.data())
+def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> None:
+    """Also each NaN: by its bits, where it is not the usual one."""
+    bits = data.draw(st.binary(min_size=size, max_size=size))
+    dtype = data_type(f"{order}f{size}")
+    told = json.loads(json.dumps(as_v3(filled(bits, None, dtype)), allow_nan=False))
+    assert from_v3(told, dtype) == (bits, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "expected"),
+    [
+        ("0x7fc00000", "<f4", "0000c07f"), ("0x7fc00001", ">f4", "7fc00001"), ("NaN", ">f4", "7fc00000"),
+        ("-Infinity", "<f2", "00fc"),
+        (1, "<f2", "003c"), (3.0, "<i2", "0300"), ([1, "NaN"], "<c8", "0000803f0000c07f"),
+        (["0x3f800000", "-Infinity"], ">c8", "3f800000ff800000"), ([1, 255], "|V2", "01ff"), ("Af8=", "|V2", "01ff"),
+        ("YQ==", "|S3", "610000"), ([97], "|S3", "610000"), ("a", ">U2", "0000006100000000"), (True, "|b1", "01"),
+        ("NaT", ">M8[s]", "8000000000000000"), (-5, "<m8[s]", "fbffffffffffffff"),
+        ({"b": 2, "a": "NaN"}, [["a", ">f4"], ["b", ">i2"]], "7fc000000002"),
+        ("AQI=", [["a", "|i1"], ["b", "|i1"]], "0102"),
+        ({"p": {"x": 1}}, [["p", [["x", "|i1"]]]], "01"),
+    ],
+)  # fmt: skip
+def test_the_forms_of_v3(value: Any, text: Any, expected: str) -> None:
+    fill, fill_object = from_v3(value, data_type(text))
+    assert fill is not None
+    assert (fill.hex(), fill_object) == (expected, None)
+
+
+def test_items_of_any_length() -> None:
+    text, data = data_type("T"), data_type("B")
+    assert from_v3("né", text) == from_v2("né", text) == (None, "né")
+    assert from_v3("Af8=", data) == from_v3([1, 255], data) == from_v2("Af8=", data) == (None, b"\1\xff")
+    assert from_v2(0, text) == (None, "0")  # of zarr-python 2; so reads it zarr-python 3
+    assert from_v2(0, data) == (None, b"")
+    assert from_v2({"a": 1}, data_type("|O")) == (None, {"a": 1})
+    assert (as_v3(filled(None, "né", text)), as_v3(filled(None, None, text))) == ("né", "")
+    assert (as_v3(filled(None, b"\1\xff", data)), as_v2(filled(None, b"\1\xff", data))) == ("Af8=", "Af8=")
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "expected"),
+    [
+        ("", "|S2", "0000"), ("YWJj", "|S2", "6162"), ("x-", "|S4", "782d0000"), (0, "|S2", "3000"),
+        (0, "<U1", "30000000"),
+        ("abc", "<U1", "61000000"), ("", "|V2", "0000"), (0, "|V2", "0000"), (1, "|b1", "01"), (0.0, "|b1", "00"),
+        (5, "<c8", "0000a04000000000"), (math.nan, "<f4", "0000c07f"),
+    ],
+)  # fmt: skip
+def test_what_old_writers_left_in_v2(value: Any, text: Any, expected: str) -> None:
+    assert from_v2(value, data_type(text)) == (bytes.fromhex(expected), None)
+
+
+@pytest.mark.parametrize("read", [from_v2, from_v3])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "<i4"), (128, "|i1"), (-1, "<u4"), ("1", "<i4"), (True, "<i4"), (10**400, "<f8"),
+        ("nan", "<f8"),
+        (True, "<f8"), ([1], "<f8"), ("0x7fc0", "<f4"), ("0x+fc00000", "<f4"), ("0x7fc0 000", "<f4"), ("x", "|b1"),
+        (2, "|b1"),
+        ([1, 2, 3], "<c8"), ([1, "x"], "<c8"), ([], "<c8"), ("x", "<c8"), (1 << 63, "<M8[s]"), ("2010", "<M8[s]"),
+        (1.5, "|V2"),
+        ("AAAA", "|V2"), ("A", "|V2"), ("é", "|V2"), ({}, "|V2"), ([], "<U2"), ({"a": 1}, "<U2"),
+        ({"b": 1}, [["a", "|i1"]]),
+        (["a"], "|S2"), ({}, "|S3"), ({}, "T"), ([256], "B"), ("é", "B"), ([], "T"),
+    ],
+)  # fmt: skip
+def test_what_is_no_fill_value(read: Any, value: Any, text: Any) -> None:
+    with pytest.raises(MetadataError, match="fill_value"):
+        read(value, data_type(text))
+
+
+def test_a_number_with_too_many_digits_to_show() -> None:
+    with pytest.raises(MetadataError, match="fill_value: such a int is none of dtype <i4"):
+        from_v3(10**5000, data_type("<i4"))
+
+
+def test_long_doubles() -> None:
+    dtype = data_type("<f16")
+    fill, _ = from_v2(1.5, dtype)
+    assert fill is not None
+    assert np.frombuffer(fill, "<f16")[0] == 1.5
+    assert value_of(fill, dtype) == 1.5
