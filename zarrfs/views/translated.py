@@ -31,8 +31,8 @@ from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import asv2, asv3
-from zarrfs.zarr.documents import dump_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.strictjson import strict_json
 
 log = logging.getLogger("zarrfs")
 
@@ -272,12 +272,12 @@ class TranslatedView:
         else:
             documents, chunks = {}, None
             if self._version == 3:
-                documents["zarr.json"] = None if node.consolidated else dump_json(asv3.group_json(metadata))
+                documents["zarr.json"] = None if node.consolidated else strict_json(asv3.group_json(metadata))
         if self._version == 2:
             if attributes := asv2.attributes_json(metadata):
-                documents[".zattrs"] = dump_json(attributes)
+                documents[".zattrs"] = strict_json(attributes)
             if chunks is None:
-                documents[".zgroup"] = dump_json(asv2.GROUP)
+                documents[".zgroup"] = strict_json(asv2.GROUP)
             if node.consolidated:
                 documents[".zmetadata"] = None
         return _Shown(node, documents, chunks)
@@ -297,12 +297,12 @@ class TranslatedView:
         if name == ".zmetadata":
             if nodes is None:
                 raise NotFound(name)
-            return dump_json(zmetadata(nodes, self._leave_out))
+            return strict_json(zmetadata(nodes, self._leave_out))
         assert isinstance(root.metadata, GroupMetadata)
         document = asv3.group_json(root.metadata)
         if nodes is not None:
             document["consolidated_metadata"] = inline_metadata(nodes, self._leave_out)
-        return dump_json(document)
+        return strict_json(document)
 
     async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
         size: int | None

@@ -8,8 +8,8 @@ from __future__ import annotations
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.asv3 import DIMENSIONS, plain_keys
 from zarrfs.zarr.codecorder import PREFIX
-from zarrfs.zarr.documents import dump_json
 from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
+from zarrfs.zarr.strictjson import strict_json
 
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of blosc's numbers
 _OBJECTS = ("vlen-utf8", "vlen-bytes")  # serializers of v3 that are filters of v2
@@ -18,7 +18,7 @@ GROUP: dict[str, JSON] = {"zarr_format": 2}
 
 def array_document(array: ArrayMetadata) -> bytes:
     """The .zarray of an array. MetadataError says why v2 cannot have it."""
-    return dump_json(array_json(array))
+    return strict_json(array_json(array))
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:

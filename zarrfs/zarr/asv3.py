@@ -6,14 +6,15 @@ Source: Zarr v3 core; what zarr-python 3.1 reads; xarray's conventions for v2 an
 from __future__ import annotations
 
 import base64
+import functools
 import math
 import struct
 
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.codecorder import PREFIX, check_order
-from zarrfs.zarr.documents import dump_json
-from zarrfs.zarr.keys import KeyTemplate
+from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
 from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
+from zarrfs.zarr.strictjson import strict_json
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
 FILL = "_FillValue"  # the attribute of the CF conventions; of v2 arrays xarray takes the fill_value for it
@@ -21,7 +22,7 @@ FILL = "_FillValue"  # the attribute of the CF conventions; of v2 arrays xarray 
 
 def array_document(array: ArrayMetadata) -> bytes:
     """The zarr.json of an array. MetadataError says why v3 cannot have it."""
-    return dump_json(array_json(array))
+    return strict_json(array_json(array))
 
 
 def array_json(array: ArrayMetadata) -> dict[str, JSON]:
@@ -52,9 +53,7 @@ def group_json(group: GroupMetadata) -> dict[str, JSON]:
 def keys_of(array: ArrayMetadata) -> KeyTemplate:
     """How the chunks of `array` are called as those of a v3 array, in as many directories as they are in."""
     keys = array.keys
-    if keys == KeyTemplate("", "c" + keys.separator, keys.separator, "", "c"):
-        return keys
-    return plain_keys(array)
+    return keys if keys == _default(keys.separator) else plain_keys(array)
 
 
 def plain_keys(array: ArrayMetadata) -> KeyTemplate:
@@ -62,7 +61,13 @@ def plain_keys(array: ArrayMetadata) -> KeyTemplate:
     keys = array.keys
     if "/" in keys.suffix or ("/" in keys.separator and keys.separator != "/"):
         raise MetadataError("chunk keys with directories that are not of a dimension")
-    return KeyTemplate(separator="/" if keys.separator == "/" else ".")
+    return NESTED if keys.separator == "/" else FLAT
+
+
+@functools.lru_cache(16)
+def _default(separator: str) -> KeyTemplate:
+    """The encoding that v3 calls "default"."""
+    return KeyTemplate("", "c" + separator, separator, "", "c")
 
 
 def _encoding(keys: KeyTemplate) -> JSON:
