@@ -21,7 +21,7 @@ from zarrfs.errors import MountError
 from zarrfs.fuse import logs, mounts, pagecache
 from zarrfs.fuse.operations import Operations
 from zarrfs.options import Options
-from zarrfs.sources import Plan, open_plan
+from zarrfs.sources import Plan, check_view, open_plan
 from zarrfs.sources.parquet import ParquetStore
 from zarrfs.store.api import PrefetchStore, Store
 from zarrfs.store.index import IndexStore
@@ -41,6 +41,7 @@ def serve(
     """Mount and serve until the mount is gone. Threads, sockets and loops are made from here on."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
+    check_view(plan, options)
     # whoever lists a directory looks names up: then is soon enough to ask for each chunk
     store = open_plan(plan, dataclasses.replace(options, grid=options.grid or "list"))
     records = records_to_warm(options)
@@ -54,7 +55,9 @@ def serve(
         except RuntimeError as exc:
             raise MountError(_why_not_mounted(exc)) from exc
     mount = mounts.mount_at(mountpoint)
-    source = getattr(store, "lower", store)  # of an overlay
+    source = store
+    while (lower := getattr(source, "lower", None)) is not None:  # of an overlay, or of a view
+        source = lower
     if mount is not None and isinstance(source, IndexStore | ParquetStore):
         source.forbid_device(os.makedev(*map(int, mount.device.split(":"))))
     if detach:
