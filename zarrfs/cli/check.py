@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,14 @@ from zarrfs.cli import common, meter, show
 from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
+    from zarrfs.stage.arraycheck import ArrayCheck
     from zarrfs.stage.check import Report
 
 EPILOG = """\b
 Examples:
   zarrfs check refs.json
   zarrfs check archive.json etc --blobs /srv/blobs
+  zarrfs check --no-decode store.zarr     bytes and metadata, without decoding chunks
   zarrfs check -q --json s3://bucket/refs.json > report.json
 """
 
@@ -31,27 +34,33 @@ Examples:
     "-n", "--first", type=click.IntRange(0), default=20, metavar="N", show_default=True,
     help="Name the first N bad entries.",
 )  # fmt: skip
+@click.option("--no-decode", is_flag=True, help="Read chunks of arrays, but do not decode them.")
 @common.source_options("source", "fetch", log_level="warning")
-def check(source: str, key: str, as_json: bool, first: int, parsed: Parsed) -> None:
-    """Read everything in SOURCE, or below KEY, and report what cannot be read.
+def check(source: str, key: str, as_json: bool, first: int, no_decode: bool, parsed: Parsed) -> None:
+    """Read everything in SOURCE, or below KEY, and report what cannot be read, or is not what Zarr says.
 
     Every byte that an entry refers to is fetched once, in bounded memory; blobs are compared with their
-    hash. The exit status is 1 if anything is bad or was left out of SOURCE, else 0. A symbolic link that
-    leads nowhere is counted, but is not bad.
+    hash. Where there are arrays of Zarr, every chunk is decoded, files outside the grid of their array are
+    found, and metadata is compared with consolidated metadata. The exit status is 1 if anything is bad or
+    was left out of SOURCE, else 0. A symbolic link that leads nowhere is counted, but is not bad.
     """
     from zarrfs.sources import Plan
+    from zarrfs.stage.arraycheck import ArrayChecks
     from zarrfs.stage.check import Report, check
     from zarrfs.store.api import Store
     from zarrfs.transfer.memory import memory_limit
 
     report = Report(keep=first)
 
-    async def body(store: Store, plan: Plan) -> None:
-        await check(store, common.clean_key(key), report, memory_limit(parsed.options))
+    async def body(store: Store, plan: Plan) -> list[ArrayCheck]:
+        memory = memory_limit(parsed.options) // 2
+        arrays = ArrayChecks(store, not no_decode, memory)
+        await check(store, common.clean_key(key), report, memory, arrays)
+        return arrays.arrays
 
     with watched(report, parsed.options.log_level == "error"):
-        common.run_on_store(source, parsed, body)
-    sys.exit(told(report, as_json))
+        arrays = common.run_on_store(source, parsed, body)
+    sys.exit(told(report, as_json, arrays))
 
 
 def watched(report: Report, quiet: bool) -> AbstractContextManager[None]:
@@ -61,13 +70,38 @@ def watched(report: Report, quiet: bool) -> AbstractContextManager[None]:
     )
 
 
-def told(report: Report, as_json: bool) -> int:
-    """The exit status, once a report was written."""
+def told(report: Report, as_json: bool, arrays: Sequence[ArrayCheck] = ()) -> int:
+    """The exit status, once a report was written; `arrays` in a table."""
     if as_json:
-        sys.stdout.write(json.dumps(report.as_json()) + "\n")
+        about = report.as_json() | ({"arrays": [array.as_json() for array in arrays]} if arrays else {})
+        sys.stdout.write(json.dumps(about) + "\n")
     else:
+        _tell_arrays(arrays, report.keep)
         _tell(report)
     return 0 if report.clean else 1
+
+
+def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
+    """Write a table: of arrays with nothing wrong, the first `keep`."""
+    if not arrays:
+        return
+    sound = [array for array in arrays if not array.bad and not array.note]
+    left_out = {array.path for array in sound[keep:]}
+    rows = [("array", "chunks", "decoded", "bad")]
+    for array in arrays:
+        if array.path not in left_out:
+            chunks = "?" if array.array is None else f"{array.chunks:,} of {array.total:,}"
+            rows.append((show.shown(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for name, *cells in rows:
+        line = "  ".join([f"{name:{widths[0]}}", *map(str.rjust, cells, widths[1:])])
+        sys.stdout.write(line + "\n")
+    if left_out:
+        sys.stdout.write(f"and {len(left_out):,} more arrays with nothing wrong\n")
+    for array in arrays:
+        if array.note and not array.bad:
+            sys.stdout.write(show.shown(f"{array.path or '/'}: {array.note}") + "\n")
+    sys.stdout.write("\n")
 
 
 def _tell(report: Report) -> None:
@@ -84,7 +118,8 @@ def _tell(report: Report) -> None:
     if report.links:
         out(f"{'links':14}{report.links:>12,}  {report.dangling:,} lead nowhere\n")
     for bad in report.bad:
-        out(show.shown(f"{bad.kind}: {bad.key}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}") + "\n")
+        where = f"{bad.url}: " if bad.url not in (None, bad.key) else ""
+        out(show.shown(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
     for entry, rule in report.problems:
         out(show.shown(f"left out: {entry}: {rule}") + "\n")
     more = report.counts.total() - len(report.bad) + report.left_out - len(report.problems)

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import logging
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -16,10 +16,25 @@ from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.index import IndexStore
 from zarrfs.store.links import follow
 
+if TYPE_CHECKING:
+    from zarrfs.stage.arraycheck import ArrayChecks
+
 log = logging.getLogger("zarrfs")
 
 READERS = 16  # files read at the same time
-BAD_KINDS = ("missing", "unreadable", "wrong hash", "out of range", "changed")  # as ReadError.kind
+# as ReadError.kind and Unsound.kind
+BAD_KINDS = (
+    "missing", "unreadable", "wrong hash", "out of range", "changed", "bad metadata", "undecodable",
+    "outside grid",
+)  # fmt: skip
+
+
+class Unsound(ZarrfsError):
+    """A file that can be read, but is not what the metadata of Zarr says; `kind` is one of BAD_KINDS."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        self.kind = kind
+        super().__init__(reason)
 
 
 class Bad(NamedTuple):
@@ -83,27 +98,38 @@ def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
     """An entry that cannot be read, for that reason; `url`: where its bytes should be, if the reason does not say."""
     if isinstance(exc, ReadError):
         return Bad(key, exc.kind, exc.where, exc.reason)
+    if isinstance(exc, Unsound):
+        return Bad(key, exc.kind, url, str(exc))
     if isinstance(exc, NotFound):
         return Bad(key, "missing", url, exc.reason or "is listed, but not there")
     return Bad(key, "unreadable", url, str(exc) or type(exc).__name__)
 
 
-async def check(store: Store, key: str, report: Report, memory: int = 256 << 20) -> None:
-    """Read `key`, or everything below it, into `report`, holding no more than `memory` bytes of data."""
+async def check(
+    store: Store, key: str, report: Report, memory: int = 256 << 20, arrays: ArrayChecks | None = None
+) -> None:
+    """Read `key`, or everything below it, into `report`, holding no more than `memory` bytes of data.
+
+    `arrays` have memory of their own.
+    """
     await _expect(store, key, report)
+    if arrays is not None:
+        await arrays.find(key, report)
     piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
     send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
     async with trio.open_nursery() as nursery:
         for _ in range(READERS):
-            nursery.start_soon(_reader, store, receive.clone(), report, piece)
+            nursery.start_soon(_reader, store, receive.clone(), report, piece, arrays)
         receive.close()
         async with send:
             top = await store.info(key)
             if top.kind is not Kind.DIRECTORY:
                 await send.send((key, top))
-                return
-            async for found in walk(store, key, report.add):
-                await send.send(found)
+            else:
+                async for found in walk(store, key, report.add):
+                    await send.send(found)
+    if arrays is not None:
+        arrays.missing(report)
 
 
 async def _expect(store: Store, key: str, report: Report) -> None:
@@ -126,14 +152,15 @@ async def _expect(store: Store, key: str, report: Report) -> None:
 
 
 async def _reader(
-    store: Store, receive: trio.MemoryReceiveChannel[tuple[str, Info]], report: Report, piece: int
-) -> None:
+    store: Store, receive: trio.MemoryReceiveChannel[tuple[str, Info]], report: Report, piece: int,
+    arrays: ArrayChecks | None,
+) -> None:  # fmt: skip
     async with receive:
         async for key, info in receive:
             if info.kind is Kind.SYMLINK:
                 await _check_link(store, key, report)
             elif info.kind is Kind.FILE:
-                await _check_file(store, key, info, report, piece)
+                await _check_file(store, key, info, report, piece, arrays)
 
 
 async def _check_link(store: Store, key: str, report: Report) -> None:
@@ -147,25 +174,34 @@ async def _check_link(store: Store, key: str, report: Report) -> None:
         pass  # it leads to an entry, which is reported itself
 
 
-async def _check_file(store: Store, key: str, info: Info, report: Report, piece: int) -> None:
+async def _check_file(
+    store: Store, key: str, info: Info, report: Report, piece: int, arrays: ArrayChecks | None
+) -> None:
+    bad: Exception | None = None
     try:
         if info.size is None:
             info = await store.info(key)
-        async for start, length in extents(store, key, info):
-            for at in range(start, start + length, piece):
-                wanted = min(piece, start + length - at)
-                data = await store.get(key, at, wanted)
-                report.read += len(data)
-                if len(data) != wanted:
-                    report.add(key, ReadError(key, f"{len(data)} bytes at {at}, not {wanted}"))
-                    return
+        if arrays is not None and arrays.whole(key, info.size or 0):
+            await arrays.look(key, info.size or 0, report)
+        else:
+            async for start, length in extents(store, key, info):
+                for at in range(start, start + length, piece):
+                    wanted = min(piece, start + length - at)
+                    data = await store.get(key, at, wanted)
+                    report.read += len(data)
+                    check_length(key, len(data), at, wanted)
     except (ZarrfsError, OSError) as exc:
-        report.add(key, exc, await _url_of(store, key))
+        bad = exc
     except Exception as exc:
         log.debug("%s: nobody expected this", key, exc_info=exc)
-        report.add(key, exc, await _url_of(store, key))
-    else:
+        bad = exc
+    if arrays is not None:
+        misplaced = arrays.ended(key, bad is not None)
+        bad = bad or misplaced
+    if bad is None:
         report.ok += 1
+    else:
+        report.add(key, bad, await _url_of(store, key))
 
 
 async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:

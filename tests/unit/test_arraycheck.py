@@ -1,0 +1,290 @@
+"""check of arrays: every genuine store is sound, and each kind of damage is told where it is, and there alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import zarr
+from click.testing import CliRunner
+
+from tests.conftest import DATA
+from tests.zarrsamples import STORES
+from zarrfs.cli import main
+from zarrfs.stage.arraycheck import ArrayCheck, ArrayChecks
+from zarrfs.stage.arrayinfo import METADATA
+from zarrfs.stage.check import Report, check
+from zarrfs.store.filesystem import FileSystemStore
+
+LIMIT = 64 << 20
+
+
+class Counting(FileSystemStore):
+    """Counts how often each key is read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.gets: Counter[str] = Counter()
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Any:
+        self.gets[key] += 1
+        return await super().get(key, start, length)
+
+
+def checked(
+    path: Path, key: str = "", decode: bool = True, memory: int = LIMIT
+) -> tuple[Report, dict[str, ArrayCheck], Counter[str]]:
+    """(the report, the arrays by path, how often each key was read) of a directory."""
+
+    async def run() -> tuple[Report, dict[str, ArrayCheck], Counter[str]]:
+        store, report = Counting(str(path)), Report()
+        arrays = ArrayChecks(store, decode, memory)
+        await check(store, key, report, LIMIT, arrays)
+        await store.aclose()
+        return report, {array.path: array for array in arrays.arrays}, store.gets
+
+    return trio.run(run)
+
+
+def chunk_keys(path: Path) -> list[str]:
+    """Keys of what is neither metadata nor left behind by a writer."""
+    found = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
+    documents = ("/meta/root", ".group.json", ".array.json", ".lock", ".partial")
+    return [key for key in found if key.rpartition("/")[2] not in METADATA and not any(d in key for d in documents)]
+
+
+@pytest.mark.parametrize("store", STORES, ids=lambda path: path.name)
+def test_genuine_stores_are_sound(store: Path) -> None:
+    report, arrays, gets = checked(store)
+    assert report.clean, report.bad
+    chunks = chunk_keys(store)
+    assert arrays
+    assert sum(array.decoded for array in arrays.values()) == len(chunks) > 0
+    assert all(array.chunks == array.decoded and not array.bad and not array.note for array in arrays.values())
+    assert {gets[key] for key in chunks} == {1}
+    assert report.ok == sum(file.is_file() for file in store.rglob("*"))
+
+
+@pytest.fixture(params=["v2_hier", "v3_hier"])
+def hier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of a hierarchy, to be damaged."""
+    return shutil.copytree(DATA / "zarr" / request.param, tmp_path / "hier")
+
+
+def a_chunk(array: Path) -> Path:
+    """A chunk of an array."""
+    return min(file for file in array.rglob("*") if file.is_file() and file.name not in METADATA)
+
+
+def only_bad(path: Path, **how: Any) -> tuple[str, str, str]:
+    """(key, kind, reason) of the only bad entry; everything else was read."""
+    report, arrays, _gets = checked(path, **how)
+    assert sum(array.bad for array in arrays.values()) <= 1
+    (bad,) = report.bad
+    assert "\n" not in bad.reason
+    return bad.key, bad.kind, bad.reason
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def longer(data: bytes) -> bytes:
+    return data + b"\0"
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def nothing(data: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("damage", [cut, nothing])
+@pytest.mark.parametrize("array", ["blosc", "raw", "gzip", "zstd"])
+def test_a_chunk_that_does_not_decode(hier: Path, array: str, damage: Callable[[bytes], bytes]) -> None:
+    chunk = a_chunk(hier / array)
+    chunk.write_bytes(damage(chunk.read_bytes()))
+    key, kind, reason = only_bad(hier)
+    assert (key, kind) == (str(chunk.relative_to(hier)), "undecodable")
+    assert reason.startswith({"raw": "bytes"}.get(array, array)), reason  # names the codec
+    _report, arrays, _gets = checked(hier)
+    assert arrays[array].decoded == arrays[array].chunks - 1
+    report, _arrays, _gets = checked(hier, decode=False)
+    assert report.clean
+
+
+def test_a_raw_chunk_of_another_size(hier: Path) -> None:
+    chunk = a_chunk(hier / "raw")
+    chunk.write_bytes(longer(chunk.read_bytes()))
+    assert only_bad(hier)[:2] == (str(chunk.relative_to(hier)), "undecodable")
+
+
+@pytest.mark.parametrize("array", ["crc", "shard"])
+def test_a_checksum_that_is_wrong(array: str, tmp_path: Path) -> None:
+    hier = shutil.copytree(DATA / "zarr/v3_hier", tmp_path / "hier")
+    chunk = a_chunk(hier / array)
+    chunk.write_bytes(flipped(chunk.read_bytes()))
+    key, kind, reason = only_bad(hier)
+    assert (key, kind) == (str(chunk.relative_to(hier)), "undecodable")
+    assert "crc32c" in reason or "checksum" in reason
+
+
+def test_files_outside_the_grid(hier: Path) -> None:
+    chunk = a_chunk(hier / "partial")
+    name = "partial/c/9/0" if (hier / "zarr.json").exists() else "partial/9.0"
+    (hier / name).parent.mkdir(exist_ok=True, parents=True)
+    shutil.copy(chunk, hier / name)
+    key, kind, reason = only_bad(hier)
+    assert (key, kind) == (name, "outside grid")
+    assert "[4, 4]" in reason
+    (hier / name).rename(hier / "partial/notes.txt")
+    assert only_bad(hier)[:2] == ("partial/notes.txt", "outside grid")
+    (hier / "partial/notes.txt").rename(hier / "partial/0.0.1234.partial")
+    assert checked(hier)[0].clean  # what a writer that was killed has left
+
+
+def test_chunks_that_are_nested_though_the_document_says_otherwise(tmp_path: Path) -> None:
+    array = zarr.create_array(str(tmp_path / "a"), shape=(2, 2), chunks=(1, 1), dtype="u1", zarr_format=2)
+    array[:] = 1
+    document = json.loads((tmp_path / "a/.zarray").read_text()) | {"dimension_separator": "."}
+    (tmp_path / "a/.zarray").write_text(json.dumps(document))
+    (tmp_path / "a/1").mkdir()
+    (tmp_path / "a/1.1").rename(tmp_path / "a/1/1")
+    key, kind, reason = only_bad(tmp_path / "a")
+    assert (key, kind) == ("1/1", "outside grid")
+    assert "0.0" in reason
+
+
+# -- metadata
+
+
+def edited(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_consolidated_metadata_that_says_something_else(hier: Path) -> None:
+    v3 = (hier / "zarr.json").exists()
+    document = "raw/zarr.json" if v3 else "raw/.zarray"
+    edited(hier / document, fill_value=7)
+    key, kind, reason = only_bad(hier)
+    assert (key, kind) == (document, "bad metadata")
+    assert f"than {'zarr.json' if v3 else '.zmetadata'}" in reason
+
+
+def test_a_node_that_consolidated_metadata_does_not_have(hier: Path) -> None:
+    shutil.copytree(hier / "scalar", hier / "sub/new")
+    report, _arrays, _gets = checked(hier)
+    assert {bad.key.rpartition("/")[0] for bad in report.bad} == {"sub/new"}
+    assert {(bad.kind, bad.reason) for bad in report.bad} == {
+        ("bad metadata", "consolidated metadata does not have it")
+    }
+
+
+def test_a_node_that_only_consolidated_metadata_has(hier: Path) -> None:
+    shutil.rmtree(hier / "scalar")
+    report, _arrays, _gets = checked(hier)
+    assert {bad.key.partition("/")[0] for bad in report.bad} == {"scalar"}
+    assert all("is not there" in bad.reason for bad in report.bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("{", ""), ("[]", ""), ('{"zarr_format": 2, "shape": [-1]}', ""), ('{"zarr_format": 7}', "zarr_format")],
+)
+def test_a_document_that_breaks_a_rule(text: str, rule: str, tmp_path: Path) -> None:
+    for name in "ab":
+        zarr.create_array(str(tmp_path / "g" / name), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)[:] = 1
+    (tmp_path / "g/a/.zarray").write_text(text)
+    report, arrays, _gets = checked(tmp_path / "g")
+    (bad,) = report.bad
+    assert (bad.key, bad.kind) == ("a/.zarray", "bad metadata")
+    assert rule in bad.reason
+    assert (arrays["a"].array, arrays["b"].decoded) == (None, 2)
+
+
+def test_a_codec_that_nobody_knows(tmp_path: Path) -> None:
+    array = zarr.create_array(str(tmp_path / "a"), shape=(2,), chunks=(1,), dtype="u1", zarr_format=2)
+    array[:] = 1
+    edited(tmp_path / "a/.zarray", compressor={"id": "nosuch"})
+    report, arrays, gets = checked(tmp_path / "a")
+    (bad,) = report.bad
+    assert bad.kind == "undecodable"
+    assert "nosuch" in bad.reason
+    assert (arrays[""].chunks, arrays[""].decoded, gets["0"]) == (2, 0, 1)
+
+
+def test_other_files_called_meta_are_no_arrays(tmp_path: Path) -> None:
+    (tmp_path / "meta").write_text("title: a tree of other files")
+    (tmp_path / "0.0").write_text("x")
+    report, arrays, _gets = checked(tmp_path)
+    assert report.clean
+    assert not arrays
+    assert report.ok == 2
+
+
+# -- parts and bounds
+
+
+def test_a_part_of_an_array(hier: Path) -> None:
+    chunk = a_chunk(hier / "blosc")
+    key = str(chunk.relative_to(hier))
+    chunk.write_bytes(b"x")
+    for part in (key, "blosc"):
+        report, arrays, _gets = checked(hier, part)
+        assert [bad.key for bad in report.bad] == [key]
+        assert set(arrays) == {"blosc"}
+    assert checked(hier, "sub")[0].clean
+
+
+def test_chunks_that_do_not_fit_in_memory_are_only_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    zarr.create_array(str(path), shape=(1 << 20,), chunks=(1 << 20,), dtype="u1", compressors=None)[:] = 1
+    report, arrays, _gets = checked(path, memory=1 << 20)
+    assert report.clean
+    assert report.read > 1 << 20
+    assert (arrays[""].chunks, arrays[""].decoded) == (1, 0)
+    assert "memory_limit=" in str(arrays[""].note)
+
+
+def test_a_shard_that_does_not_fit_in_memory_is_decoded_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    array = zarr.create_array(str(path), shape=(1 << 20,), chunks=(1 << 14,), shards=(1 << 20,), dtype="u1")
+    array[: 1 << 19] = np.random.default_rng(1).integers(0, 255, 1 << 19, dtype="u1")
+    report, arrays, _gets = checked(path, memory=1 << 18)
+    assert report.clean
+    assert arrays[""].decoded == 1
+    shard = path / "c/0"
+    data = bytearray(shard.read_bytes())
+    data[5:9] = b"\xff\xff\xff\xff"
+    shard.write_bytes(data)
+    assert only_bad(path, memory=1 << 18)[:2] == ("c/0", "undecodable")
+
+
+# -- the command
+
+
+def test_the_command(hier: Path) -> None:
+    done = CliRunner().invoke(main, ["check", str(hier)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[0].split() == ["array", "chunks", "decoded", "bad"]
+    chunk = a_chunk(hier / "blosc")
+    chunk.write_bytes(b"x")
+    done = CliRunner().invoke(main, ["check", str(hier)])
+    assert done.exit_code == 1
+    assert "undecodable              1\n" in done.stdout
+    line = next(line for line in done.stdout.splitlines() if line.startswith("undecodable: "))
+    assert str(chunk.relative_to(hier)) in line
+    about = json.loads(CliRunner().invoke(main, ["check", "--json", str(hier)]).stdout)
+    assert (about["clean"], about["undecodable"], about["outside_grid"], about["bad_metadata"]) == (False, 1, 0, 0)
+    blosc = next(array for array in about["arrays"] if array["path"] == "blosc")
+    assert (blosc["chunks"], blosc["decoded"], blosc["bad"]) == (9, 8, 1)
+    assert CliRunner().invoke(main, ["check", "--no-decode", str(hier)]).exit_code == 0
