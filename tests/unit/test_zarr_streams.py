@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import lzma
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_a_stream_that_is_cut(name: str) -> None:
 def test_members_one_after_another(name: str, parts: tuple[int, ...]) -> None:
     codec, pack = PACK[name]
     cuts = [0, *parts, len(CONTENT)]
-    members = [pack(CONTENT[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    members = [pack(CONTENT[start:stop]) for start, stop in itertools.pairwise(cuts)]
     assert decoded(len(CONTENT), b"".join(members), codec) == CONTENT
     with pytest.raises(CodecError, match=codec[0].removeprefix("numcodecs.")):
         decoded(len(CONTENT), b"".join(members) + pack(b"x"), codec)

@@ -1,0 +1,172 @@
+"""Shards: their index, their inner chunks one by one and together, and what may be wrong with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
+from zarr.storage import MemoryStore
+
+from tests.unit.zarrchunks import array_of, assembled, parsed
+from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
+from zarrfs.zarr.model import ArrayMetadata
+from zarrfs.zarr.sharding import inner_array, sharding_of
+
+NONE = (1 << 64) - 1
+LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+CRC = {"name": "crc32c"}
+
+
+def sharded(shape: tuple[int, ...], inner: tuple[int, ...], **more: Any) -> ArrayMetadata:
+    """Shards of 16 bit numbers, one in the array."""
+    configuration = {"chunk_shape": list(inner), "codecs": [LITTLE], "index_codecs": [LITTLE, CRC], **more}
+    return array_of("<u2", shape, ("sharding_indexed", configuration))
+
+
+def index(*entries: int) -> bytes:
+    data = struct.pack(f"<{len(entries)}Q", *entries)
+    return data + struct.pack("<I", google_crc32c.value(data))
+
+
+def stored(array: ArrayMetadata, parts: dict[str, bytes]) -> np.ndarray[Any, Any]:
+    """All of a sharded array from its inner chunks, read one by one from `parts`."""
+    sharding = sharding_of(array)
+    assert sharding is not None
+    inner = sharding.inner
+    out = np.zeros(array.shape, array.dtype.numpy())
+    for number in range(inner.grid.size):
+        at = inner.grid.index(number)
+        shard, place = sharding.shard(at)
+        data = parts.get(array.keys.key(shard))
+        if data is None:
+            continue
+        start, stop = sharding.index_range(len(data))
+        assert stop - start == sharding.index_length
+        assert start == 0 if sharding.index_at == "start" else stop == len(data)
+        where = sharding.read_index(data[start:stop], len(data))[place]
+        if where is None:
+            continue
+        chunk = decode_chunk(inner, data[where[0] : where[0] + where[1]])
+        region = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, inner.grid.chunks, strict=True))
+        out[region] = chunk[tuple(slice(0, extent) for extent in out[region].shape)]
+    return out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_inner_chunks_one_by_one(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))
+    least = tuple(data.draw(st.integers(1, 2)) for _ in shape)
+    inner = tuple(extent * data.draw(st.integers(1, 2)) for extent in least)
+    chunks = tuple(extent * data.draw(st.integers(1, 3)) for extent in inner)
+    codec = ShardingCodec(
+        chunk_shape=inner,
+        codecs=[BytesCodec(), ZstdCodec()],
+        index_location=data.draw(st.sampled_from(["start", "end"])),
+        index_codecs=[BytesCodec(), *([Crc32cCodec()] if data.draw(st.booleans()) else [])],
+    )
+    store = MemoryStore()
+    written = zarr.create(shape, chunks=chunks, dtype="<i4", zarr_format=3, codecs=[codec], store=store, fill_value=0)
+    values = np.arange(written.size, dtype="<i4").reshape(shape)
+    values[tuple(slice(0, extent // 2) for extent in shape)] = 0  # so that some chunks are not there
+    written[...] = values
+    parts = {key: held.to_bytes() for key, held in store._store_dict.items()}
+    array = parsed(parts.get)
+    assert np.array_equal(assembled(array, parts.get), values)
+    assert np.array_equal(stored(array, parts), values)
+
+
+def test_shards_within_shards() -> None:
+    shape, middle, least = (8, 8), (4, 4), (2, 2)
+    nested = ShardingCodec(chunk_shape=middle, codecs=[ShardingCodec(chunk_shape=least, codecs=[BytesCodec()])])
+    store = MemoryStore()
+    written = zarr.create(shape, chunks=shape, dtype="<i4", zarr_format=3, codecs=[nested], store=store, fill_value=0)
+    values = np.arange(64, dtype="<i4").reshape(shape)
+    written[...] = values
+    parts = {key: held.to_bytes() for key, held in store._store_dict.items()}
+    array = parsed(parts.get)
+    inner = inner_array(array)
+    assert inner is not None
+    assert (inner.grid.chunks, inner.grid.counts, inner.codecs[0].name) == (middle, (2, 2), "sharding_indexed")
+    assert inner_array(inner).grid.chunks == least  # type: ignore[union-attr]
+    assert np.array_equal(assembled(array, parts.get), values)
+    assert np.array_equal(stored(array, parts), values)
+
+
+def test_what_can_only_be_decoded_whole() -> None:
+    array = sharded((4,), (2,))
+    (sharding,) = array.codecs
+    assert sharding_of(array_of("<u2", (4,), ("bytes", {}))) is None
+    assert sharding_of(dataclasses.replace(array, codecs=(sharding, array.codecs[0]._replace(name="zstd")))) is None
+
+
+def test_missing_inner_chunks_are_the_fill_value() -> None:
+    array = dataclasses.replace(sharded((4,), (2,)), fill=b"\x07\x01")
+    assert decode_chunk(array, b"abcd" + index(NONE, NONE, 0, 4)).tobytes() == b"\x07\x01\x07\x01abcd"
+    filtered = array_of("<u2", (4,), ("numcodecs.delta", {"dtype": "<u2"}), *array.codecs)
+    assert check_codecs(filtered) == []
+    assert decode_chunk(filtered, struct.pack("<4H", 1, 1, 1, 1) + index(0, 4, 4, 4)).tolist() == [1, 2, 3, 4]
+    with pytest.raises(CodecError, match="sharding_indexed: a chunk is missing behind filters"):
+        decode_chunk(filtered, b"abcd" + index(NONE, NONE, 0, 4))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "sharding_indexed: a shard of 0 bytes, its index has 36"),
+        (bytes(35), "sharding_indexed: a shard of 35 bytes"),
+        (b"abcd" + index(0, 4, 1, 4)[:-1] + b"\0", "crc32c: the checksum is not that of the bytes"),
+        (b"abcd" + index(0, 4, 37, 4), "sharding_indexed: inner chunk 1 lies at 37 [+] 4 of 40 bytes"),
+        (b"abcd" + index(0, 4, NONE, 4), "sharding_indexed: inner chunk 1 lies at 18446744073709551615"),
+        (b"abcd" + index(0, 4, 0, NONE), "sharding_indexed: inner chunk 1 lies at 0"),
+        (b"abcd" + index(0, 4, NONE - 3, 4), "sharding_indexed: inner chunk 1 lies at"),
+        (b"abcd" + index(0, 4, 0, 3), "bytes: 3 bytes are stored, not 4"),
+    ],
+)
+def test_damaged_shards(data: bytes, says: str) -> None:
+    with pytest.raises(CodecError, match=says):
+        decode_chunk(sharded((4,), (2,)), data)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"chunk_shape": [3]}, r"shards of \[4\] are no whole number of chunks of \[3\]"),
+        ({"chunk_shape": [0]}, "no whole number"),
+        ({"chunk_shape": [2.0]}, "no whole number"),
+        ({"chunk_shape": [2, 2]}, "where shards have 1 dimensions"),
+        ({"chunk_shape": None}, "where shards have 1 dimensions"),
+        ({"index_location": "middle"}, "index_location middle is not known"),
+        ({"index_codecs": [LITTLE, {"name": "gzip"}]}, "the index is compressed"),
+        ({"index_codecs": []}, "no codecs"),
+        ({"codecs": []}, "no codecs"),
+        ({"codecs": [{"configuration": {}}]}, "is not a codec"),
+        ({"codecs": 4}, "no codecs"),
+    ],
+)
+def test_what_is_refused_before_there_is_data(more: dict[str, Any], says: str) -> None:
+    array = sharded((4,), (2,), **more)
+    with pytest.raises(CodecError, match=f"sharding_indexed: .*{says}"):
+        sharding_of(array)
+    (reason,) = check_codecs(array)
+    assert reason.startswith("sharding_indexed: ")
+
+
+def test_a_codec_within_that_nobody_knows_is_named() -> None:
+    array = sharded((4,), (2,), codecs=[LITTLE, {"name": "lzo"}])
+    assert check_codecs(array) == ["lzo: a codec that nobody here knows"]
+
+
+def test_a_huge_grid_of_inner_chunks_is_read_as_one_would_a_small_one() -> None:
+    """2 to the 40 inner chunks in a shard: refused by the size of the index, before anything is made for it."""
+    array = sharded((1 << 20, 1 << 20), (1, 1))
+    with pytest.raises(CodecError, match="a shard of 100 bytes, its index has 17592186044420"):
+        decode_chunk(array, bytes(100))
