@@ -1,0 +1,86 @@
+"""The experimental Zarr v3 of zarr-python 2."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.zarrdocuments import V3
+from tests.zarrsamples import DRAFT, Sample
+from zarrfs.zarr import draft, dtypes
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
+
+
+@pytest.mark.parametrize("sample", DRAFT, ids=lambda sample: sample.label)
+def test_experimental_v3(sample: Sample) -> None:
+    entry = draft.entry_point((sample.store / "zarr.json").read_bytes())
+    assert entry is not None
+    key, _group = draft.document_keys(sample.path, entry)
+    assert draft.node_of_key(key, entry) == (sample.path, "array")
+    found = draft.parse("array", (sample.store / key).read_bytes())
+    assert isinstance(found, ArrayMetadata)
+    dtype = found.dtype.numpy()
+    assert (found.generation, found.shape, dtype.str) == ("v3-draft", sample.shape, sample.dtype)
+    data = sample.store / draft.data_directory(sample.path)
+    keys = [str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()]
+    assert keys
+    assert all(found.keys.index(key, found.grid) is not None for key in keys)
+
+
+def test_experimental_v3_in_detail() -> None:
+    store = DRAFT[0].store
+    entry = draft.EntryPoint()
+    assert draft.entry_point((store / "zarr.json").read_bytes()) == entry
+    assert draft.entry_point(json.dumps(V3).encode()) is None
+    group = draft.parse("group", (store / draft.document_keys("", entry)[1]).read_bytes())
+    assert group == GroupMetadata("v3-draft", {"title": "t"})
+    assert draft.node_of_key("meta/root.group.json", entry) == ("", "group")
+    others = (
+        "meta/root/a",
+        "meta/root/.array.json",
+        "meta/root/a/.array.json",
+        "data/root/a.array.json",
+        "x.group.json",
+    )
+    for key in others:
+        assert draft.node_of_key(key, entry) is None
+    text = draft.parse("array", (store / "meta/root/text.array.json").read_bytes())
+    assert isinstance(text, ArrayMetadata)
+    assert (text.dtype, text.attributes) == (dtypes.TEXT, {})
+    assert [codec.name for codec in text.codecs] == ["vlen-utf8", "blosc"]
+    delta = draft.parse("array", (store / "meta/root/delta.array.json").read_bytes())
+    assert isinstance(delta, ArrayMetadata)
+    assert [codec.name for codec in delta.codecs] == ["transpose", "numcodecs.delta", "bytes", "numcodecs.zlib"]
+    assert delta.keys.key((0, 1)) == "c0.1"
+
+
+@pytest.mark.parametrize(
+    ("members", "rule"),
+    [
+        ({"chunk_grid": {"type": "irregular"}}, "chunk_grid"), ({"chunk_grid": []}, "chunk_grid"),
+        ({"attributes": []}, "attributes"),
+        ({"chunk_grid": {"chunk_shape": [2], "separator": "-"}, "shape": [3]}, "separator"),
+        ({"data_type": {}}, "type is missing"),
+        ({"compressor": {"codec": "https://purl.org/zarr/spec/codec/new/1.0"}}, "is not known"),
+        ({"compressor": {"codec": 3}}, "compressor"),
+        ({"extensions": ["x"]}, "extension 'x' must be understood"),
+        ({"storage_transformers": [1]}, "storage_transformers"),
+        ({"attributes": {"filters": "x"}}, "filters"), ({"chunk_memory_layout": "A"}, "chunk_memory_layout"),
+        ({"extensions": 1}, "extens"),
+    ],
+)  # fmt: skip
+def test_rules_of_the_experimental_v3(members: dict[str, Any], rule: str) -> None:
+    document = json.loads((DRAFT[0].store / "meta/root/S.array.json").read_text())
+    with pytest.raises(MetadataError, match=rule):
+        draft.parse("array", json.dumps({**document, **members}).encode())
+
+
+@pytest.mark.parametrize("data", [
+    b'{"zarr_format": "x"}', b'{"zarr_format": "https://purl.org/zarr/spec/protocol/core/4.0"}',
+    b'{"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0", "metadata_key_suffix": "/x"}', b"{",
+])  # fmt: skip
+def test_entry_points_that_are_none(data: bytes) -> None:
+    with pytest.raises(MetadataError):
+        draft.entry_point(data)
