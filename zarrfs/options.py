@@ -49,6 +49,13 @@ def natural(text: str) -> int:
     return int(text)
 
 
+def niceness(text: str) -> int:
+    """As nice(1) has it: -20 (before all others) to 19."""
+    if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
+        raise ValueError("a whole number from -20 to 19")
+    return int(text)
+
+
 def positive(text: str) -> int:
     """A whole number, 1 or more."""
     number = natural(text)
@@ -327,6 +334,10 @@ class Options:
     )
     notify_pipe: int | None = _option(
         "mount", None, natural, "FD", "Write a newline to this descriptor when the mount is ready."
+    )
+    nice: int | None = _option(
+        "mount", None, niceness, "N",
+        "The priority of the daemon (default: -5 where that is permitted, as for root: its readers wait for it).",
     )
     pid_file: str | None = _option("mount", None, text, "FILE", "Write the daemon's process number to FILE.")
     # the process
