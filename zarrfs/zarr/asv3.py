@@ -91,7 +91,7 @@ def _codecs(array: ArrayMetadata) -> list[JSON]:
 
 
 def _told(spec: CodecSpec) -> JSON:
-    if not spec.configuration:
+    if not (spec.configuration or spec.name.startswith(PREFIX)):  # zarr-python wants those to have one
         return {"name": spec.name}
     if spec.name == "gzip" and spec.configuration.get("level") not in range(10):  # as v3 has it
         return {"name": PREFIX + spec.name, "configuration": dict(spec.configuration)}
