@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
 import subprocess
@@ -11,10 +13,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from zarrfs.errors import UsageError
+from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
 from zarrfs.sources import Plan, open_plan
 from zarrfs.sources.prepare import prepare
+from zarrfs.store.indexfile import MAGIC
 
 VALUE = "a value that stands in the index once"
 
@@ -177,3 +180,18 @@ def test_with_cache_none_and_not_enough_memory(
         assert bytes(trio.run(open_plan(made, Options()).get, "k4999")).decode() == VALUE
     finally:
         subprocess.run(["umount", tmp_path / "small"], check=True)
+
+
+def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
+    """Commands plan in their own process, one document after the other."""
+    path = tmp_path / "refs.json"
+    for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), MAGIC + bytes(100)):
+        path.write_bytes(data)
+        before = os.listdir("/proc/self/fd")
+        with contextlib.suppress(SourceError):
+            prepare(str(path), Options(index_dir=str(tmp_path / "index")))
+        assert os.listdir("/proc/self/fd") == before, data
+    (tmp_path / "refs.tar").write_text("{}")
+    with pytest.raises(SourceError, match="is no tar"):
+        prepare(f"{tmp_path}/refs.tar#main", Options())
+    assert os.listdir("/proc/self/fd") == before

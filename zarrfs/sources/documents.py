@@ -64,6 +64,11 @@ class Document:
         """Whether it is a copy of our own, which nobody changes."""
         return bool(self.origin) or isinstance(self.data, bytes)
 
+    def close(self) -> None:
+        """Give the descriptor back, if it has one."""
+        if not isinstance(self.data, bytes):
+            os.close(self.data)
+
     def open(self) -> IO[bytes]:
         """A reader of its own from the beginning."""
         if isinstance(self.data, bytes):

@@ -6,6 +6,7 @@ Its memory, threads and event loops end with it; only the index file and the pla
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -38,6 +39,7 @@ from zarrfs.transfer.urls import protocols, same_server
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 _PEEK = 512  # bytes that tell what a file is
 
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # what it begins with; the latter: with nothing in it
 DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
 
 
@@ -49,11 +51,12 @@ def prepare(source: str, options: Options) -> Plan:
         found = fetch_remote(source, options) if "://" in source or "::" in source else fetch_local(source, options)
     if isinstance(found, Plan):
         return found
-    if found.blobs:  # from Flux: an archive, and nothing else
-        options = dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or found.blobs)
-    if options.type == "zarr":
-        raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
-    return compile_document(found, options)
+    with contextlib.closing(found):
+        if found.blobs:  # from Flux: an archive, and nothing else
+            options = dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or found.blobs)
+        if options.type == "zarr":
+            raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
+        return compile_document(found, options)
 
 
 def _fetch_flux(source: str, options: Options) -> Document:
@@ -74,18 +77,19 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(path, "is neither a directory nor a regular file")
             head = file.read(_PEEK)
-            data = os.dup(file.fileno())  # this process ends with it
+            data = -1 if head.startswith((*_ZIP, MAGIC)) else os.dup(file.fileno())
     except IsADirectoryError:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):  # the latter: with nothing in it
+    if head.startswith(_ZIP):
         return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
     if head.startswith(MAGIC):
         return plan_index(path, options, status.st_mtime_ns)
     if is_tar(head):
         return Document(path, _from_dump(path, data, member, options), "", status.st_mtime_ns, blobs=(path,))
     if member:
+        os.close(data)
         raise SourceError(path, "is no tar of flux dump, which alone has archives with a #NAME")
     return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
 

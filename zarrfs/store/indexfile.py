@@ -93,24 +93,31 @@ def open_database(path: str) -> sqlite3.Connection:
         db = sqlite3.connect(
             f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode=ro&immutable=1", uri=True, check_same_thread=False
         )
-        found = (
-            db.execute("PRAGMA application_id").fetchone()[0],
-            db.execute("PRAGMA user_version").fetchone()[0],
-        )
-        if found != (APPLICATION_ID, INDEX_VERSION):
+        try:
+            _check_database(db, path)
+        except BaseException:
             db.close()
-            raise SourceError(path, f"not an index of version {INDEX_VERSION}")
-        # not mapped: where the file is cut short under a map, a read ends the process (SIGBUS) instead of failing
-        db.execute("PRAGMA mmap_size=0")
-        db.execute("PRAGMA cache_size=-16384")
-        db.execute("PRAGMA trusted_schema=OFF")
-        size, pages = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
-        if os.path.getsize(path) != size * pages or not _is_our_schema(db):
-            db.close()
-            raise SourceError(path, "not a usable index: cut short, or not written by zarrfs")
+            raise
     except (sqlite3.Error, OSError) as exc:
         raise SourceError(path, f"not a usable index: {exc}") from exc
     return db
+
+
+def _check_database(db: sqlite3.Connection, path: str) -> None:
+    """Have `db`, an index at `path`, ready to be read. SourceError, sqlite3.Error, OSError."""
+    found = (
+        db.execute("PRAGMA application_id").fetchone()[0],
+        db.execute("PRAGMA user_version").fetchone()[0],
+    )
+    if found != (APPLICATION_ID, INDEX_VERSION):
+        raise SourceError(path, f"not an index of version {INDEX_VERSION}")
+    # not mapped: where the file is cut short under a map, a read ends the process (SIGBUS) instead of failing
+    db.execute("PRAGMA mmap_size=0")
+    db.execute("PRAGMA cache_size=-16384")
+    db.execute("PRAGMA trusted_schema=OFF")
+    size, pages = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count"))
+    if os.path.getsize(path) != size * pages or not _is_our_schema(db):
+        raise SourceError(path, "not a usable index: cut short, or not written by zarrfs")
 
 
 def read_notes(path: str) -> dict[str, str]:
