@@ -166,13 +166,13 @@ def _crc32c(body: Array) -> int:
 def _crc32(body: Array) -> int:
     import zlib
 
-    return zlib.crc32(body)
+    return zlib.crc32(body.data)
 
 
 def _adler32(body: Array) -> int:
     import zlib
 
-    return zlib.adler32(body)
+    return zlib.adler32(body.data)
 
 
 def _hdf5_checksum(name: str) -> Builder:

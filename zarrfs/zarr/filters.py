@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zarrfs.zarr.forms import OBJECTS_LIMIT, Array, Builder, Context, Decode, Form
+from zarrfs.zarr.frames import unshuffle
 from zarrfs.zarr.model import JSON, CodecError
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters have to do with
@@ -101,7 +102,9 @@ def shuffle(configuration: Mapping[str, JSON], form: Form, context: Context) -> 
             return coded
         if coded.size % itemsize:
             raise CodecError("shuffle", f"{coded.size} bytes are no whole items of {itemsize}")
-        return coded.reshape(itemsize, -1).T.reshape(-1)
+        target = np.empty_like(coded)
+        unshuffle(coded, target, itemsize)
+        return target
 
     return decode, form.longer(0)
 

@@ -34,7 +34,8 @@ _SPLITS_MAX = 16  # of a block: one for each byte of an item, where items are no
 _SPLIT_LEAST = 128  # bytes
 _ZSTD_7 = b"\x27\xb5\x2f\xfd"  # what a frame of zstd 0.7 begins with
 _LIBZSTD = ("libzstd.so.1", "libzstd.1.dylib")
-_BITS_AT_ONCE = 1 << 16  # items: unpacking bits takes eight times their size
+_PLANES_MAX = 8  # bytes of an item up to which one plane after another is the quicker way: four times for two
+_TURNS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))  # of 8 x 8 bits
 
 
 class Frame(NamedTuple):
@@ -125,7 +126,7 @@ def take_apart(frame: Frame, data: memoryview, inner: Inner) -> Buffer:
         target = out[number * frame.block_size : (number + 1) * frame.block_size]
         block = _block(frame, data, start, len(target), inner)
         if frame.flags & _SHUFFLED and frame.itemsize > 1:
-            _unshuffle(block, target, frame.itemsize)
+            unshuffle(block, target, frame.itemsize)
         elif frame.flags & _BIT_SHUFFLED and (len(target) // frame.itemsize) % 8 == 0:
             _unshuffle_bits(block, target, frame.itemsize)
         else:
@@ -161,26 +162,33 @@ def _split(source: memoryview, at: int) -> tuple[memoryview, int]:
     return source[at + 4 : end], end
 
 
-def _unshuffle(block: Bytes, target: Bytes, itemsize: int) -> None:
+def unshuffle(coded: Bytes, target: Bytes, itemsize: int) -> None:
     """First bytes of all items, then second ones, ...; what is less than an item stays where it is."""
-    whole = len(block) // itemsize * itemsize
-    target[:whole].reshape(-1, itemsize)[:] = block[:whole].reshape(itemsize, -1).T
-    target[whole:] = block[whole:]
+    whole = len(coded) // itemsize * itemsize
+    items, planes = target[:whole].reshape(-1, itemsize), coded[:whole].reshape(itemsize, -1)
+    if itemsize <= _PLANES_MAX:
+        for at, plane in enumerate(planes):
+            items[:, at] = plane
+    else:
+        items[:] = planes.T
+    target[whole:] = coded[whole:]
 
 
-def _unshuffle_bits(block: Bytes, target: Bytes, itemsize: int) -> None:
+def _unshuffle_bits(coded: Bytes, target: Bytes, itemsize: int) -> None:
     """First bits of all items, then second ones, ...; eight items to a byte, the first in its lowest bit."""
     import numpy as np
 
-    items = len(block) // itemsize
+    items = len(coded) // itemsize
     whole = items * itemsize
-    rows = block[:whole].reshape(itemsize * 8, items // 8)
-    step = max(_BITS_AT_ONCE // itemsize // 8, 1)
-    wide = target[:whole].reshape(items, itemsize)
-    for at in range(0, items // 8, step):
-        bits = np.unpackbits(rows[:, at : at + step], axis=1, bitorder="little")
-        wide[at * 8 : (at + step) * 8] = np.packbits(bits.T, axis=1, bitorder="little")
-    target[whole:] = block[whole:]
+    rows, wide = coded[:whole].reshape(itemsize, 8, items // 8), target[:whole].reshape(items, itemsize)
+    for at, bits in enumerate(rows):
+        # a number holds one byte of eight items, bit by bit: turn this square of 8 x 8 bits around its diagonal
+        squares = np.ascontiguousarray(bits.T).view("<u8").reshape(-1)
+        for distance, mask in _TURNS:
+            turned = (squares ^ (squares >> np.uint64(distance))) & np.uint64(mask)
+            squares ^= turned ^ (turned << np.uint64(distance))
+        wide[:, at] = squares.view(np.uint8)
+    target[whole:] = coded[whole:]
 
 
 def _has_old_zstd(frame: Frame, data: memoryview) -> bool:

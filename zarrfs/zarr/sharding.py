@@ -46,13 +46,13 @@ class _Layout(NamedTuple):
     inner_shape: tuple[int, ...]
     per_shard: tuple[int, ...]  # inner chunks in each dimension
     codecs: tuple[CodecSpec, ...]  # of inner chunks
-    index: Decoder
+    index_codecs: Decoder
     index_at: Literal["start", "end"]
 
     @property
     def index_length(self) -> int:
         """Bytes."""
-        return self.index.encoded.limit
+        return self.index_codecs.encoded.limit
 
     def index_range(self, shard_size: int) -> tuple[int, int]:
         """Where the index lies in a shard."""
@@ -61,7 +61,7 @@ class _Layout(NamedTuple):
         return (0, self.index_length) if self.index_at == "start" else (shard_size - self.index_length, shard_size)
 
     def read_index(self, data: Buffer, shard_size: int) -> ShardIndex:
-        return ShardIndex(self.index.decode(data), shard_size)
+        return ShardIndex(self.index_codecs.decode(data), shard_size)
 
 
 def _layout(configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> _Layout:
