@@ -1,4 +1,4 @@
-"""zarrfs info: what a source is, and where the bytes of one file are."""
+"""zarrfs info: what a source is and holds, and where the bytes of an entry are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common, meter, nodetext, show
 from zarrfs.options import Parsed
 
 EPILOG = """\b
 Examples:
-  zarrfs info refs.json               kind, entries, bytes, index, what was left out
+  zarrfs info refs.json               what it is: entries, bytes, index, groups and arrays, what was left out
+  zarrfs info refs.json air           the arrays below air
   zarrfs info refs.json air/0.0.0     size, mode, and the URL and range of its bytes
   zarrfs info --json archive.json
+  zarrfs info --html page.html s3://bucket/store.zarr
 """
 _SHOWN = 20
 
@@ -24,21 +26,51 @@ _SHOWN = 20
 @click.argument("source")
 @click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--html", "page", metavar="FILE", help="Write a page with a map of the chunks of each array to FILE.")
+@click.option("--force", is_flag=True, help="Replace a page that is there already.")
+@click.option("--no-count", is_flag=True, help="Do not list chunks: how many there are is not told.")
 @common.source_options("source", "fetch", log_level="warning")
-def info(source: str, key: str | None, as_json: bool, parsed: Parsed) -> None:
-    """Tell what SOURCE is; with KEY, all that is known of that entry and where its bytes are."""
+def info(
+    source: str, key: str | None, as_json: bool, page: str | None, force: bool, no_count: bool, parsed: Parsed
+) -> None:
+    """Tell what SOURCE is, and which groups and arrays it holds; with KEY, all that is known of that entry.
+
+    Chunks are counted by listing them. Where a server lists without sizes, it is asked for each; --no-count spares
+    that.
+    """
+    from zarrfs.errors import UsageError
     from zarrfs.sources import Plan
-    from zarrfs.store.api import Store
+    from zarrfs.stage.arrayinfo import Survey, survey
+    from zarrfs.stage.destination import check_destination
+    from zarrfs.store.api import Kind, Store
+
+    if page is not None:
+        if no_count:
+            raise UsageError("--html: shows which chunks there are, which --no-count does not look at")
+        check_destination(page, "html", force)
+    found = Survey()
 
     async def body(store: Store, plan: Plan) -> dict[str, Any]:
-        return await _of_source(store, plan) if key is None else await _of_entry(store, common.clean_key(key))
+        start = common.clean_key(key or "")
+        about = await (_of_source(store, plan) if key is None else _of_entry(store, start))
+        if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
+            await survey(store, found, start, not no_count, page is not None)
+        return about
 
-    about = common.run_on_store(source, parsed, body)
-    if as_json:
+    with meter.shown(meter.of(found), parsed.options.log_level == "error"):
+        about = common.run_on_store(source, parsed, body)
+    if found.nodes:
+        about["nodes"] = [facts.as_json() for facts in found.nodes]
+    if page is not None:
+        _write_page(page, force, source, about)
+    elif as_json:
         sys.stdout.write(json.dumps(about) + "\n")
     else:
         for name, value in about.items():
-            _show(name, value)
+            if name != "nodes":
+                _show(name, value)
+        for line in ["", *nodetext.table(about["nodes"])] if found.nodes else ():
+            sys.stdout.write(show.shown(line) + "\n")
 
 
 async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
@@ -72,6 +104,18 @@ async def _of_entry(store: Any, key: str) -> dict[str, Any]:
     if found.kind is not Kind.DIRECTORY:
         about |= await store.locate(key)
     return about
+
+
+def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> None:
+    from zarrfs.cli.infopage import page
+    from zarrfs.errors import SourceError
+    from zarrfs.stage.destination import placed
+    from zarrfs.transfer.urls import without_secrets
+
+    if "nodes" not in about:
+        raise SourceError(without_secrets(source), "no groups or arrays of Zarr there")
+    with placed(path, "html", force) as place, open(place.new, "x", encoding="utf-8", errors="replace") as file:
+        file.write(page(about))
 
 
 def _show(name: str, value: Any) -> None:

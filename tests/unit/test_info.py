@@ -1,0 +1,214 @@
+"""info of arrays: facts of every genuine store, chunks counted and drawn, and a page that a real browser shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zarr
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import DATA
+from tests.servers import Nginx
+from tests.unit.test_arraycheck import chunk_keys
+from tests.zarrsamples import SAMPLES, STORES
+from zarrfs.cli import main
+from zarrfs.stage.chunkmap import ChunkMap, packed
+from zarrfs.zarr.grid import Grid
+
+
+def info(*arguments: object) -> Any:
+    done = CliRunner().invoke(main, ["info", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout) if "--json" in arguments else done.stdout
+
+
+def nodes(*arguments: object) -> dict[str, dict[str, Any]]:
+    return {node["path"]: node for node in info("--json", *arguments)["nodes"]}
+
+
+@pytest.mark.parametrize("store", STORES, ids=lambda path: path.name)
+def test_genuine_stores(store: Path) -> None:
+    found = nodes(store)
+    arrays = {path: node for path, node in found.items() if node["type"] == "array"}
+    expected = {sample.path: sample for sample in SAMPLES if sample.store == store}
+    assert set(arrays) == set(expected)
+    for path, node in arrays.items():
+        assert tuple(node["shape"]) == expected[path].shape
+        assert not node["problem"]
+        assert node["outside_grid"] == 0
+        assert node["chunks_total"] == math.prod(node["grid"])
+    chunks = chunk_keys(store)
+    assert sum(node["chunks_initialised"] for node in arrays.values()) == len(chunks)
+    assert sum(node["stored_bytes"] for node in arrays.values()) == sum((store / key).stat().st_size for key in chunks)
+    text = info(store)
+    assert all(path.rpartition("/")[2] in text for path in found)
+
+
+def test_what_zarr_python_says(tmp_path: Path) -> None:
+    group = zarr.open_group(str(tmp_path / "g"), mode="w")
+    array = group.create_array("sub/a", shape=(100, 100), chunks=(10, 30), dtype="f8")
+    array[:35] = 1.5
+    sharded = group.create_array("s", shape=(64,), chunks=(4,), shards=(16,), dtype="i2", compressors=None)
+    sharded[:20] = 1
+    (tmp_path / "g/s/c/9").write_bytes(b"x")
+    found = nodes(tmp_path / "g")
+    assert list(found) == ["", "s", "sub", "sub/a"]
+    node, about = found["sub/a"], array.info_complete()
+    assert (node["logical_bytes"], node["chunks_initialised"]) == (array.nbytes, about._count_chunks_initialized)
+    assert node["stored_bytes"] == sum(file.stat().st_size for file in (tmp_path / "g/sub/a/c").rglob("*/*"))
+    assert node["ratio"] == array.nbytes / node["stored_bytes"]
+    assert node["initialised"] == 16 / 40
+    assert (found["s"]["chunks"], found["s"]["inner_chunks"], found["s"]["chunks_initialised"]) == ([16], [4], 2)
+    assert found["s"]["outside_grid"] == 1
+    text = info(tmp_path / "g").splitlines()
+    assert re.fullmatch(r"    a +100x100 +<f8 +10x30 +bytes,zstd +16 of 40 40% +78\.1 KiB +\S+ \S+ +\d+\.\d", text[-1])
+    assert re.search(r"2 of 4 50% \+1 outside", "\n".join(text))
+    assert list(nodes(tmp_path / "g", "sub")) == ["sub", "sub/a"]
+    assert "? of 40" in info("--no-count", tmp_path / "g")
+
+
+def test_damaged_arrays_are_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+    hier = shutil.copytree(DATA / "zarr/v2_hier", tmp_path / "hier")
+    (hier / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
+    found = nodes(hier)
+    assert found["raw"]["type"] == "array"
+    assert found["raw"]["problem"]
+    assert found["zstd"]["chunks_initialised"] == 3
+    assert re.search(r"^  raw +damaged: ", info(hier), re.MULTILINE)
+
+
+def test_a_tree_of_other_files(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c").write_text("x")
+    assert "nodes" not in info("--json", tmp_path)
+    done = CliRunner().invoke(main, ["info", "--html", str(tmp_path / "page.html"), str(tmp_path)])
+    assert done.exit_code == 1
+    assert "no groups or arrays" in done.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_reference_sets(references: Path) -> None:
+    """Chunks of a set are counted in its index, without any of its targets."""
+    found = nodes(references / "combined_v1.json")
+    assert (found["sub/c"]["chunks_initialised"], found["sub/c"]["stored_bytes"]) == (3, 24_000)
+    assert found["t2m"]["chunks_initialised"] == found["t2m"]["chunks_total"] == 24
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_stores_on_web_servers(nginx: Nginx, lists: bool) -> None:
+    """The server is asked for each chunk, or at least its size."""
+    name = f"info{lists}"
+    shutil.copytree(DATA / "zarr/v3_hier", nginx.plain.root / name)
+    url = f"{(nginx.listing if lists else nginx.plain).url}/{name}"
+    here, there = nodes(DATA / "zarr/v3_hier"), nodes("-q", url)
+    assert there == here
+
+
+# -- maps
+
+
+def drawn(text: str) -> str:
+    """What packed() packed."""
+    runs = (run.split("x") for run in text.split(" ")) if text else ()
+    return "".join(level * int(*count or "1") for level, *count in runs)
+
+
+@given(st.text("-012345678", max_size=300))
+def test_packed(levels: str) -> None:
+    assert drawn(packed(levels)) == levels
+
+
+@given(st.lists(st.integers(0, 12), max_size=4), st.data())
+def test_a_map_counts_every_chunk_once(shape: list[int], data: st.DataObject) -> None:
+    grid = Grid(shape, [1] * len(shape))
+    most = (data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8)))
+    everything = ChunkMap(grid, most)
+    assert set(everything.levels()) <= {"0", "-"}
+    cells = everything.rows * everything.columns
+    assert everything.rows <= most[0]
+    assert everything.columns <= most[1]
+    for number in range(grid.size):
+        everything.add(number)
+    levels = everything.levels()
+    assert len(levels) == cells
+    assert set(levels) <= {"8", "-"}
+    if grid.size:
+        one = ChunkMap(grid, most)
+        one.add(data.draw(st.integers(0, grid.size - 1)))
+        found = one.levels()
+        assert len([level for level in found if level not in "0-"]) == 1
+        assert [level == "-" for level in found] == [level == "-" for level in levels]
+
+
+def test_a_map_where_each_cell_is_a_chunk() -> None:
+    chunks = ChunkMap(Grid([3, 4], [1, 1]))
+    for number in (0, 5, 11):
+        chunks.add(number)
+    assert (chunks.rows, chunks.columns, chunks.split) == (3, 4, 1)
+    assert chunks.levels() == "800008000008"
+    assert packed(chunks.levels()) == "8 0x4 8 0x5 8"
+
+
+def test_a_map_of_more_chunks_than_anybody_has_is_small() -> None:
+    chunks = ChunkMap(Grid([10**12, 10**12, 5], [1, 1, 1]))
+    for number in (0, 5 * 10**24 - 1):
+        chunks.add(number)
+    levels = chunks.levels()
+    assert len(levels) == 64 * 128
+    assert (levels[0], levels[-1], set(levels[1:-1])) == ("1", "1", {"0"})
+
+
+# -- the page
+
+
+def page_of(tmp_path: Path) -> str:
+    group = zarr.open_group(str(tmp_path / "g"), mode="w")
+    square = group.create_array("square", shape=(20, 20), chunks=(10, 10), dtype="u1")
+    square[:10] = 1
+    group.create_array("<script>&", shape=(3,), chunks=(1,), dtype="u1")[:] = 1
+    for number in range(25):
+        group.create_array(f"more{number}", shape=(), dtype="u1")[...] = 1
+    info("--html", tmp_path / "page.html", tmp_path / "g")
+    return (tmp_path / "page.html").read_text()
+
+
+def test_the_page_is_one_file(tmp_path: Path) -> None:
+    text = page_of(tmp_path)
+    assert not re.search(r"(src|href)=|url\(|https?:|@import", text)
+    assert "default-src 'none'" in text
+    assert text.count("<script>") == 1
+    assert "/&lt;script&gt;&amp;" in text
+    assert 'data-rows="2" data-columns="2" data-cells="8x2 0x2"' in text
+    done = CliRunner().invoke(main, ["info", "--html", str(tmp_path / "page.html"), str(tmp_path / "g")])
+    assert done.exit_code == 2
+    assert "--force" in done.stderr
+    info("--force", "--html", tmp_path / "page.html", tmp_path / "g")
+
+
+def test_a_browser_draws_the_page(tmp_path: Path) -> None:
+    """Every canvas has its size and all its cells, and nothing was refused or went wrong."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed (Debian's takes 350 MB, so scripts/setup leaves it out)")
+    page_of(tmp_path)
+    done = subprocess.run(
+        [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
+         f"--user-data-dir={tmp_path}/profile", "--window-size=900,20000", "--virtual-time-budget=3000", "--dump-dom",
+         f"file://{tmp_path}/page.html"],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    canvases = re.findall(r"<canvas [^>]*>", done.stdout)
+    assert len(canvases) == 27
+    (square,) = (canvas for canvas in canvases if 'data-cells="8x2 0x2"' in canvas)
+    assert all(part in square for part in ('width="32"', 'height="32"', 'data-drawn="4"'))
+    assert all("data-drawn" in canvas for canvas in canvases)

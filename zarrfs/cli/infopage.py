@@ -1,0 +1,129 @@
+"""The page of zarrfs info --html: one file, nothing fetched, a map of chunks for each array."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+from zarrfs.cli import nodetext, show
+
+_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --line: #8884; --soft: #888; }}
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 64em; padding: 0 1em; }}
+h1 {{ font-size: 1.3em; overflow-wrap: anywhere; }}
+h2 {{ font-size: 1.05em; margin: 0 0 .3em; overflow-wrap: anywhere; }}
+section {{ border-top: 1px solid var(--line); padding: .8em 0; }}
+section.array {{ display: grid; grid-template-columns: minmax(20em, 1fr) auto; gap: .4em 1.5em; }}
+section h2 {{ grid-column: 1 / -1; }}
+dl {{ display: grid; grid-template-columns: 7em 1fr; margin: 0; gap: .1em .8em; align-content: start; }}
+dt, .note {{ color: var(--soft); }}
+dd {{ margin: 0; overflow-wrap: anywhere; }}
+canvas {{ image-rendering: pixelated; border: 1px solid var(--line); max-width: 100%; }}
+figure {{ margin: 0; text-align: right; }} figcaption {{ color: var(--soft); font-size: .85em; }}
+.bad {{ color: #c33; }}
+.legend i {{ display: inline-block; width: 1em; height: 1em; vertical-align: -.15em; }}
+</style></head><body>
+"""
+# eight steps from a few of a cell's chunks to all of them, apart also for those who see no colours
+_SCRIPT = """
+const colours = ["#d9d9de","#cfe8b5","#b1dcae","#8fcfa9","#6bbfa6","#48aba2","#2c909b","#1c718d","#17507a"];
+function draw(canvas) {
+  const rows = +canvas.dataset.rows, columns = +canvas.dataset.columns;
+  const cell = Math.max(2, Math.min(16, Math.floor(384 / columns), Math.floor(256 / rows)));
+  canvas.width = columns * cell; canvas.height = rows * cell;
+  const to = canvas.getContext("2d"), gap = cell > 5 ? 1 : 0;
+  let at = 0;
+  for (const run of canvas.dataset.cells.split(" ")) {
+    const [level, count] = run.split("x");
+    for (let i = 0; i < (count ? +count : 1); i++, at++) {
+      if (level === "-" || level === "") continue;
+      to.fillStyle = colours[+level];
+      to.fillRect((at % columns) * cell, Math.floor(at / columns) * cell, cell - gap, cell - gap);
+    }
+  }
+  canvas.dataset.drawn = at;
+}
+const seen = new IntersectionObserver(found => { for (const one of found) if (one.isIntersecting) {
+  draw(one.target); seen.unobserve(one.target); } }, {rootMargin: "600px"});
+document.querySelectorAll("canvas").forEach((canvas, number) => number < 20 ? draw(canvas) : seen.observe(canvas));
+document.querySelectorAll(".legend i").forEach((box, level) => box.style.background = colours[level]);
+"""
+
+
+def page(about: dict[str, Any]) -> str:
+    """The page that tells what `zarrfs info --json` does, with maps."""
+    nodes = about["nodes"]
+    title = html.escape(str(about.get("source") or about.get("key") or "/"))
+    parts = [_HEAD.format(title=title), f"<h1>{title}</h1>\n", _summary(about, nodes), _LEGEND]
+    parts += [_section(node) for node in nodes]
+    parts.append(f"<script>{_SCRIPT}</script>\n</body></html>\n")
+    return "".join(parts)
+
+
+_LEGEND = (
+    '<p class="note legend">Maps of chunks: <i></i> not there, '
+    + "<i></i>" * 7
+    + " some of those that a cell stands for, <i></i> all there.</p>\n"
+)
+
+
+def _summary(about: dict[str, Any], nodes: list[dict[str, Any]]) -> str:
+    arrays = [node for node in nodes if "shape" in node]
+    logical, stored = (sum(node.get(name) or 0 for node in arrays) for name in ("logical_bytes", "stored_bytes"))
+    initialised = sum(node["chunks_initialised"] for node in arrays)
+    total = sum(node["chunks_total"] for node in arrays)
+    rows = {
+        "kind": about.get("kind"),
+        "nodes": f"{len(arrays):,} arrays, {sum(node['type'] == 'group' for node in nodes):,} groups",
+        "chunks": f"{initialised:,} of {total:,}",
+        "size": f"{show.human(stored)} stored, {show.human(logical)} decoded",
+        "warnings": "; ".join(about.get("warnings") or ()),
+    }
+    return _facts(rows)
+
+
+def _facts(rows: dict[str, Any]) -> str:
+    lines = (
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(value))}</dd>" for name, value in rows.items() if value
+    )
+    return f"<dl>{''.join(lines)}</dl>\n"
+
+
+def _section(node: dict[str, Any]) -> str:
+    name = html.escape("/" + node["path"])
+    problem = f'<p class="bad">{html.escape(node["problem"])}</p>' if node.get("problem") else ""
+    if "shape" not in node:
+        return f'<section><h2>{name} <span class="note">{node["type"]}</span></h2>{problem}</section>\n'
+    rows = {
+        "shape": nodetext.extents(node["shape"]),
+        "dtype": nodetext.dtype(node["dtype"]),
+        "chunks": nodetext.chunks(node),
+        "codecs": ", ".join(nodetext.codecs(node)),
+        "initialised": nodetext.initialised(node),
+        "decoded": nodetext.size(node["logical_bytes"]),
+        "stored": nodetext.size(node["stored_bytes"]) + (f" (1 : {node['ratio']:.1f})" if node["ratio"] else ""),
+        "format": node["generation"],
+    }
+    return f'<section class="array"><h2>{name}</h2>{_facts(rows)}{_map(node)}{problem}</section>\n'
+
+
+def _map(node: dict[str, Any]) -> str:
+    found, grid = node["map"], node["grid"]
+    if not found["cells"]:
+        return '<p class="note">no chunks</p>'
+    split = found["row_dimensions"]
+    how = f", rows: dimension {_range(0, split)}, columns: {_range(split, len(grid))}" if split else ""
+    return (
+        f'<figure><canvas data-rows="{found["rows"]}" data-columns="{found["columns"]}" data-cells="{found["cells"]}">'
+        f"</canvas><figcaption>grid {nodetext.extents(grid)}{how}</figcaption></figure>"
+    )
+
+
+def _range(start: int, stop: int) -> str:
+    return str(start) if stop - start == 1 else f"{start} to {stop - 1}"
