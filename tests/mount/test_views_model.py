@@ -61,7 +61,9 @@ def v2_codecs(draw: st.DrawFn, dtype: np.dtype[Any]) -> tuple[list[Any], Any]:
     choices: list[list[Any]] = [[], [numcodecs.Shuffle(dtype.itemsize), numcodecs.Zlib(1)], [numcodecs.CRC32()]]
     if dtype.kind in "iu":
         choices += [[numcodecs.Delta(text)], [numcodecs.Delta(text), numcodecs.Shuffle(dtype.itemsize)]]
-        choices += [[numcodecs.AsType(">i8" if text[0] == "<" else "<i8", text)]] * (dtype.str[1:] != "u8")
+        # zarr-python 3.1 cannot read items of several bytes that were of one byte before a filter
+        wider = [numcodecs.AsType(">i8" if text[0] == "<" else "<i8", text)]
+        choices += [wider] * (dtype.itemsize > 1 and text[1:] != "u8")
         choices += [[numcodecs.Delta(text), numcodecs.FixedScaleOffset(0, 1, text)]] * (dtype.itemsize < 4)
     if dtype.kind == "b":
         choices.append([numcodecs.PackBits()])
