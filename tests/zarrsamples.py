@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from tests.conftest import DATA
 
 ROOT = DATA / "zarr"
+# No fill value, and chunks that were never written: the record is of what memory held when it was made.
+_UNDEFINED = {"v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"}
 
 
 class Sample(NamedTuple):
@@ -20,6 +22,11 @@ class Sample(NamedTuple):
     dtype: str | list[Any]  # numpy's str, or its fields
     sha256: str  # of the decoded bytes in C order
     attributes: dict[str, Any] | None  # None: not recorded
+
+    @property
+    def defined(self) -> bool:
+        """Whether sha256 is that of values which somebody wrote, or of the fill value."""
+        return self.store.name not in _UNDEFINED
 
     @property
     def label(self) -> str:

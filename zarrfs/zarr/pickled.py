@@ -215,8 +215,10 @@ def _with_state(text: Any, state: tuple[Any, ...]) -> Any:
     return f"{order}{text}{unit}"
 
 
-def _fields(names: tuple[Any, ...], fields: dict[Any, tuple[Any, ...]], itemsize: int) -> list[JSON]:
+def _fields(names: Any, fields: Any, itemsize: int) -> list[JSON]:
     """A list of fields; padding where numpy aligned them."""
+    if not isinstance(names, tuple) or not names or not isinstance(fields, dict):
+        raise ValueError("fields without names")
     found: list[JSON] = []
     at = 0
     for name in names:

@@ -1,0 +1,193 @@
+"""The pickles of zarr 0.3.0: read by a whitelist of opcodes and names, and never unpickled."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import os
+import pickle
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.test_zarr_dtypes import STRUCTS
+from tests.zarrsamples import SAMPLES, Sample
+from zarrfs.zarr.documents import parse_node
+from zarrfs.zarr.model import ArrayMetadata, MetadataError
+
+PICKLED = [sample for sample in SAMPLES if sample.store.name.startswith("v0_pickled")]
+
+
+def metadata(**members: Any) -> dict[str, Any]:
+    """What zarr 0.3.0 pickled."""
+    return {
+        "shape": (5, 4), "chunks": (2, 3), "dtype": np.dtype("<i4"), "cname": b"blosclz", "clevel": 5, "shuffle": 1,
+        "fill_value": None, **members,
+    }  # fmt: skip
+
+
+def read(data: bytes) -> ArrayMetadata:
+    found = parse_node("__zmeta__", data)
+    assert isinstance(found, ArrayMetadata)
+    return found
+
+
+@pytest.mark.parametrize("sample", PICKLED, ids=lambda sample: sample.label)
+def test_stores_of_the_real_release(sample: Sample) -> None:
+    found = read((sample.store / "__zmeta__").read_bytes())
+    expected = pickle.loads((sample.store / "__zmeta__").read_bytes())
+    assert (found.shape, found.grid.chunks) == (expected["shape"], expected["chunks"])
+    assert found.dtype.numpy() == expected["dtype"]
+    assert found.codecs[1].configuration["cname"] == expected["cname"].decode()
+    assert found.codecs[1].configuration["clevel"] == expected["clevel"]
+    if expected["fill_value"] is None:
+        assert found.fill is None
+    else:
+        assert found.fill == np.array([expected["fill_value"]]).astype(expected["dtype"]).tobytes()
+
+
+def test_there_are_such_stores() -> None:
+    assert len(PICKLED) == 8
+
+
+@given(STRUCTS, st.integers(0, 5), st.booleans())
+def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, align: bool) -> None:
+    """As numpy pickles it; padding is kept as fields of bytes."""
+    if align and dtype.fields:
+        dtype = np.dtype(dtype.descr, align=True)
+    found = read(pickle.dumps(metadata(dtype=dtype), protocol)).dtype
+    assert found.itemsize == dtype.itemsize
+    if not dtype.fields:
+        assert found.numpy() == dtype
+    else:
+        assert {name: at for name, (_t, at) in dtype.fields.items()}.items() <= {
+            name: field[1] for name, field in (found.numpy().fields or {}).items()
+        }.items()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    ("fill", "dtype", "expected"),
+    [
+        (3.7, "<i4", 3), (-1, "<u4", 4294967295), (True, "|b1", True), (np.float32(2.5), ">f8", 2.5),
+        (np.int64(7), "|i1", 7),
+        (np.bool_(True), "|b1", True), (b"ab", "|S3", b"ab"), (np.bytes_(b"ab"), "|S3", b"ab"), ("né", "<U3", "né"),
+        (np.str_("né"), ">U3", "né"), (np.datetime64(5, "s"), "<M8[s]", 5), (1 << 70, "<f8", float(1 << 70)),
+        (b"", "|S2", b""),
+        (np.complex64(1 + 2j), "<c16", 1 + 2j), (float("inf"), "<f4", np.inf), (0, "|S2", b"0"),
+    ],
+)  # fmt: skip
+def test_fill_values(fill: Any, dtype: str, expected: Any, protocol: int) -> None:
+    found = read(pickle.dumps(metadata(dtype=np.dtype(dtype), fill_value=fill), protocol))
+    assert found.fill is not None
+    assert np.frombuffer(found.fill, dtype)[0] == np.array(expected, dtype)
+
+
+def test_a_pickle_of_python_2() -> None:
+    """Its strings are bytes, and its names of another module."""
+    data = (
+        b"(dp0\nS'shape'\np1\n(I5\nI4\ntp2\nsS'chunks'\n(I2\nI3\ntsS'dtype'\ncnumpy\ndtype\np3\n(S'f8'\nI0\nI1\ntRp4\n"
+        b"(I3\nS'>'\nNNNI-1\nI-1\nI0\ntbsS'cname'\nS'lz4'\nsS'clevel'\nL5L\nsS'shuffle'\nI01\nsS'fill_value'\n"
+        b"cnumpy.core.multiarray\nscalar\n(g4\nS'@\\x04\\x00\\x00\\x00\\x00\\x00\\x00'\ntRs."
+    )
+    found = read(data)
+    assert (found.shape, found.dtype.text, found.codecs[1].configuration["cname"]) == ((5, 4), ">f8", "lz4")
+    assert found.fill == np.array([2.5], ">f8").tobytes()
+
+
+class Evil:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_is_run(protocol: int, tmp_path: Path) -> None:
+    for bad in (Evil(tmp_path / "x"), functools.partial(subprocess.run, ["touch", tmp_path / "x"])):
+        data = pickle.dumps(metadata(fill_value=bad), protocol)
+        with pytest.raises(MetadataError, match=r"a pickle (that names|with)"):
+            parse_node("__zmeta__", data)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (collections.OrderedDict(), "names 'collections OrderedDict'"), ([1], "EMPTY_LIST|LIST"),
+        ({1, 2}, "builtin__ set|EMPTY_SET"),
+        (np.zeros(3), "_reconstruct"), (np.dtype, "fill_value"), (1j, "complex"),
+    ],
+)  # fmt: skip
+def test_what_is_not_on_the_whitelist(value: Any, rule: str) -> None:
+    for protocol in (0, 4):
+        with pytest.raises(MetadataError, match=rule):
+            parse_node("__zmeta__", pickle.dumps(metadata(fill_value=value), protocol))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b".", b"(", b"(dp0\n", b"N.", b"I1\n.", b"(I1\nI2\nt.", b"}.", b"(I1\nd.", b"g5\n.", b"0.", b"R.", b"b.",
+        b"s.", b"u.", b"t.", b"}N.",
+        b"cnumpy\ndtype\n.", b"cnumpy\ndtype\nNR.", b"cnumpy\ndtype\n(tR.", b"cos\nsystem\n(S'true'\ntR.",
+        b"\x80\x05", b"p0\n.", b"(p0\n0.",
+        b"L" + b"9" * 6000 + b"L\n.", b"\x8a\xff" + b"1" * 10, b"B\xff\xff\xff\x7f", b"\x8d" + b"\xff" * 8,
+        b"}I1\nI2\ns.", b"}(I1\nu.",
+        b"Nb.", b"NNb.", b"cnumpy\ndtype\n(S'i4'\ntRNb.", b"cnumpy\ndtype\n(S'i4'\ntR(I9\ntb.", b"c\n\n.",
+        b"\x8c\x01ab.", b"}" * 10 + b"\x86" * 9 + b".",
+    ],
+    ids=range(37),
+)  # fmt: skip
+def test_damaged_pickles(data: bytes) -> None:
+    with pytest.raises(MetadataError):
+        parse_node("__zmeta__", data)
+
+
+OTHER_STATES = [
+    (b"Vdtype", b"Vdtipe"),
+    (b"Vi4", b"Vq4"),
+    (b"V<", b"V?"),
+    (b"I3\nV<", b"I9\nV<"),
+    (b"NNNI-1", b"N(tNI-1"),
+    (b"Vdtype", b"Vdtipe"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), OTHER_STATES)
+def test_dtypes_that_are_none(old: bytes, new: bytes) -> None:
+    data = pickle.dumps(metadata(), 0)
+    assert old in data
+    with pytest.raises(MetadataError):
+        parse_node("__zmeta__", data.replace(old, new))
+
+
+def test_a_pickle_that_is_too_long() -> None:
+    with pytest.raises(MetadataError, match="more than 1048576 bytes"):
+        parse_node("__zmeta__", b"\x80\x02" + b"N" * (1 << 20) + b".")
+
+
+@given(st.sampled_from([(sample.store / "__zmeta__").read_bytes() for sample in PICKLED]), st.data())
+def test_whatever_is_changed(data: bytes, draw: st.DataObject) -> None:
+    """An array or a MetadataError, nothing else."""
+    changed = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        at = draw.draw(st.integers(0, len(changed) - 1))
+        changed[at : at + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
+    with contextlib.suppress(MetadataError):
+        read(bytes(changed))
+
+
+@given(st.binary(max_size=200))
+def test_whatever_is_there(data: bytes) -> None:
+    with pytest.raises(MetadataError):
+        parse_node("__zmeta__", data)
