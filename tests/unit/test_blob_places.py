@@ -22,6 +22,7 @@ from tests.servers import S3, Faulty, Nginx
 from tests.unit.archives import blobref, file, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
+from zarrfs.fuse.metrics import PLACE_METRICS
 from zarrfs.sources import blobplaces, contentdb
 from zarrfs.sources.blobrefs import check_places, sized
 from zarrfs.sources.blobs import BlobReader
@@ -127,6 +128,7 @@ def test_blobs_of_a_place(
         assert REF in reader.resolve(URL)
         counts = reader.stats()
         assert counts["blobs_fetched"] == {"url" if kind == "dump-url" else kind: 8}
+        assert {metric.path[0] for metric in PLACE_METRICS} <= counts.keys()
         assert sum(counts["blob_bytes_fetched"].values()) == 2 * len(DATA + OTHER + LARGE)
 
     run(place, body)

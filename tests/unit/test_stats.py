@@ -17,7 +17,7 @@ from rich.console import Console
 from zarrfs.cli import main, screen
 from zarrfs.cli.exposition import exposition
 from zarrfs.cli.figures import hosts, milliseconds, table
-from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, METRICS
+from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, METRICS, PLACE_METRICS
 from zarrfs.fuse.statistics import Statistics
 from zarrfs.transfer.meters import Latency
 
@@ -25,8 +25,12 @@ METER = Latency()
 for _number in range(1, 101):
     METER.add(_number / 1000)
 
+KINDS = ("url", "flux")  # of places
 COUNTERS: dict[str, Any] = {
     "inodes": 40, "open_files": 41, "blob_reads": 42, "blobs_verified": 43, "blob_bytes_verified": 44,
+    "blobs_held": 45, "blob_bytes_held": 46 << 20,
+    "blob_disk": {"writes": 47, "bytes_written": 48 << 20, "dropped": 49, "errors": 50, "evicted": 51},
+    "blobs_fetched": {"url": 52, "flux": 53}, "blob_bytes_fetched": {"url": 54 << 20, "flux": 55 << 20},
     "lookup": 1, "readdir": 2, "open": 3, "read": 4000, "bytes": 5 << 30, "record_files": 6,
     "local": {"open": 7, "opens": 8, "reads": 9, "waits": 10},
     "remote": {
@@ -76,6 +80,9 @@ def test_every_metric_has_its_counter() -> None:
     for metric, values in zip(HOST_METRICS, ((19, 81), (20, 1)), strict=True):
         each = [({**labels, "host": f"{host}.example"}, v) for host, v in zip(("slow", "busy"), values, strict=True)]
         assert found[metric.name] == each
+    for metric, values in zip(PLACE_METRICS, ((52, 53), (54 << 20, 55 << 20)), strict=True):
+        each = [({**labels, "place": kind}, value) for kind, value in zip(KINDS, values, strict=True)]
+        assert found[metric.name] == each
     kinds = {family.name: family.type for family in text_string_to_metric_families(text)}
     assert kinds["zarrfs_reads"] == "counter"
     assert kinds["zarrfs_requests_in_flight"] == "gauge"
@@ -95,6 +102,7 @@ def numbers(part: dict[str, Any], *path: str) -> set[tuple[str, ...]]:
 def test_every_counter_has_a_metric() -> None:
     """But those that one can do without, and those that have a form of their own."""
     apart = {("local", "waits"), ("remote", "latency_sum"), ("remote", "latency_count")}
+    apart |= {(metric.path[0], place) for metric in PLACE_METRICS for place in KINDS}
     left = numbers(COUNTERS) - apart - {metric.path for metric in METRICS}
     assert {path[:2] for path in left} == {("remote", "hosts"), ("remote", "latency")}
 
@@ -134,7 +142,7 @@ def test_the_table() -> None:
         "served        5.0 GiB, 4,000 reads",
         "asked         3 opens, 1 lookups, 2 readdirs",
         "local         9 reads, 8 files opened",
-        "blobs         42 reads, 43 verified",
+        "blobs         42 reads, 43 verified, 45 held",
         "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined",
         "from disk     31.0 MiB, 96.7% of blocks, 29 hits, 1 misses",
         "from network  14.0 MiB, 100 requests, 12 repeated, 13 failed, 18 merged",

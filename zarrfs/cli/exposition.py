@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from zarrfs.cli.figures import timed
-from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, LATENCY_HELP, METRICS, Metric
+from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, LATENCY_HELP, METRICS, PLACE_METRICS, Metric
 from zarrfs.fuse.statistics import Statistics
 
 
@@ -20,17 +20,24 @@ def exposition(counted: Statistics) -> str:
             lines += _head(metric.name, metric.help)
             lines.append(_sample(metric.name, labels, value))
     for metric in HOST_METRICS:
-        lines += _of_hosts(metric, counted, labels)
+        hosts = {host: ("remote", "hosts", host, *metric.path) for host in _remote(counted).get("hosts", {})}
+        lines += _of_each(metric, counted, labels, "host", hosts)
+    for metric in PLACE_METRICS:
+        kinds = {kind: (*metric.path, kind) for kind in counted.counters.get(metric.path[0], {})}
+        lines += _of_each(metric, counted, labels, "place", kinds)
     lines += _latency(counted, labels)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _of_hosts(metric: Metric, counted: Statistics, labels: dict[str, str]) -> Iterator[str]:
+def _of_each(
+    metric: Metric, counted: Statistics, labels: dict[str, str], label: str, paths: dict[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """A metric with one more label, each of whose values has its counter."""
     samples = []
-    for host in _remote(counted).get("hosts", {}):
-        value = counted.number("remote", "hosts", host, *metric.path)
+    for each, path in paths.items():
+        value = counted.number(*path)
         if value is not None:
-            samples.append(_sample(metric.name, {**labels, "host": host}, value))
+            samples.append(_sample(metric.name, {**labels, label: each}, value))
     if samples:
         yield from _head(metric.name, metric.help)
         yield from samples

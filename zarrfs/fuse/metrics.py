@@ -14,6 +14,7 @@ class Metric(NamedTuple):
 
 
 _CACHE, _DISK, _PREFETCH = ("remote", "cache"), ("remote", "disk"), ("remote", "prefetch")
+_BLOBS = ("blob_disk",)
 
 METRICS = (
     Metric("zarrfs_lookups_total", ("lookup",), "Names that the kernel asked for."),
@@ -56,10 +57,22 @@ METRICS = (
     Metric("zarrfs_blob_reads_total", ("blob_reads",), "Reads of blobs."),
     Metric("zarrfs_blobs_verified_total", ("blobs_verified",), "Blobs that were compared with their hash."),
     Metric("zarrfs_blob_verified_bytes_total", ("blob_bytes_verified",), "Bytes that were hashed for that."),
+    Metric("zarrfs_blobs_held", ("blobs_held",), "Blobs in memory."),
+    Metric("zarrfs_blob_held_bytes", ("blob_bytes_held",), "Bytes of blobs in memory."),
+    Metric("zarrfs_blob_disk_writes_total", (*_BLOBS, "writes"), "Blobs written to cache_dir."),
+    Metric("zarrfs_blob_disk_written_bytes_total", (*_BLOBS, "bytes_written"), "Bytes of blobs written to cache_dir."),
+    Metric("zarrfs_blob_disk_dropped_total", (*_BLOBS, "dropped"), "Blobs that were not written to cache_dir."),
+    Metric("zarrfs_blob_disk_errors_total", (*_BLOBS, "errors"), "Failures of cache_dir with blobs."),
+    Metric("zarrfs_blob_disk_evicted_total", (*_BLOBS, "evicted"), "What was removed to make room for blobs."),
     Metric("zarrfs_record_files_total", ("record_files",), "Record files of a Parquet set that were read."),
 )
 HOST_METRICS = (
     Metric("zarrfs_host_requests_total", ("requests",), "Requests to one server."),
     Metric("zarrfs_host_requests_in_flight", ("in_flight",), "Requests to one server that wait for their answer."),
+)
+# below the path is the kind of place: url, database, dump, flux
+PLACE_METRICS = (
+    Metric("zarrfs_blobs_fetched_total", ("blobs_fetched",), "Blobs fetched, but from directories, by kind of place."),
+    Metric("zarrfs_blob_fetched_bytes_total", ("blob_bytes_fetched",), "Bytes of them."),
 )
 LATENCY, LATENCY_HELP = "zarrfs_request_duration_seconds", "How long requests took, each repetition by itself."
