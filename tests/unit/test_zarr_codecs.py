@@ -19,6 +19,7 @@ from zarr.storage import MemoryStore
 from tests.unit.zarrchunks import array_of, assembled, parsed
 from tests.zarrsamples import SAMPLES, Sample
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
+from zarrfs.zarr.model import ArrayMetadata
 
 # Zarr 0.4 and 1.1 wrote them with parts missing and no fill value: their reader gave what lay in memory there.
 UNDEFINED = {"v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"}
@@ -227,6 +228,7 @@ def test_arrays_of_any_length() -> None:
     ("codecs", "says"),
     [
         ([("numcodecs.pickle", {})], "pickle: runs what it reads"),
+        ([("numcodecs.nowhere", {"id": "pickle"})], "nowhere: numcodecs has no such codec here"),
         ([("bytes", {}), ("numcodecs.nowhere", {})], "nowhere: numcodecs has no such codec here"),
         ([("bytes", {}), ("lzo", {})], "lzo: a codec that nobody here knows"),
         ([("numcodecs.delta", {"dtype": "<f4"}), ("bytes", {})], "delta: made for float32, the array has int32"),
@@ -266,8 +268,9 @@ def test_checksums_are_checked(codec: str) -> None:
     assert decode_chunk(array, stored).tobytes() == b"123456789"
     for at in range(len(stored)):
         stored[at] ^= 4
-        with pytest.raises(CodecError, match=codec.removeprefix("numcodecs.")):
+        with pytest.raises(CodecError, match=codec.removeprefix("numcodecs.")) as caught:
             decode_chunk(array, stored)
+        assert "\n" not in str(caught.value)
         stored[at] ^= 4
 
 
@@ -293,3 +296,65 @@ def test_filters_of_v3_see_values_whatever_the_byte_order() -> None:
         found = decode_chunk(array_of(dtype, (2, 2), *codecs), stored)
         assert found.dtype == np.dtype(dtype)
         assert found.tolist() == [[300, 301], [302, 304]]
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 70) | st.floats() | st.sampled_from(["<i4", "C", "|O", "end"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "id"]), inner, max_size=2),
+    max_leaves=5,
+)
+OPTIONS = [
+    "order", "endian", "dtype", "astype", "encode_dtype", "decode_dtype", "offset", "scale", "digits", "keepbits",
+    "elementsize", "labels", "location", "initval", "prefix", "chunk_shape", "codecs", "index_codecs", "format",
+    "filters", "encoding", "strict", "id",
+]  # fmt: skip
+NAMES = [
+    "transpose", "bytes", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed", "vlen-utf8",
+    *(f"numcodecs.{name}" for name in ("delta", "fixedscaleoffset", "quantize", "astype", "packbits", "bitround",
+      "shuffle", "categorize", "lzma", "lz4", "zlib", "crc32", "jenkins_lookup3", "json2", "vlen-array", "base64")),
+]  # fmt: skip
+
+
+def value_or_error(array: ArrayMetadata, data: bytes) -> None:
+    """A chunk as it is declared, or one line that says why not."""
+    try:
+        found = decode_chunk(array, data)
+    except CodecError as exc:
+        error: str | None = str(exc)
+    else:
+        error = None
+        assert (found.shape, found.dtype) == (array.grid.chunks, array.dtype.numpy())
+    assert error is None or "\n" not in error
+
+
+@RELAXED
+@given(st.data())
+def test_any_configuration_and_any_bytes(data: st.DataObject) -> None:
+    specs = st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(OPTIONS), JSON_VALUES, max_size=3))
+    codecs = data.draw(st.lists(specs, max_size=4))
+    dtype = data.draw(st.sampled_from(["<i4", ">f8", "|b1", "|O", "|S3"]))
+    array = array_of(dtype, (3, 2), *codecs, generation=data.draw(st.sampled_from(["v2", "v3"])))
+    value_or_error(array, data.draw(st.binary(max_size=60)))
+
+
+@RELAXED
+@given(st.data())
+def test_mutated_objects(data: st.DataObject) -> None:
+    values = np.array(["x", "yy", "", "zzz"] * 3, object)
+    codec = data.draw(
+        st.sampled_from([*OBJECT_FILTERS, numcodecs.VLenBytes(), numcodecs.VLenArray("<i2"), numcodecs.PackBits()])
+    )
+    dtype = "|O"
+    if isinstance(codec, numcodecs.VLenBytes):
+        values = np.array([text.encode() for text in values], object)
+    elif isinstance(codec, numcodecs.VLenArray):
+        values[:] = [np.arange(len(text), dtype="<i2") for text in values]
+    elif isinstance(codec, numcodecs.PackBits):
+        values, dtype = np.arange(12) % 3 == 0, "|b1"
+    stored = bytearray(codec.encode(values))
+    for _ in range(data.draw(st.integers(1, 3))):
+        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+    del stored[data.draw(st.integers(0, len(stored))) :]
+    name = f"numcodecs.{codec.codec_id}"
+    array = array_of(dtype, (3, 4), (name, _configuration(codec)), generation="v2")
+    value_or_error(array, bytes(stored))

@@ -82,7 +82,7 @@ class Decoder:
             except CodecError:
                 raise
             except Exception as exc:
-                raise CodecError(short, f"cannot be used as it is configured: {exc}") from exc
+                raise CodecError(short, f"cannot be used as it is configured: {_line(exc)}") from exc
             steps.append(_Step(short, decode, form))
             form, context = encoded, context._replace(filtered=context.filtered or name != "transpose")
         if form.dtype is not None:
@@ -103,9 +103,14 @@ class Decoder:
             except (CodecError, MemoryError):
                 raise
             except Exception as exc:
-                raise CodecError(name, f"damaged: {exc}" if str(exc) else "damaged") from exc
+                raise CodecError(name, f"damaged: {_line(exc)}") from exc
             value = form.fit(name, value, self._lax)
         return value
+
+
+def _line(exc: Exception) -> str:
+    """What a library says, on one line."""
+    return " ".join(str(exc).split())[:200] or type(exc).__name__
 
 
 def _bytes(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
@@ -182,7 +187,7 @@ def _hdf5_checksum(name: str) -> Builder:
         import numcodecs
 
         _made_for_bytes(form, context)
-        codec = numcodecs.get_codec({"id": name, **configuration})
+        codec = numcodecs.get_codec({**configuration, "id": name})
 
         def decode(data: Any) -> Any:
             if len(data) <= 4:
@@ -225,9 +230,9 @@ def _foreign(name: str) -> Builder:
         import numcodecs
 
         try:
-            codec = numcodecs.get_codec({"id": name, **configuration})
+            codec = numcodecs.get_codec({**configuration, "id": name})
         except ValueError as exc:  # UnknownCodecError is one, as is a bad configuration
-            raise CodecError(name, f"numcodecs has no such codec here: {exc}") from exc
+            raise CodecError(name, f"numcodecs has no such codec here: {_line(exc)}") from exc
         return codec.decode, form.packed()
 
     return build

@@ -43,7 +43,7 @@ def converting(name: str, inner: str = "dtype", outer: str = "astype") -> Builde
         options = dict(configuration)
         if form.dtype is not None:
             options.setdefault(inner, form.dtype.str)
-        codec = numcodecs.get_codec({"id": name, **options})
+        codec = numcodecs.get_codec({**options, "id": name})
         plain, coded = np.dtype(getattr(codec, inner)), np.dtype(getattr(codec, outer))
         for dtype in (plain, coded):
             if dtype.kind not in _NUMBERS:
@@ -113,7 +113,7 @@ def categorize(configuration: Mapping[str, JSON], form: Form, context: Context) 
     """Numbers of labels, 0 for the empty text."""
     import numcodecs
 
-    codec = numcodecs.get_codec({"id": "categorize", **configuration})
+    codec = numcodecs.get_codec({**configuration, "id": "categorize"})
     if form.dtype is None or codec.dtype != form.dtype or codec.astype.kind not in "iu":
         raise CodecError("categorize", f"from {codec.dtype} to {codec.astype}, the array has {form.dtype}")
     return codec.decode, Form.array(codec.astype, form.shape)
@@ -126,7 +126,7 @@ def variable(name: str) -> Builder:
         import numcodecs
 
         _objects(name, form)
-        items, codec = form.items, numcodecs.get_codec({"id": name, **configuration})
+        items, codec = form.items, numcodecs.get_codec({**configuration, "id": name})
         if name == "vlen-array" and codec.dtype.kind not in _NUMBERS:
             raise CodecError(name, f"dtype {codec.dtype} is not one of numbers")
 
