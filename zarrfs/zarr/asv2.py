@@ -89,6 +89,8 @@ def _codec(spec: CodecSpec, array: ArrayMetadata) -> dict[str, JSON]:
         number = _SHUFFLES.index(shuffle) if shuffle in _SHUFFLES else shuffle
         told.pop("typesize", None)
         return {"id": "blosc", **told, "shuffle": number}
+    if spec.name == "zstd" and told.get("checksum") is False:  # the default, which old readers do not know
+        del told["checksum"]
     if spec.name in ("gzip", "zstd", "crc32c", *_OBJECTS):
         return {"id": spec.name, **told}
     if spec.name == "sharding_indexed":

@@ -1,0 +1,153 @@
+"""Documents of one version as those of another: what they say, and what cannot be said."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from typing import Any
+
+import pytest
+
+from tests.unit.viewstores import v0, v1, v2, v3
+from zarrfs.zarr import asv2, asv3
+from zarrfs.zarr.documents import load_json, parse_node
+from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.strictjson import strict_json
+
+OBJECTS = {"dtype": "|O", "fill_value": None}
+DELTA = {"id": "delta", "dtype": "<i4"}
+
+
+def parsed(name: str, data: bytes, attributes: bytes | None = None) -> ArrayMetadata:
+    found = parse_node(name, data, attributes)
+    assert isinstance(found, ArrayMetadata)
+    return found
+
+
+def as_v3(data: bytes, name: str = ".zarray", attributes: bytes | None = None) -> Any:
+    return json.loads(asv3.array_document(parsed(name, data, attributes)), parse_constant=pytest.fail)
+
+
+def as_v2(data: bytes, name: str = "zarr.json") -> Any:
+    return json.loads(asv2.array_document(parsed(name, data)), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"dtype": [["a", "<i4"], ["b", ">f8"]]},
+        {"dtype": [["a", ">i4"], ["b", ">f8"]]},  # zarr-python would read it as little-endian
+        {"dtype": [["a", "<i4", [2]]]},
+        {"dtype": [["a", "|i1"], ["", "|V3"], ["b", "<i4"]]},
+        OBJECTS | {"filters": [{"id": "json2"}]},
+        OBJECTS | {"filters": [{"id": "pickle"}]},
+        OBJECTS | {"filters": [{"id": "vlen-array", "dtype": "<i4"}]},
+        {"filters": [{"id": "zlib", "level": 1}, DELTA]},
+        {"filters": [{"id": "categorize", "dtype": "<i4", "labels": []}]},
+        {"compressor": {"id": "somebody's"}},
+    ],
+)
+def test_what_v3_does_not_have_is_refused(about: dict[str, Any]) -> None:
+    array = parsed(".zarray", v2(**{"fill_value": None} | about))
+    with pytest.raises(MetadataError) as raised:
+        asv3.array_document(array)
+    assert str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}}, {"name": "somebody's"}]},
+        {"codecs": [
+            {"name": "sharding_indexed", "configuration": {
+                "chunk_shape": [5, 5], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+            }},
+        ]},
+        {
+            "shape": [4, 4, 4], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 2, 2]}},
+            "codecs": [{"name": "transpose", "configuration": {"order": [1, 2, 0]}}, "bytes"], "data_type": "int8",
+        },
+        {"codecs": [
+            {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}},
+            {"name": "bytes", "configuration": {"endian": "big"}},
+        ]},
+    ],
+)  # fmt: skip
+def test_what_v2_does_not_have_is_refused(about: dict[str, Any]) -> None:
+    array = parsed("zarr.json", v3(**about))
+    with pytest.raises(MetadataError):
+        asv2.array_document(array)
+
+
+@pytest.mark.parametrize(
+    ("about", "codecs"),
+    [
+        ({}, [("bytes", {"endian": "little"})]),
+        ({"dtype": ">i4"}, [("bytes", {"endian": "big"})]),
+        ({"dtype": "|u1"}, [("bytes", None)]),
+        ({"order": "F", "filters": [DELTA]}, [
+            ("transpose", {"order": [1, 0]}), ("numcodecs.delta", {"dtype": "<i4"}), ("bytes", {"endian": "little"}),
+        ]),
+        ({"filters": [{"id": "shuffle", "elementsize": 4}, {"id": "zlib", "level": 4}]}, [
+            ("bytes", {"endian": "little"}), ("numcodecs.shuffle", {"elementsize": 4}),
+            ("numcodecs.zlib", {"level": 4}),
+        ]),
+        ({"dtype": "|S300", "fill_value": "", "compressor": {"id": "blosc", "shuffle": -1}}, [
+            ("bytes", None), ("blosc", {
+                "typesize": 255, "cname": "lz4", "clevel": 5, "shuffle": "shuffle", "blocksize": 0,
+            }),
+        ]),
+        ({"compressor": {"id": "gzip", "level": 12}}, [
+            ("bytes", {"endian": "little"}), ("numcodecs.gzip", {"level": 12}),
+        ]),
+        (OBJECTS | {"filters": [{"id": "vlen-utf8"}], "compressor": {"id": "zstd", "level": 2}}, [
+            ("vlen-utf8", None), ("zstd", {"level": 2, "checksum": False}),
+        ]),
+    ],
+)  # fmt: skip
+def test_codecs_of_v2_as_those_of_v3(about: dict[str, Any], codecs: list[tuple[str, Any]]) -> None:
+    found = as_v3(v2(**about))["codecs"]
+    assert [(codec["name"], codec.get("configuration")) for codec in found] == codecs
+
+
+def test_null_is_the_zero_of_the_type() -> None:
+    assert as_v3(v1(), "meta")["fill_value"] == 0
+    assert as_v3(v2(dtype="<f8", fill_value=None))["fill_value"] == 0.0
+    assert as_v3(v2(fill_value=None, dtype="|b1"))["fill_value"] is False
+    assert as_v3(v0(dtype="<f4", fill_value=math.nan), "__zmeta__")["fill_value"] == "NaN"
+
+
+def test_dimensions_and_masks_are_told_as_xarray_tells_them() -> None:
+    attributes = b'{"_ARRAY_DIMENSIONS": ["y", "x"], "units": "m"}'
+    found = as_v3(v2(dtype="<f8", fill_value=-9.5), attributes=attributes)
+    assert found["dimension_names"] == ["y", "x"]
+    assert found["attributes"] == {"units": "m", "_FillValue": base64.b64encode(struct.pack("<d", -9.5)).decode()}
+    assert as_v3(v2(fill_value=7), attributes=attributes)["attributes"] == {"units": "m", "_FillValue": 7}
+    plain = b'{"_ARRAY_DIMENSIONS": "y", "_FillValue": 5}'  # nothing of xarray's
+    assert as_v3(v2(), attributes=plain)["attributes"] == json.loads(plain)
+    array = parsed("zarr.json", v3(dimension_names=["y", "x"], attributes={"units": "m"}))
+    assert asv2.attributes_json(array) == {"units": "m", "_ARRAY_DIMENSIONS": ["y", "x"]}
+
+
+def test_documents_are_strict_json() -> None:
+    attributes = b'{"a": NaN, "b": [Infinity, {"c": -Infinity}], "d": null, "e": 1.5}'
+    found = as_v3(v2(dtype="<f4", fill_value="NaN"), attributes=attributes)
+    assert found["attributes"] == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": None, "e": 1.5}
+    big = {"n": 10**30, "s": "\ud800", "x": math.nan}
+    assert load_json(strict_json(big)) == {"n": 10**30, "s": "\ud800", "x": "NaN"}
+
+
+def test_a_v3_array_as_v2() -> None:
+    codecs = [
+        {"name": "transpose", "configuration": {"order": [1, 0]}},
+        {"name": "bytes", "configuration": {"endian": "big"}},
+        {"name": "zstd", "configuration": {"level": 3, "checksum": False}}, {"name": "crc32c"},
+    ]  # fmt: skip
+    assert as_v2(v3(codecs=codecs)) == {
+        "zarr_format": 2, "shape": [20, 20], "chunks": [10, 10], "dtype": ">i4", "order": "F", "fill_value": 0,
+        "filters": [{"id": "zstd", "level": 3}], "compressor": {"id": "crc32c", "location": "end"},
+        "dimension_separator": "/",
+    }  # fmt: skip
