@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Endian = Literal["little", "big"]
 Text = str | tuple[Any, ...]
 
-ITEM_MAX = (1 << 31) - 1  # bytes: numpy has no larger items
+ITEM_MAX = 16 << 20  # bytes: a fill value is held as one item, whatever a document declares
 _NESTED_MAX = 32  # fields within fields
 _TYPESTR = re.compile(r"([<>|=]?)([biufcmMSUVO])([0-9]{0,10})(?:\[([0-9]{0,10})([A-Za-zμ]{1,7})\])?")
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 16), "c": (8, 16, 32), "m": (8,), "M": (8,)}
