@@ -30,6 +30,7 @@ from zarrfs.store.api import (
     name_rule,
     split_key,
 )
+from zarrfs.transfer.memory import keep_freed_memory
 from zarrfs.transfer.tasks import at_once
 from zarrfs.views.chunks import is_fortran
 from zarrfs.views.decoding import DecodedCache
@@ -82,6 +83,7 @@ class ArraysView:
         self._cache = DecodedCache(budget)
         self._entries: OrderedDict[str, tuple[float, _Entry]] = OrderedDict()  # and when they were looked up
         self._arrays: OrderedDict[str, FlatArray] = OrderedDict()
+        keep_freed_memory()
         self._seen: dict[str, tuple[float, int]] = {}  # when an array's chunks were looked at, and had changed, in ns
         self._left_out: dict[str, str] = {}
 

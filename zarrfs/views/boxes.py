@@ -71,13 +71,17 @@ def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterat
         ]
         for start, stop, step in zip(box.start, box.stop, chunks, strict=True)
     ]  # fmt: skip
-    for sides_of_one in itertools.product(*sides):
-        number = 0
-        for (at, _inside, _where), count in zip(sides_of_one, counts, strict=True):
-            number = number * count + at
-        yield Piece(
-            number, tuple(inside for _, inside, _ in sides_of_one), tuple(where for _, _, where in sides_of_one)
-        )
+    if not sides:
+        yield Piece(0, (), ())
+        return
+    for above in itertools.product(*sides[:-1]):
+        row = 0
+        for (at, _inside, _where), count in zip(above, counts[1:], strict=True):
+            row = (row + at) * count
+        inside_above = tuple(inside for _, inside, _ in above)
+        where_above = tuple(where for _, _, where in above)
+        for at, inside, where in sides[-1]:
+            yield Piece(row + at, (*inside_above, inside), (*where_above, where))
 
 
 def offset_of(inside: Slices, chunks: tuple[int, ...]) -> int | None:

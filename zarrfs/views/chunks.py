@@ -170,6 +170,7 @@ class Chunks:
         chunk = chunk.T if self.fortran else chunk
         if chunk.shape != self.shape_of_chunk:
             raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self.shape_of_chunk}")
+        chunk = np.asarray(chunk, order="C")  # here, in a thread, and not for each read of it
         return chunk.view(self.item) if self.itemsize else chunk
 
     async def _version(self, key: str) -> Hashable:

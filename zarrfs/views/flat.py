@@ -20,17 +20,26 @@ from zarrfs.views.scans import Scan, Scans
 
 log = logging.getLogger("zarrfs.views")
 
-_DIRECT = 4  # pieces: so few are read from chunks that are stored as they are, and no chunk is kept
+_RUNS = 8  # so few are read one by one: from chunks that are stored as they are, without keeping those
 _AHEAD_BYTES = 64 << 20  # decoded: so far ahead a remote store is asked for chunks
 _AHEAD_MOST = 1024  # chunks
 
 
 class _Part(NamedTuple):
-    """What one chunk gives to a range of items."""
+    """A box of a range of items, and what chunks give to it."""
 
-    at: int  # where its box begins in the range
-    extents: tuple[int, ...]  # of the box
-    piece: Piece
+    at: int  # where it begins in the range
+    items: int
+    extents: tuple[int, ...]
+    pieces: list[Piece]
+
+
+class _Run(NamedTuple):
+    """Items of a chunk in C order, one after the other."""
+
+    number: int  # of the chunk
+    start: int
+    items: int
 
 
 class FlatArray:
@@ -54,14 +63,14 @@ class FlatArray:
         item = self.itemsize
         first, last = start // item, -(-stop // item)
         parts = list(self._parts(first, last))
-        direct = self._directly(parts)
-        self._go_on(start, stop, direct is not None)
-        if direct is not None and len(parts) == 1:
-            data = await self._stored(parts[0], direct[0])
-        elif direct is not None:
-            data = b"".join([await self._stored(part, offset) for part, offset in zip(parts, direct, strict=True)])
-        elif len(parts) == 1:
-            data = await self._one(parts[0])
+        runs = self._runs(parts)
+        direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
+        self._go_on(start, stop, direct)
+        if direct:
+            found = [await self._stored(run) for run in runs]
+            data = found[0] if len(found) == 1 else b"".join(found)
+        elif len(runs) == 1:
+            data = await self._one(runs[0])
         else:
             data = await self._several(parts, last - first)
         skipped = start - first * item
@@ -72,60 +81,66 @@ class FlatArray:
     # -- items
 
     def _parts(self, first: int, last: int) -> Iterator[_Part]:
-        """What the items [first, last) are made of, in order of boxes."""
+        """What the items [first, last) are made of, in order."""
         at = 0
         for box in boxes(self.chunks.shape, first, last):
             extents = box.extents
-            for piece in pieces(box, self.chunks.shape_of_chunk, self.chunks.counts):
-                yield _Part(at, extents, piece)
-            at += math.prod(extents)
+            count = math.prod(extents)
+            yield _Part(at, count, extents, list(pieces(box, self.chunks.shape_of_chunk, self.chunks.counts)))
+            at += count
 
-    def _directly(self, parts: list[_Part]) -> list[int] | None:
-        """Where each part begins in its chunk, if all are runs of stored bytes, one after the other in the file."""
-        if not self.chunks.plain or len(parts) > _DIRECT:
-            return None
-        offsets = []
+    def _runs(self, parts: list[_Part]) -> list[_Run]:
+        """The few runs of items of C-order chunks that the parts are; nothing where they are more, or none."""
+        if sum(len(part.pieces) for part in parts) > _RUNS:
+            return []
+        found: list[_Run] = []
         for part in parts:
-            offset = offset_of(part.piece.inside, self.chunks.shape_of_chunk)
-            if offset is None or part.extents != _extents(part.piece) or self.chunks.coming(part.piece.number):
-                return None
-            offsets.append(offset)
-        return offsets
+            below = next((at + 1 for at, extent in enumerate(part.extents) if extent > 1), len(part.extents))
+            for piece in part.pieces:
+                extents = _extents(piece)
+                offset = offset_of(piece.inside, self.chunks.shape_of_chunk)
+                if offset is None or extents[below:] != part.extents[below:]:
+                    return []
+                run = _Run(piece.number, offset, math.prod(extents))
+                if found and found[-1].number == run.number and found[-1].start + found[-1].items == run.start:
+                    run = _Run(run.number, found[-1].start, found.pop().items + run.items)
+                found.append(run)
+        return found
 
-    async def _stored(self, part: _Part, offset: int) -> Buffer:
-        count = math.prod(part.extents)
-        data = await self.chunks.stored(part.piece.number, offset, count)
-        return _bytes_of(self.chunks.filled((count,))) if data is None else data
+    async def _stored(self, run: _Run) -> Buffer:
+        data = await self.chunks.stored(*run)
+        return _bytes_of(self.chunks.filled((run.items,))) if data is None else data
 
-    async def _one(self, part: _Part) -> Buffer:
-        """A part that is all: no copy where its chunk has it in one run."""
-        chunk = await self.chunks.get(part.piece.number)
+    async def _one(self, run: _Run) -> Buffer:
+        """A run that is all: not copied."""
+        chunk = await self.chunks.get(run.number)
         if chunk is None:
-            return _bytes_of(self.chunks.filled(part.extents))
-        return _bytes_of(np.ascontiguousarray(part_of(chunk, part.piece.inside)))
+            return _bytes_of(self.chunks.filled((run.items,)))
+        return _bytes_of(chunk.reshape(-1)[run.start : run.start + run.items])
 
     async def _several(self, parts: list[_Part], count: int) -> Buffer:
         out = np.empty(count, self.chunks.item)
-        waiting: dict[int, list[_Part]] = {}
+        waiting: dict[int, list[tuple[Array, Piece]]] = {}
         for part in parts:
-            kept = self.chunks.kept(part.piece.number)
-            if kept is None:
-                waiting.setdefault(part.piece.number, []).append(part)
-            else:
-                self._copy(out, kept.value, part)
+            box = out[part.at : part.at + part.items].reshape(part.extents)
+            for piece in part.pieces:
+                kept = self.chunks.kept(piece.number)
+                if kept is None:
+                    waiting.setdefault(piece.number, []).append((box, piece))
+                else:
+                    self._copy(box, piece, kept.value)
 
         async def fill(number: int) -> None:
             chunk = await self.chunks.get(number)
-            for part in waiting[number]:
-                self._copy(out, chunk, part)
+            for box, piece in waiting[number]:
+                self._copy(box, piece, chunk)
 
-        await at_once(fill, waiting)
+        if waiting:
+            await at_once(fill, waiting)
         return _bytes_of(out)
 
-    def _copy(self, out: Array, chunk: Array | None, part: _Part) -> None:
-        box = out[part.at : part.at + math.prod(part.extents)].reshape(part.extents)
-        target = part_of(box, part.piece.where)
-        target[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, part.piece.inside)
+    def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:
+        part_of(box, piece.where)[...] = self.chunks.filled(()) if chunk is None else part_of(chunk, piece.inside)
 
     # -- ahead of the reader
 

@@ -1,0 +1,266 @@
+"""The tree that view=arrays shows: names, what is left out, and the contract of stores."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import trio
+import zarr
+from hypothesis import strategies as st
+
+import zarrfs
+from tests.store_contract import StoreContract, Tree, keys, listed
+from tests.unit.arraystores import view_of, with_view
+from tests.zarrsamples import DRAFT, SAMPLES, Sample
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.options import Options
+from zarrfs.sources import open_source
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.views.arrays import ArraysView
+
+
+def small(group: zarr.Group, name: str, length: int = 3, **more: Any) -> None:
+    """An array of u1 that counts, with an attribute."""
+    array = group.create_array(name, shape=(length,), chunks=(2,), dtype="u1", fill_value=0, **more)
+    array[:] = np.arange(length)
+    array.attrs["n"] = length
+
+
+def npy(length: int) -> bytes:
+    """The file of such an array."""
+    out = io.BytesIO()
+    np.save(out, np.arange(length, dtype="u1"))
+    return out.getvalue()
+
+
+def attributes(**values: Any) -> bytes:
+    """A document of attributes."""
+    return json.dumps(values, indent=2).encode()
+
+
+def tree_of(lengths: dict[str, int]) -> Tree:
+    """The model of arrays by path, each in groups with one attribute."""
+    tree = {}
+    for path, length in lengths.items():
+        tree |= {f"{path}.npy": npy(length), f"{path}.json": attributes(n=length)}
+        for depth in range(path.count("/")):
+            above = "/".join(path.split("/")[: depth + 1])
+            tree[f"{above}/.attributes.json"] = attributes(of=above)
+    return tree
+
+
+LENGTHS = {"zarr": 3, "a/zarr": 1, "a/c/0": 7, "b": 4, "a b/100%": 2, "é/ключ": 5, "a.b/c": 6, "a-b": 2, "B": 0}
+NAMES = st.text("ab-. é", min_size=1, max_size=3).filter(lambda name: name.strip(". ") == name)
+PATHS = st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), st.integers(0, 5), max_size=5)
+
+
+def without_conflicts(lengths: dict[str, int]) -> dict[str, int]:
+    """Those that lie below no other array."""
+    return {
+        path: length for path, length in lengths.items()
+        if not any(path.startswith(other + "/") for other in lengths)
+    }  # fmt: skip
+
+
+class TestContract(StoreContract):
+    tree: ClassVar[Tree] = tree_of(LENGTHS)
+    file: ClassVar[str] = "b.npy"
+    trees = PATHS.map(without_conflicts).map(tree_of)
+    examples = 10
+    sorted_by_name = False
+
+    def order(self, tree: Tree, prefix: str) -> list[str]:
+        """Attributes of the group, then what each node of the source is, in the order of those."""
+        start = prefix + "/" if prefix else ""
+        names = {key[len(start) :].split("/")[0] for key in tree if key.startswith(start)}
+        nodes: dict[str, list[str]] = {}
+        for name in sorted(names - {".attributes.json"}):
+            is_file = start + name in tree
+            nodes.setdefault(name.rpartition(".")[0] if is_file else name, []).append(name)
+        first = [".attributes.json"] if ".attributes.json" in names else []
+        return first + [name for node in sorted(nodes) for name in nodes[node]]
+
+    @contextlib.asynccontextmanager
+    async def open(self, tree: Tree) -> AsyncIterator[Any]:
+        with tempfile.TemporaryDirectory() as directory:
+            root = zarr.open_group(directory, mode="w", zarr_format=3)
+            for key in tree:
+                if key.endswith(".npy"):
+                    path = key.removesuffix(".npy")
+                    above, _, name = path.rpartition("/")
+                    group = root
+                    for depth, part in enumerate(above.split("/") if above else []):
+                        group = group.require_group(part)
+                        group.attrs["of"] = "/".join(above.split("/")[: depth + 1])
+                    small(group, name, json.loads(tree[f"{path}.json"])["n"])
+            async with view_of(Path(directory)) as view:
+                yield view
+
+
+async def names(view: ArraysView, prefix: str = "") -> list[str]:
+    """Those in a directory, all of which info() finds."""
+    found = await listed(view, prefix)
+    for info in found:
+        assert await view.info(f"{prefix}/{info.name}".lstrip("/")) == info
+    return [info.name for info in found]
+
+
+def test_names_that_are_taken(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    small(root, "x")
+    root.create_group("x.npy").attrs["is"] = "a group"
+    small(root, "y", 5)
+    small(root, "y.npy", 4)
+    long = "l" * 252
+    small(root, long)
+    root.attrs["title"] = "names"
+    small(root, ".attributes")
+
+    async def check(view: ArraysView) -> None:
+        assert await names(view) == [
+            ".attributes.json", ".attributes.npy", "x.json", "x.npy", "y.json", "y.npy", "y.npy.json", "y.npy.npy",
+        ]  # fmt: skip
+        assert (await names(view, "x.npy")) == [".attributes.json"]
+        assert json.loads(bytes(await view.get(".attributes.json"))) == {"title": "names"}
+        assert bytes(await view.get("y.npy")) == npy(5)
+        assert bytes(await view.get("y.npy.npy")) == npy(4)
+        reasons = await view.left_out("")
+        assert set(reasons) == {"x", long, ".attributes"}
+        assert "255" in reasons[long]
+        assert await view.left_out("y") == {}
+
+    with_view(tmp_path, check)
+
+
+def test_what_no_file_can_show_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    small(root, "good")
+    for name, change in {
+        "words": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": ""},
+        "bad": {"shape": [-1]},
+        "huge": {"shape": [2**61], "dtype": "<f8"},
+    }.items():
+        (tmp_path / name).mkdir()
+        document = json.loads((tmp_path / "good/.zarray").read_text()) | change
+        (tmp_path / name / ".zarray").write_text(json.dumps(document))
+
+    async def check(view: ArraysView) -> None:
+        for _ in range(2):
+            assert await names(view) == ["good.json", "good.npy"]
+            with pytest.raises(NotFound):
+                await view.get("words.npy")
+        assert set(await view.left_out("")) == {"words", "bad", "huge"}
+
+    with_view(tmp_path, check)
+    assert len([record for record in caplog.records if "left out" in record.message]) == 3
+
+    async def check_strictly() -> None:
+        view = ArraysView(FileSystemStore(str(tmp_path)), False, 1 << 20, strict=True)
+        with pytest.raises(ReadError, match=r"words|bad|huge"):
+            await names(view)
+        with pytest.raises(ReadError, match="words"):
+            await view.get("words.npy")
+
+    trio.run(check_strictly)
+
+
+def test_an_array_that_is_its_store(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path, shape=(5,), chunks=(2,), dtype="u1", fill_value=0)
+    array[:] = np.arange(5)
+
+    async def check(view: ArraysView) -> None:
+        assert await names(view) == ["array.json", "array.npy"]
+        assert bytes(await view.get("array.npy")) == npy(5)
+
+    with_view(tmp_path, check)
+
+
+def test_raw_files_and_what_they_hold(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    fields = np.dtype([("a", "<i4"), ("b", ">f8")])
+    array = root.create_array("x", shape=(2, 3), chunks=(1, 3), dtype=fields, order="F", fill_value=None)
+    array[:] = np.arange(6).astype(fields).reshape(2, 3)
+    array.attrs["units"] = "K"
+
+    async def check(view: ArraysView) -> None:
+        assert await names(view) == ["x.bin", "x.json"]
+        about = json.loads(bytes(await view.get("x.json")))
+        assert about == {
+            "shape": [2, 3], "dtype": [["a", "<i4"], ["b", ">f8"]], "order": "F", "attributes": {"units": "K"}
+        }  # fmt: skip
+        dtype = np.dtype([tuple(field) for field in about["dtype"]])
+        found = np.frombuffer(await view.get("x.bin"), dtype).reshape(about["shape"], order="F")
+        assert (found == array[:]).all()
+
+    with_view(tmp_path, check, raw=True)
+
+
+def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    small(root, "x")
+
+    async def check(view: ArraysView) -> None:
+        assert bytes(await view.get("x.npy")) == npy(3)
+        array = zarr.open_array(tmp_path / "x", mode="r+")
+        array.resize((6,))
+        array[3:] = [3, 4, 5]
+        await trio.sleep(2.2)  # a second each: of the hierarchy, and of the view
+        assert bytes(await view.get("x.npy")) == npy(6)
+        assert (await view.info("x.npy")).size == len(npy(6))
+
+    with_view(tmp_path, check)
+
+
+def test_attributes_with_a_nan_are_as_the_source_has_them(tmp_path: Path) -> None:
+    root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
+    small(root, "x")
+    (tmp_path / "x/.zattrs").write_text('{"missing": NaN}')
+
+    async def check(view: ArraysView) -> None:
+        assert "NaN" in bytes(await view.get("x.json")).decode()
+
+    with_view(tmp_path, check)
+
+
+def test_an_array_in_a_reference_set(tmp_path: Path) -> None:
+    document = {".zgroup": '{"zarr_format": 2}', "x/.zarray": json.dumps(
+        {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "|u1", "compressor": None, "filters": None,
+         "fill_value": 9, "order": "C"}), "x/1": "\x01\x02"}  # fmt: skip
+    (tmp_path / "refs.json").write_text(json.dumps(document))
+
+    async def main() -> None:
+        view = open_source(str(tmp_path / "refs.json"), Options(view="arrays", arrays="raw"))
+        try:
+            assert bytes(await view.get("x.bin")) == b"\x09\x09\x01\x02"
+            assert view.immutable
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("sample", SAMPLES + DRAFT, ids=lambda sample: sample.label)
+def test_every_sample_array(sample: Sample) -> None:
+    path = sample.path or "array"
+
+    async def check(view: ArraysView) -> None:
+        found = np.load(io.BytesIO(bytes(await view.get(f"{path}.npy"))))
+        assert found.shape == sample.shape
+        assert not sample.defined or hashlib.sha256(found.tobytes()).hexdigest() == sample.sha256
+        if sample.attributes is not None:
+            assert json.loads(bytes(await view.get(f"{path}.json"))) == sample.attributes
+        assert f"{path}.npy" in await keys(view)
+
+    with_view(sample.store, check)
+    array = zarrfs.read_array(str(sample.store), sample.path)
+    assert array.shape == sample.shape
+    assert not sample.defined or hashlib.sha256(array.tobytes()).hexdigest() == sample.sha256
