@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numcodecs
@@ -272,6 +273,24 @@ def test_checksums_are_checked(codec: str) -> None:
             decode_chunk(array, stored)
         assert "\n" not in str(caught.value)
         stored[at] ^= 4
+
+
+def test_a_chunk_larger_than_memory_is_refused() -> None:
+    claim = b"\x28\xb5\x2f\xfd\xe0" + (1 << 50).to_bytes(8, "little") + b"\x01\x00\x00"  # a frame of zstd, empty
+    with pytest.raises(CodecError, match=f"zstd: no memory for the {1 << 50} bytes"):
+        decode_chunk(array_of("|u1", (1 << 25, 1 << 25), ("bytes", {}), ("zstd", {})), claim)
+
+
+def test_many_threads_decode_at_once() -> None:
+    values = np.arange(30000, dtype="<i4").reshape(100, 300)
+    pairs = []
+    for compressor in filter(None, V2_COMPRESSORS):
+        name = f"numcodecs.{compressor.codec_id}"
+        array = array_of("<i4", values.shape, ("bytes", {"endian": "little"}), (name, _configuration(compressor)))
+        pairs.append((array, bytes(compressor.encode(values))))
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda pair: decode_chunk(*pair), pairs * 8):
+            assert np.array_equal(found, values)
 
 
 def test_a_plain_chunk_is_not_copied() -> None:

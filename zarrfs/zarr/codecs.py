@@ -100,8 +100,10 @@ class Decoder:
         for name, decode, form in self._steps:
             try:
                 value = decode(value)
-            except (CodecError, MemoryError):
+            except CodecError:
                 raise
+            except MemoryError as exc:
+                raise CodecError(name, f"no memory for the {form.limit} bytes that it may decode to") from exc
             except Exception as exc:
                 raise CodecError(name, f"damaged: {_line(exc)}") from exc
             value = form.fit(name, value, self._lax)
