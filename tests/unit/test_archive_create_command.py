@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,25 @@ def test_it_says_what_it_takes() -> None:
     told = run("archive", "create", "--help").stdout
     assert "Examples:" in told
     assert "--inline-threshold SIZE" in told
+
+
+FORKED = """
+import os, sys, threading
+fork = os.fork
+def counted():
+    os.write(1, b"%d " % threading.active_count())
+    return fork()
+os.fork = counted
+sys.stderr.isatty = lambda: True
+from zarrfs.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_no_process_is_forked_beside_a_thread(place: Path) -> None:
+    """It would have the locks that the thread held just then, and nobody to give them back."""
+    for number in range(3):
+        (place / f"large{number}").write_bytes(bytes(20 << 20))
+    command = ["archive", "create", ".", "--blobs", "b", "-o", "new.json", "--jobs", "2"]
+    done = subprocess.run([sys.executable, "-c", FORKED, *command], capture_output=True, check=True, cwd=place)
+    assert done.stdout.split() == [b"1", b"1"]

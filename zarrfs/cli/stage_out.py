@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -89,8 +90,12 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
         skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip
-    with made(making.blobs), meter.shown(meter.of(progress), quiet):
-        stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append)
+    with made(making.blobs), contextlib.ExitStack() as stack:
+
+        def begun() -> None:
+            stack.enter_context(meter.shown(meter.of(progress), quiet))
+
+        stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append, begun)
     kept.files, kept.bytes = progress.files, progress.bytes
 
 

@@ -86,16 +86,17 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
 
 
 def archive(
-    tree: Tree, output: str, making: Making, replace: bool, progress: Progress, warn: Callable[[str], None]
-) -> None:
-    """Write a tree as the archive `output`, which appears whole. UsageError, SourceError as create()."""
+    tree: Tree, output: str, making: Making, replace: bool, progress: Progress, warn: Callable[[str], None],
+    begun: Callable[[], None],
+) -> None:  # fmt: skip
+    """Write a tree as the archive `output`, which appears whole. UsageError, SourceError, and `begun`, as create()."""
     for name, path in (("-o", output), ("--blobs", making.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
     making, form = dataclasses.replace(making, leave_out=_is_ours), archive_form(output)
     with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
-            create(tree.base, ["."], file, making, progress, warn)
+            create(tree.base, ["."], file, making, progress, warn, begun)
         raw.flush()
 
 

@@ -99,10 +99,14 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
     base = given.pop("base")
     making = Making(leave_out=_abandoned(output, base), **given)
     making.check()
-    if sys.stderr.isatty() and not quiet:
-        threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
-    with made(making.blobs), _opened(output, force) as (file, own), meter.shown(meter.of(progress), quiet):
-        write(base, paths, file, dataclasses.replace(making, own=own), progress, warn)
+    with made(making.blobs), _opened(output, force) as (file, own), contextlib.ExitStack() as stack:
+
+        def begun() -> None:
+            threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
+            stack.enter_context(meter.shown(meter.of(progress), quiet))
+
+        shows = sys.stderr.isatty() and not quiet
+        write(base, paths, file, dataclasses.replace(making, own=own), progress, warn, begun if shows else None)
 
 
 def _listed(path: str, null: bool) -> Iterator[str]:

@@ -27,13 +27,15 @@ _PIECE = 3 << 18  # bytes of a file that is in the document: a multiple of 3, fo
 
 
 def create(
-    base: str, paths: Iterable[str], out: IO[bytes], making: Making, progress: Progress, warn: Callable[[str], None]
-) -> None:
+    base: str, paths: Iterable[str], out: IO[bytes], making: Making, progress: Progress, warn: Callable[[str], None],
+    begun: Callable[[], None] | None = None,
+) -> None:  # fmt: skip
     """Write what `paths`, relative to the directory `base`, name to `out`, and to blobs; blocks.
 
     Directories are taken with all that is in them; nothing twice. Processes are forked for the reading. SourceError
     for what cannot be read or represented, naming the entry and the rule; UsageError for paths that cannot be meant,
-    and where a blob has no place; OSError of `out`.
+    and where a blob has no place; OSError of `out`. `begun` is called when all processes are forked, and may start
+    threads: of one that was there before, a forked process could have a lock that nobody gives back.
     """
     making.check()
     wanted = named(paths)
@@ -51,6 +53,9 @@ def create(
             making = dataclasses.replace(making, own=making.own | {(status.st_dev, status.st_ino)})
         contents = Contents(descriptor, base, making, blobs)
         workers = stack.enter_context(contextlib.closing(Workers(contents.run, making.processes())))
+        if begun is not None:
+            workers.start()
+            begun()
         document = _Document(base, making, contents, workers, Writer(out, making.dictionary), progress)
         tasks = Walk(descriptor, base, making, contents).tasks(wanted, warn)
         for entries, files, size, warnings in workers.map(tasks):

@@ -22,7 +22,8 @@ _KILLED = "a process that reads files was killed"
 class Workers:
     """Runs `function` on tasks in up to `jobs` processes; both tasks and results are what marshal takes.
 
-    They are forked when there is more than one task, and see what the caller had then. Closing ends them at once.
+    They are forked by start(), or when there is more than one task, and see what the caller had then. Closing ends
+    them at once.
     """
 
     def __init__(self, function: Callable[[Any], Any], jobs: int) -> None:
@@ -44,7 +45,7 @@ class Workers:
         if self._jobs == 1 or len(few) < 2:
             yield from map(self._function, source)
             return
-        self._start()
+        self.start()
         waiting: deque[int] = deque()
         more = True
         while more or waiting:
@@ -65,8 +66,9 @@ class Workers:
             worker.end(bool(self._busy))
         self._idle, self._busy = [], {}
 
-    def _start(self) -> None:
-        if self._idle or self._busy:
+    def start(self) -> None:
+        """Fork the processes, if there are to be any, and are none yet."""
+        if self._jobs == 1 or self._idle or self._busy:
             return
         for _ in range(self._jobs):
             worker = _Worker(self._function, self._idle)
