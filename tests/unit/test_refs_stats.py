@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.refsets import KEYS, done, without_conflicts
 from tests.unit.test_refs_convert import _in_this_process, written
+from tests.unit.zarrdocuments import V0, V2, V3
 from zarrfs.stage.refstats import gaps_and_overlaps
 
 __all__ = ["_in_this_process"]
@@ -76,30 +77,34 @@ def test_sums_over_64_bits(tmp_path: Path) -> None:
 
 
 ARRAYS: dict[str, Any] = {
-    "two/.zarray": {"shape": [4, 25], "chunks": [2, 10]},
+    "two/.zarray": {**V2, "shape": [4, 25], "chunks": [2, 10]},
     "two/.zattrs": {}, "two/0.0": "", "two/0.2": "", "two/1.1": "", "two/1.3": "", "two/01.1": "", "two/0": "",
-    "nested/.zarray": {"shape": [4, 25], "chunks": [2, 10], "dimension_separator": "/"},
+    "nested/.zarray": {**V2, "shape": [4, 25], "chunks": [2, 10], "dimension_separator": "/"},
     "nested/0/1": "", "nested/1/2": "", "nested/1.1": "", "nested/2/0": "",
-    "scalar/.zarray": {"shape": [], "chunks": []}, "scalar/0": "",
-    "v3/zarr.json": {"shape": [30], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10]}}},
+    "scalar/.zarray": {**V2, "shape": [], "chunks": []}, "scalar/0": "",
+    "v3/zarr.json": {**V3, "shape": [30], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10]}}},
     "v3/c/0": "", "v3/c/2": "", "v3/c/3": "", "v3/0": "",
-    "dots/zarr.json": {"shape": [3, 3], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1]}},
-                       "chunk_key_encoding": {"name": "v2"}},
+    "dots/zarr.json": {**V3, "shape": [3, 3], "chunk_key_encoding": {"name": "v2"},
+                       "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1]}}},
     "dots/0.0": "", "dots/2.2": "", "dots/3.0": "",
-    "group/zarr.json": {"node_type": "group"}, "group/c/0": "", "broken/.zarray": {"shape": 5}, "broken/0": "",
+    "group/zarr.json": {"node_type": "group"}, "group/c/0": "", "broken/.zarray": {**V2, "shape": 5}, "broken/0": "",
+    "old/.zarray": {**V2, "shape": [2, 2], "chunks": [1, 1]}, "old/0/1": "", "old/1/0": "", "old/1/2": "",
+    "v0/__zmeta__": {**V0, "shape": [2, 2], "chunks": [1, 1]}, "v0/__zdata__/0.1.blosc": "",
+    "v0/__zdata__/1.2.blosc": "",
 }  # fmt: skip
 
 
 def test_chunks_of_arrays(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text(json.dumps(ARRAYS))
     found = {array["key"]: (array["expected"], array["present"]) for array in stats(tmp_path / "set.json")["arrays"]}
-    assert found == {"two": (6, 3), "nested": (6, 2), "scalar": (1, 1), "v3": (3, 2), "dots": (9, 2)}
+    later = {"v3": (3, 2), "dots": (9, 2), "old": (4, 2), "v0": (4, 1)}
+    assert found == {"two": (6, 3), "nested": (6, 2), "scalar": (1, 1), **later}
     shown = done("stats", tmp_path / "set.json").stdout.splitlines()
     assert f"{6:>14} {3:>14} {3:>14}  two" in shown
 
 
 def test_an_array_at_the_root(tmp_path: Path) -> None:
-    document = {".zarray": {"shape": [3], "chunks": [1]}, "0": "", "5": "", "2": ""}
+    document = {".zarray": {**V2, "shape": [3], "chunks": [1]}, "0": "", "5": "", "2": ""}
     (tmp_path / "set.json").write_text(json.dumps(document))
     assert stats(tmp_path / "set.json")["arrays"] == [{"key": "", "expected": 3, "present": 2, "missing": 1}]
 

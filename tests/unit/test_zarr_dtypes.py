@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr.dtype
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -44,6 +44,7 @@ def described(dtype: np.dtype[Any]) -> Any:
     return [[name, described(dtype.fields[name][0])] for name in dtype.names or ()]
 
 
+@settings(deadline=None)
 @given(STRUCTS)
 def test_as_numpy_says(dtype: np.dtype[Any]) -> None:
     found = parse_v2(json.loads(json.dumps(described(dtype))))
@@ -63,6 +64,7 @@ def leaves(dtype: np.dtype[Any]) -> list[np.dtype[Any]]:
     return [leaf for field in dtype.fields.values() for leaf in leaves(field[0])]
 
 
+@settings(deadline=None)
 @given(STRUCTS)
 def test_zarr_python_agrees_on_v3(dtype: np.dtype[Any]) -> None:
     """What it writes is read, and what is written here it reads: the same type in either byte order."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -96,6 +96,7 @@ def values_of(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
     return npst.from_dtype(dtype)
 
 
+@settings(deadline=None)
 @given(SCALARS.flatmap(lambda dtype: st.tuples(st.just(dtype), values_of(dtype))), st.sampled_from([2, 3]))
 def test_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], version: int) -> None:
     """The bytes are numpy's, and what is written here zarr-python reads as the same value."""
@@ -118,6 +119,7 @@ def test_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], version: in
     assert read(json.loads(document)["fill_value"], found.dtype) == (found.fill, None)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcd"), SCALARS), min_size=1, unique_by=lambda f: f[0]).map(np.dtype),
     st.data(),
@@ -130,6 +132,7 @@ def test_structs_as_zarr_python_writes_them(dtype: np.dtype[Any], data: st.DataO
     assert as_v2(filled(found, None, data_type(described(dtype)))) == document["fill_value"]
 
 
+@settings(deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.sampled_from("<>"), st.data())
 def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> None:
     """Also each NaN: by its bits, where it is not the usual one."""

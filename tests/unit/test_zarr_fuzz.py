@@ -91,7 +91,7 @@ def check(found: ArrayMetadata | GroupMetadata) -> None:
 
 
 @given(st.sampled_from(GENUINE), st.data())
-@settings(max_examples=400)
+@settings(deadline=None, max_examples=400)
 def test_documents(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
     document = tamper(json.loads(data), draw)
@@ -103,12 +103,14 @@ def test_documents(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
         )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(GENUINE), JSONS, JSONS)
 def test_other_documents(genuine: tuple[str, bytes], document: Any, attributes: Any) -> None:
     with contextlib.suppress(MetadataError):
         check(parse_document(genuine[0], document, attributes))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(GENUINE), st.data())
 def test_bytes(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
     name, data = genuine
@@ -119,6 +121,7 @@ def test_bytes(genuine: tuple[str, bytes], draw: st.DataObject) -> None:
         check(parse_node(name, changed))
 
 
+@settings(deadline=None)
 @given(st.sampled_from(DRAFTS), st.data())
 def test_drafts(data: bytes, draw: st.DataObject) -> None:
     document = json.dumps(tamper(json.loads(data), draw)).encode()
@@ -129,7 +132,7 @@ def test_drafts(data: bytes, draw: st.DataObject) -> None:
 
 
 @given(st.sampled_from(["v2_hier/.zmetadata", "v3_hier/zarr.json"]), st.data())
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 def test_consolidated(path: str, draw: st.DataObject) -> None:
     document = tamper(json.loads((ROOT / path).read_bytes()), draw)
     with contextlib.suppress(MetadataError):

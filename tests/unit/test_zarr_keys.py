@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarrfs.zarr.documents import parse_document
@@ -73,6 +73,7 @@ def keys_of(template: KeyTemplate, grid: Grid) -> dict[str, tuple[int, ...]]:
     return {template.key(index): index for index in itertools.product(*map(range, grid.counts))}
 
 
+@settings(deadline=None)
 @given(TEMPLATES, SHAPES)
 def test_the_inverse(template: KeyTemplate, shape: list[int]) -> None:
     grid = Grid(shape, [1] * len(shape))
@@ -81,6 +82,7 @@ def test_the_inverse(template: KeyTemplate, shape: list[int]) -> None:
     assert all(template.index(key, grid) == index for key, index in found.items())
 
 
+@settings(deadline=None)
 @given(TEMPLATES, SHAPES, st.text("0123456789./c-_xbinlos", max_size=8))
 def test_whatever_has_an_index_is_a_key(template: KeyTemplate, shape: list[int], key: str) -> None:
     grid = Grid(shape, [1] * len(shape))
@@ -88,6 +90,7 @@ def test_whatever_has_an_index_is_a_key(template: KeyTemplate, shape: list[int],
     assert index is None or template.key(index) == key
 
 
+@settings(deadline=None)
 @given(TEMPLATES, SHAPES, st.data())
 def test_directories_are_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
     """Against the plain way: all keys, cut at every "/"."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.test_zarr_dtypes import STRUCTS
@@ -56,6 +56,7 @@ def test_there_are_such_stores() -> None:
     assert len(PICKLED) == 8
 
 
+@settings(deadline=None)
 @given(STRUCTS, st.integers(0, 5), st.booleans())
 def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, align: bool) -> None:
     """As numpy pickles it; padding is kept as fields of bytes."""
@@ -176,6 +177,7 @@ def test_a_pickle_that_is_too_long() -> None:
         parse_node("__zmeta__", b"\x80\x02" + b"N" * (1 << 20) + b".")
 
 
+@settings(deadline=None)
 @given(st.sampled_from([(sample.store / "__zmeta__").read_bytes() for sample in PICKLED]), st.data())
 def test_whatever_is_changed(data: bytes, draw: st.DataObject) -> None:
     """An array or a MetadataError, nothing else."""
@@ -187,6 +189,7 @@ def test_whatever_is_changed(data: bytes, draw: st.DataObject) -> None:
         read(bytes(changed))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_whatever_is_there(data: bytes) -> None:
     with pytest.raises(MetadataError):
