@@ -214,7 +214,7 @@ def _base64(configuration: Mapping[str, JSON], form: Form, context: Context) -> 
 
 
 def _sharding(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    from zarrfs.zarr import sharding
+    from zarrfs.zarr import sharding  # which needs pipelines itself
 
     return sharding.build(configuration, form, context)
 
@@ -242,6 +242,7 @@ def _foreign(name: str) -> Builder:
 
 _OWN: dict[str, Builder] = {
     "bytes": _bytes,
+    "endian": _bytes,  # its name before v3 was accepted
     "transpose": filters.transpose,
     "sharding_indexed": _sharding,
     "blosc": _compressor(frames.decompress),
