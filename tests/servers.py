@@ -40,6 +40,7 @@ class Nginx(NamedTuple):
     listing: Web
     plain: Web
     late: Web
+    log: Path  # a line for each request that `plain` got
 
 
 _MODULES = "/usr/lib/nginx/modules"  # where Debian has them
@@ -55,7 +56,7 @@ http {{
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     types {{ text/html html; application/json json; }}
     server {{ listen 127.0.0.1:{listing}; root {root}; autoindex on; }}
-    server {{ listen 127.0.0.1:{plain}; root {root}; autoindex off; }}
+    server {{ listen 127.0.0.1:{plain}; root {root}; autoindex off; access_log {directory}/plain.log; }}
     server {{ listen 127.0.0.1:{late}; root {root}; access_by_lua_block {{ ngx.sleep(0.03) }} }}
 }}
 """
@@ -72,7 +73,8 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     directory, root = tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www")
     process, ports = _start_nginx(program, directory, root)
     try:
-        yield Nginx(*(Web(f"http://127.0.0.1:{port}", root) for port in ports))
+        listing, plain, late = (Web(f"http://127.0.0.1:{port}", root) for port in ports)
+        yield Nginx(listing, plain, late, directory / "plain.log")
     finally:
         process.terminate()
         process.wait()
