@@ -80,6 +80,7 @@ def test_every_array_of_every_generation_is_what_its_makers_read(view: tuple[int
     assert len(found) - len(not_equal) >= {2: 67, 3: 68}[version]
 
 
+@pytest.mark.promise("S34")
 def test_what_is_left_out_can_be_asked_for(tmp_path: Path) -> None:
     with mounted(ROOT / "v3_hier", tmp_path / "mnt", "view=v2") as mountpoint:
         with warnings.catch_warnings(record=True) as told:
@@ -133,6 +134,7 @@ def test_a_view_is_written_to_in_an_upper_alone(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (ROOT / "v2_hier").rglob("*")} == before
 
 
+@pytest.mark.promise("S34")
 def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
     store = shutil.copytree(ROOT / "v2_hier", tmp_path / "store")
     (store / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
@@ -145,6 +147,7 @@ def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
     assert "raw/zarr.json" in log_of(mountpoint)
 
 
+@pytest.mark.promise("S33")
 def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path: Path) -> None:
     store = shutil.copytree(ROOT / "v0_int32_01", tmp_path / "store")
     with mounted(store, tmp_path / "mnt", "view=v3", "attr_timeout=0") as mountpoint:
