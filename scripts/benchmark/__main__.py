@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import archives
+import arrays
 import clients
 import many
 import measures
@@ -29,10 +30,11 @@ SUITES: dict[str, dict[str, Any]] = {
     "writes": writes.MEASURES,
     "archives": archives.MEASURES,
     "many": many.MEASURES,
+    "arrays": arrays.MEASURES,
 }
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
-    "many": many.NOTES,
+    "many": many.NOTES, "arrays": arrays.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
@@ -71,7 +73,7 @@ def arguments() -> argparse.Namespace:
     for flag, usual, metavar, meaning in (
         ("--rounds", 3, "N", "samples of each"),
         ("--entries", None, "N", "references (default 100,000; references, many: a million); files (10,000)"),
-        ("--size", None, "MIB", "size of the large file (default 512; writes, archives: 1024)"),
+        ("--size", None, "MIB", "size of the large file (default 512; writes, archives: 1024; arrays: 2048)"),
         ("--large", 10_000_000, "N", "references: those of the larger set (default 10 million)"),
         ("--parquet", 100_000_000, "N", "references: those of the Parquet set (default 100 million)"),
     ):
@@ -95,6 +97,8 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
         return writes.Writes(directory, (chosen.size or 1024) << 20, chosen.entries or 10_000)
     if chosen.suite == "archives":
         return archives.Archives(directory, chosen.entries or 10_000, (chosen.size or 1024) << 20)
+    if chosen.suite == "arrays":
+        return arrays.Arrays(directory, (chosen.size or 2048) << 20)
     size = (chosen.size or 512) << 20
     tree = many.Many(directory, size, chosen.entries or 1_000_000) if chosen.suite == "many" else Tree(directory, size)
     cleanup.callback(tree.stop)
