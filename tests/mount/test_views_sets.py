@@ -73,14 +73,20 @@ def kerchunk_set(tmp_path: Path) -> tuple[Path, xr.Dataset]:
 
 
 @pytest.mark.parametrize("view", ["v2", "v3"])
+@pytest.mark.parametrize("form", ["json", "parquet"])
 def test_xarray_reads_a_kerchunk_set_as_the_file_itself(
-    kerchunk_set: tuple[Path, xr.Dataset], tmp_path: Path, view: str
+    kerchunk_set: tuple[Path, xr.Dataset], tmp_path: Path, view: str, form: str
 ) -> None:
     path, held = kerchunk_set
+    if form == "parquet":
+        done("convert", "--to", form, "--record-size", "3", path, tmp_path / "set.parq")
+        path = tmp_path / "set.parq"
     with mounted(path, tmp_path / "mnt", f"view={view}") as mountpoint:
         assert (mountpoint / "zarr.json").exists() == (view == "v3")
         with xr.open_zarr(mountpoint, consolidated=False, chunks=None) as seen:
             xr.testing.assert_identical(seen.load(), held)
+        chunks = sorted(path.name for path in (mountpoint / "air").iterdir() if path.name[0].isdigit())
+        assert chunks == ["0.0.0", "0.1.0", "1.0.0", "1.1.0"]
 
 
 def test_a_view_of_a_set_as_a_set(kerchunk_set: tuple[Path, xr.Dataset], tmp_path: Path) -> None:
