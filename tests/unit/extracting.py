@@ -13,6 +13,7 @@ import trio
 from tests.unit.archives import opened
 from zarrfs.stage.materialise import Choice, Done, Report, materialise
 from zarrfs.store.api import Kind, Store
+from zarrfs.store.filesystem import FileSystemStore
 
 KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 
@@ -50,9 +51,17 @@ def snapshot(root: Path) -> dict[str, Found]:
 def write(
     store: Store, to: Path, done: Callable[[Done], None] = lambda done: None, link: Any = None, **choice: Any
 ) -> Report:
-    """What materialise() reports."""
+    """What materialise() reports; a store that is a directory is closed."""
     report = Report()
-    trio.run(lambda: materialise(store, str(to), Choice(**choice), report, done, link))
+
+    async def body() -> None:
+        try:
+            await materialise(store, str(to), Choice(**choice), report, done, link)
+        finally:
+            if isinstance(store, FileSystemStore):
+                await store.aclose()
+
+    trio.run(body)
     return report
 
 

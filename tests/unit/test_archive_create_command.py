@@ -162,8 +162,10 @@ def test_a_path_that_is_too_long(place: Path) -> None:
     at = os.open("in", os.O_RDONLY)
     for _ in range(20):
         os.mkdir("d" * 200, dir_fd=at)
-        at = os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        above, at = at, os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(above)
     os.close(os.open("f" * 75, os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
     assert f"a path over {making.PATH_MAX:,} bytes" in refused("in")
     assert len(archived("-C", "in", "d" * 200)) == 21
 
