@@ -130,7 +130,7 @@ def holdings(root: Path) -> tuple[int, int]:
     return len(os.listdir(f"/proc/{pid}/fd")), int(status.split("Threads:")[1].split()[0])
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
     """Until `what` is true; a failure if it is not within `seconds`."""
     deadline = time.monotonic() + seconds
     while not what():
