@@ -90,16 +90,17 @@ def test_pipelines_of_samples() -> None:
     assert [codec.name for codec in codecs("v3_hier/shard")] == ["sharding_indexed"]
 
 
-def test_documents_of_zarr_python_2() -> None:
-    """150 that 2.18 wrote, of random types and fill values, with the bytes that it reads for a missing chunk."""
-    for case in json.loads((ROOT / "documents-2.18.json").read_text()):
-        found = parse_document(".zarray", case["document"])
+@pytest.mark.parametrize(("release", "name"), [("0.4", "__zmeta__"), ("1.1", "meta"), ("2.18", ".zarray")])
+def test_documents_of_real_releases(release: str, name: str) -> None:
+    """Random types and fill values, with the bytes that the release itself reads for a missing chunk."""
+    for case in load_json((ROOT / f"documents-{release}.json").read_bytes()):
+        found = parse_document(name, case["document"])
         assert isinstance(found, ArrayMetadata)
         assert found.dtype.itemsize == case["itemsize"]
         assert case["dtype"] in (None, found.dtype.numpy().str)
         if case["fill"] is not None and found.dtype.text != "<f16":  # whose last bytes are any
             assert found.fill is not None
-            assert found.fill.hex() == case["fill"]
+            assert found.fill.hex() == case["fill"], case["document"]
 
 
 # -- v0 and v1

@@ -45,8 +45,8 @@ class DataType:
         if isinstance(self.text, str):
             return None
         return tuple(
-            (field[0] or f"f{at}", _of_text(field[1]), field[2] if len(field) > 2 else ())
-            for at, field in enumerate(self.text)
+            (name, _of_text(field[1]), field[2] if len(field) > 2 else ())
+            for name, field in zip(_names(self.text), self.text, strict=True)
         )
 
     def numpy(self) -> np.dtype[Any]:
@@ -65,7 +65,8 @@ def _numpy(text: Text) -> np.dtype[Any]:
     try:
         if isinstance(text, str):
             return np.dtype(text)
-        return np.dtype([(field[0], _numpy(field[1]), *field[2:]) for field in text])
+        fields = zip(_names(text), text, strict=True)
+        return np.dtype([(name, _numpy(field[1]), *field[2:]) for name, field in fields])
     except (TypeError, ValueError) as error:
         raise MetadataError(f"dtype: {error}") from None
 
@@ -129,6 +130,19 @@ def _typestr(value: str) -> DataType:
     return DataType(text, size, kind, endian)
 
 
+def _names(text: tuple[Any, ...]) -> list[str]:
+    """The names of fields: padding is called as numpy calls it (f1), or so that no other field is."""
+    taken = {field[0] for field in text}
+    found = []
+    for at, field in enumerate(text):
+        name = field[0] or f"f{at}"
+        while not field[0] and name in taken:
+            name += "_"
+        taken.add(name)
+        found.append(name)
+    return found
+
+
 def _unit_text(unit: str | None, factor: str | None) -> str:
     unit = "us" if unit == "μs" else unit
     if unit is None:
@@ -146,7 +160,7 @@ def _of_text(text: Text) -> DataType:
 
 def _struct(text: Text) -> DataType:
     size, orders = 0, set()
-    names = [field[0] or f"f{at}" for at, field in enumerate(text)]
+    names = [field[0] for field in text if field[0]]
     if len(set(names)) < len(names):
         raise MetadataError("dtype: two fields with the same name")
     for field in text:

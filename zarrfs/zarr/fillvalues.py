@@ -275,15 +275,23 @@ def _cast(value: JSON, dtype: DataType) -> bytes:
         return data[: dtype.itemsize].ljust(dtype.itemsize, b"\0")
     if kind == "U" and isinstance(value, str | int | float):
         return _text(str(value)[: dtype.itemsize // 4], dtype)
-    if kind in "mM":
-        return _cast_time(value, dtype)
     if kind == "V" and value == 0:
         return bytes(dtype.itemsize)
-    if isinstance(value, int | float) or (isinstance(value, str) and value in _TOKENS and kind in "fc"):
+    if isinstance(value, str) and kind != "V":
+        return _cast_time(value, dtype) if kind in "mM" else _cast_number(_number(value, dtype), dtype)
+    if isinstance(value, int | float) and kind != "V":
         return _cast_number(value, dtype)
     if kind == "c" and isinstance(value, list):  # of the pickled predecessor
         return _pair(value, dtype, _cast_number)
     raise _wrong(value, dtype)
+
+
+def _number(value: str, dtype: DataType) -> int | float:
+    """Text cast to a number: what it says; to a bool: whether there is any."""
+    try:
+        return bool(value) if dtype.kind == "b" else int(value) if dtype.kind in "iu" else float(value)
+    except ValueError:
+        raise _wrong(value, dtype) from None
 
 
 def _cast_number(value: JSON, dtype: DataType) -> bytes:
@@ -294,19 +302,22 @@ def _cast_number(value: JSON, dtype: DataType) -> bytes:
         return _float(int(value) if type(value) is bool else value, dtype)
     if kind == "c":
         return _pair(int(value) if type(value) is bool else value, dtype, _float)
-    if kind not in "iu" or (type(value) is float and not math.isfinite(value)):
-        raise _wrong(value, dtype)
-    number = int(value)
+    number = _truncated(value, dtype) if type(value) is float else int(value)
     if not -(1 << 63) <= number < 1 << 64:  # numpy refused these
         raise _wrong(value, dtype)
     return (number % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, dtype.endian or "little")
 
 
-def _cast_time(value: JSON, dtype: DataType) -> bytes:
-    if type(value) is int:
-        return _whole(value, dtype)
-    if not isinstance(value, str):
-        raise _wrong(value, dtype)
+def _truncated(value: float, dtype: DataType) -> int:
+    """As x86 converts to whole numbers: by way of 32 or 64 bits, and what they cannot hold is the least of them."""
+    wide = dtype.itemsize == 8 or dtype.text[1:] == "u4"
+    limit = 1 << (63 if wide else 31)
+    if dtype.kind == "u" and dtype.itemsize == 8 and value >= limit:
+        return int(value) if value < 1 << 64 else 0
+    return int(value) if -limit - 1 < value < limit else -limit
+
+
+def _cast_time(value: str, dtype: DataType) -> bytes:
     import numpy as np
 
     try:
