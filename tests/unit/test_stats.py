@@ -32,6 +32,7 @@ COUNTERS: dict[str, Any] = {
     "blob_disk": {"writes": 47, "bytes_written": 48 << 20, "dropped": 49, "errors": 50, "evicted": 51},
     "blobs_fetched": {"url": 52, "flux": 53}, "blob_bytes_fetched": {"url": 54 << 20, "flux": 55 << 20},
     "lookup": 1, "readdir": 2, "open": 3, "read": 4000, "bytes": 5 << 30, "record_files": 6,
+    "arrays": {"decoded": 61, "hits": 62, "kept": 63 << 20, "budget": 64 << 20},
     "local": {"open": 7, "opens": 8, "reads": 9, "waits": 10},
     "remote": {
         "requests": 100, "repeated": 12, "failed": 13, "bytes": 14 << 20, "in_flight": 15, "in_flight_bytes": 16 << 20,
@@ -143,6 +144,7 @@ def test_the_table() -> None:
         "asked         3 opens, 1 lookups, 2 readdirs",
         "local         9 reads, 8 files opened",
         "blobs         42 reads, 43 verified, 45 held",
+        "chunks        61 decoded, 63.0 MiB kept, of 64.0 MiB",
         "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined",
         "from disk     31.0 MiB, 96.7% of blocks, 29 hits, 1 misses",
         "from network  14.0 MiB, 100 requests, 12 repeated, 13 failed, 18 merged",

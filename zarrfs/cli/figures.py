@@ -26,6 +26,9 @@ def table(counted: Statistics) -> Iterator[str]:
         yield from _line("local", _listed(counted, "local", reads="reads", opens="files opened"))
     if counted.number("blob_reads"):
         yield from _line("blobs", _listed(counted, blob_reads="reads", blobs_verified="verified", blobs_held="held"))
+    if counted.number("arrays", "budget"):
+        kept = f"{_bytes(counted, 'arrays', 'kept')} kept, of {_bytes(counted, 'arrays', 'budget')}"
+        yield from _line("chunks", _listed(counted, "arrays", decoded="decoded"), kept)
     for name, (tier, read) in _TIERS.items():
         ratio = hit_ratio(counted, *tier)
         told = "" if ratio is None else f"{ratio:.1%} of blocks"
