@@ -1,0 +1,78 @@
+"""Chunks of any bytes under any configuration: values of the declared form, or one line that says why not."""
+
+from __future__ import annotations
+
+import numcodecs
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.zarrchunks import array_of
+from zarrfs.zarr.codecs import CodecError, decode_chunk
+from zarrfs.zarr.model import ArrayMetadata
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+RELAXED = settings(deadline=None, max_examples=250, suppress_health_check=list(HealthCheck))
+FILTERS = [
+    numcodecs.VLenUTF8(), numcodecs.JSON(), numcodecs.Categorize(["x", "yy"], dtype=object), numcodecs.VLenBytes(),
+    numcodecs.VLenArray("<i2"), numcodecs.PackBits(),
+]  # fmt: skip
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 1 << 70) | st.floats() | st.sampled_from(["<i4", "C", "|O", "end"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "id"]), inner, max_size=2),
+    max_leaves=5,
+)
+OPTIONS = [
+    "order", "endian", "dtype", "astype", "encode_dtype", "decode_dtype", "offset", "scale", "digits", "keepbits",
+    "elementsize", "labels", "location", "initval", "prefix", "chunk_shape", "codecs", "index_codecs", "format",
+    "filters", "encoding", "strict", "id",
+]  # fmt: skip
+NAMES = [
+    "transpose", "bytes", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed", "vlen-utf8",
+    *(f"numcodecs.{name}" for name in ("delta", "fixedscaleoffset", "quantize", "astype", "packbits", "bitround",
+      "shuffle", "categorize", "lzma", "lz4", "zlib", "crc32", "jenkins_lookup3", "json2", "vlen-array", "base64")),
+]  # fmt: skip
+
+
+def value_or_error(array: ArrayMetadata, data: bytes) -> None:
+    """A chunk as it is declared, or one line that says why not."""
+    try:
+        found = decode_chunk(array, data)
+    except CodecError as exc:
+        error: str | None = str(exc)
+    else:
+        error = None
+        assert (found.shape, found.dtype) == (array.grid.chunks, array.dtype.numpy())
+    assert error is None or "\n" not in error
+
+
+@RELAXED
+@given(st.data())
+def test_any_configuration_and_any_bytes(data: st.DataObject) -> None:
+    specs = st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(OPTIONS), JSON_VALUES, max_size=3))
+    codecs = data.draw(st.lists(specs, max_size=4))
+    dtype = data.draw(st.sampled_from(["<i4", ">f8", "|b1", "|O", "|S3"]))
+    array = array_of(dtype, (3, 2), *codecs, generation=data.draw(st.sampled_from(["v2", "v3"])))
+    value_or_error(array, data.draw(st.binary(max_size=60)))
+
+
+@RELAXED
+@given(st.data())
+def test_mutated_objects(data: st.DataObject) -> None:
+    values = np.array(["x", "yy", "", "zzz"] * 3, object)
+    codec = data.draw(st.sampled_from(FILTERS))
+    dtype = "|O"
+    if isinstance(codec, numcodecs.VLenBytes):
+        values = np.array([text.encode() for text in values], object)
+    elif isinstance(codec, numcodecs.VLenArray):
+        values[:] = [np.arange(len(text), dtype="<i2") for text in values]
+    elif isinstance(codec, numcodecs.PackBits):
+        values, dtype = np.arange(12) % 3 == 0, "|b1"
+    stored = bytearray(codec.encode(values))
+    for _ in range(data.draw(st.integers(1, 3))):
+        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
+    del stored[data.draw(st.integers(0, len(stored))) :]
+    configuration = codec.get_config()
+    array = array_of(dtype, (3, 4), (f"numcodecs.{configuration.pop('id')}", configuration), generation="v2")
+    value_or_error(array, bytes(stored))
