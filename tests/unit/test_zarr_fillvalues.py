@@ -185,7 +185,7 @@ def test_items_of_any_length() -> None:
         ("", "|S2", "0000"), ("YWJj", "|S2", "6162"), ("x-", "|S4", "782d0000"), (0, "|S2", "3000"),
         (0, "<U1", "30000000"),
         ("abc", "<U1", "61000000"), ("", "|V2", "0000"), (0, "|V2", "0000"), (1, "|b1", "01"), (0.0, "|b1", "00"),
-        (5, "<c8", "0000a04000000000"), (math.nan, "<f4", "0000c07f"),
+        ("-12", "<i2", "f4ff"), (5, "<c8", "0000a04000000000"), (math.nan, "<f4", "0000c07f"),
     ],
 )  # fmt: skip
 def test_what_old_writers_left_in_v2(value: Any, text: Any, expected: str) -> None:
@@ -196,7 +196,7 @@ def test_what_old_writers_left_in_v2(value: Any, text: Any, expected: str) -> No
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (1.5, "<i4"), (128, "|i1"), (-1, "<u4"), ("1", "<i4"), (True, "<i4"), (10**400, "<f8"),
+        (1.5, "<i4"), (128, "|i1"), (-1, "<u4"), ("1.5", "<i4"), ("0x1", "<i4"), (True, "<i4"), (10**400, "<f8"),
         ("nan", "<f8"),
         (True, "<f8"), ([1], "<f8"), ("0x7fc0", "<f4"), ("0x+fc00000", "<f4"), ("0x7fc0 000", "<f4"), ("x", "|b1"),
         (2, "|b1"),

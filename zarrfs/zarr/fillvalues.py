@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import math
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
 Fill = tuple[bytes | None, JSON]  # the bytes of an item, and the value itself where items have no fixed size
 Read = Callable[[JSON, DataType], bytes]
 
+_DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _TOKENS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FORMATS = {2: "e", 4: "f", 8: "d"}
 _NOT_A_TIME = -(1 << 63)
@@ -184,8 +186,8 @@ def _pair(value: JSON, dtype: DataType, read: Read) -> bytes:
 
 
 def _integral(value: JSON, dtype: DataType) -> bytes:
-    if type(value) is float and value.is_integer():
-        value = int(value)
+    if (type(value) is float and value.is_integer()) or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+        value = int(value)  # zarr-python 2 and 3 read these too
     if type(value) is not int:
         raise _wrong(value, dtype)
     return _whole(value, dtype)
