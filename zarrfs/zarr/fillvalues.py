@@ -186,7 +186,8 @@ def _pair(value: JSON, dtype: DataType, read: Read) -> bytes:
 
 
 def _integral(value: JSON, dtype: DataType) -> bytes:
-    if (type(value) is float and value.is_integer()) or (isinstance(value, str) and _DIGITS.fullmatch(value)):
+    text = isinstance(value, str) and dtype.kind in "iu" and _DIGITS.fullmatch(value)
+    if text or (type(value) is float and value.is_integer()):
         value = int(value)  # zarr-python 2 and 3 read these too
     if type(value) is not int:
         raise _wrong(value, dtype)
