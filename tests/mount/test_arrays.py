@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.conftest import run
 from tests.mount.mounting import log_of, mounted
 from tests.zarrsamples import DRAFT, SAMPLES, STORES, Sample
 
@@ -118,6 +119,10 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
         assert sorted(os.listdir(mountpoint)) == ["x.json", "x.npy"]
         assert "chunks" in json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))["y"]
     assert "left out" in log_of(tmp_path / "mnt")
+    done = run("mount", tmp_path / "x.zarr", tmp_path / "mnt", "-o", "view=arrays,strict")
+    assert done.returncode != 0
+    assert "y" in done.stderr
+    assert "chunks" in done.stderr
 
 
 SUM = """

@@ -121,16 +121,17 @@ def _open(plan: Plan, options: Options) -> Store:
 
 def check_view(plan: Plan, options: Options) -> None:
     """With -o strict, SourceError where the view that is asked for would have to leave something out."""
-    if not options.strict or options.view not in ("v2", "v3"):
+    if not options.strict or options.view is None:
         return
     import trio
 
     async def check() -> None:
+        from zarrfs.views.arrays import ArraysView
         from zarrfs.views.translated import TranslatedView
 
         view = _open(dataclasses.replace(plan, temporary=False), options)
         try:
-            assert isinstance(view, TranslatedView)
+            assert isinstance(view, ArraysView | TranslatedView)
             await view.check()
         except ReadError as exc:
             raise SourceError(plan.source, exc.reason, exc.where) from exc

@@ -6,13 +6,14 @@ holds, too. The attributes of the group itself are `.attributes.json`. An array 
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -32,14 +33,14 @@ from zarrfs.store.api import (
 )
 from zarrfs.transfer.memory import keep_freed_memory
 from zarrfs.transfer.tasks import at_once
-from zarrfs.views.chunks import is_fortran
 from zarrfs.views.decoding import DecodedCache
-from zarrfs.views.flat import FlatArray
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.views.npy import npy_header
 from zarrfs.zarr.documents import dump_json
 from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
+
+if TYPE_CHECKING:
+    from zarrfs.views.flat import FlatArray  # numpy is not waited for when a mount starts
 
 log = logging.getLogger("zarrfs.views")
 
@@ -149,6 +150,8 @@ class ArraysView:
         return await self.lower.usage()
 
     async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready; numpy is imported as well."""
+        await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
         if isinstance(self.lower, PrefetchStore):
             await self.lower.get_ready()
 
@@ -248,6 +251,9 @@ class ArraysView:
 
     def _file(self, node: Node, suffix: str) -> _Entry | None:
         """The file of an array; None where it cannot be shown."""
+        from zarrfs.views.chunks import is_fortran
+        from zarrfs.views.npy import npy_header
+
         array = node.metadata
         try:
             if not isinstance(array, ArrayMetadata):
@@ -275,6 +281,8 @@ class ArraysView:
 
     def _flat(self, node: Node) -> FlatArray:
         """The reader of an array."""
+        from zarrfs.views.flat import FlatArray
+
         found = self._arrays.get(node.path)
         if found is None or found.chunks.node != node:
             found = self._arrays[node.path] = FlatArray(self.lower, node, self._cache)
