@@ -132,7 +132,7 @@ def _bytes(configuration: Mapping[str, JSON], form: Form, context: Context) -> t
 
 def _compressor(decompress: Callable[[Any, int], Buffer]) -> Builder:
     def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-        _made_for_bytes(form, context)
+        form.need_bytes(context.lax)
         return lambda data: decompress(data, form.limit), form.packed()
 
     return build
@@ -146,7 +146,7 @@ def _checksum(name: str, place: str, compute: Callable[[Array], int]) -> Builder
     """Four bytes of a checksum, by default at `place` of the bytes."""
 
     def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-        _made_for_bytes(form, context)
+        form.need_bytes(context.lax)
         at_start = configuration.get("location", place) == "start"
 
         def decode(data: Any) -> Array:
@@ -188,7 +188,7 @@ def _hdf5_checksum(name: str) -> Builder:
     def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
         import numcodecs
 
-        _made_for_bytes(form, context)
+        form.need_bytes(context.lax)
         codec = numcodecs.get_codec({**configuration, "id": name})
 
         def decode(data: Any) -> Any:
@@ -201,15 +201,10 @@ def _hdf5_checksum(name: str) -> Builder:
     return build
 
 
-def _shuffle(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    _made_for_bytes(form, context)
-    return filters.shuffle(configuration, form, context)
-
-
 def _base64(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
     import base64
 
-    _made_for_bytes(form, context)
+    form.need_bytes(context.lax)
     return base64.standard_b64decode, form.packed()
 
 
@@ -217,12 +212,6 @@ def _sharding(configuration: Mapping[str, JSON], form: Form, context: Context) -
     from zarrfs.zarr import sharding  # which needs pipelines itself
 
     return sharding.build(configuration, form, context)
-
-
-def _made_for_bytes(form: Form, context: Context) -> None:
-    """In v2 such a codec may be a filter too, which gets the bytes of the array."""
-    if form.dtype is not None and (form.dtype.hasobject or not context.lax):
-        raise CodecError("chunk", "a codec made for bytes comes before the one that makes them")
 
 
 def _foreign(name: str) -> Builder:
@@ -259,7 +248,7 @@ _NUMCODECS: dict[str, Builder] = {
     "lzma": _lzma,
     "lz4": _compressor(streams.lz4),
     "base64": _base64,
-    "shuffle": _shuffle,
+    "shuffle": filters.shuffle,
     "crc32": _checksum("crc32", "start", _crc32),
     "adler32": _checksum("adler32", "start", _adler32),
     "fletcher32": _hdf5_checksum("fletcher32"),

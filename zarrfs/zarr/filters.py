@@ -92,6 +92,7 @@ def packbits(configuration: Mapping[str, JSON], form: Form, context: Context) ->
 
 def shuffle(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
     """First bytes of all items, then second ones, ..."""
+    form.need_bytes(context.lax)
     itemsize = configuration.get("elementsize", 4)
     if type(itemsize) is not int or itemsize < 0:
         raise CodecError("shuffle", f"elementsize {itemsize} is no number of bytes")

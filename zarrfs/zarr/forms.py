@@ -40,6 +40,11 @@ class Form(NamedTuple):
         """Bytes, `count` more than this has."""
         return Form(None, (), self.limit + count, self.exact)
 
+    def need_bytes(self, lax: bool) -> None:
+        """CodecError for an array: in v2 (`lax`) codecs made for bytes may be filters too, and get its bytes."""
+        if self.dtype is not None and (self.dtype.hasobject or not lax):
+            raise CodecError("chunk", "a codec made for bytes comes before the one that makes them")
+
     @property
     def items(self) -> int:
         """Of an array."""
