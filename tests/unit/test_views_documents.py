@@ -45,6 +45,7 @@ def as_v2(data: bytes, name: str = "zarr.json") -> Any:
         OBJECTS | {"filters": [{"id": "pickle"}]},
         OBJECTS | {"filters": [{"id": "vlen-array", "dtype": "<i4"}]},
         {"filters": [{"id": "zlib", "level": 1}, DELTA]},
+        OBJECTS | {"filters": [{"id": "zlib", "level": 1}, {"id": "vlen-utf8"}]},
         {"filters": [{"id": "categorize", "dtype": "<i4", "labels": []}]},
         {"compressor": {"id": "somebody's"}},
     ],

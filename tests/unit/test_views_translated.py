@@ -161,7 +161,9 @@ def test_a_source_that_changes_is_followed(tmp_path: Path) -> None:
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_consolidated_metadata_is_translated_where_the_source_has_it(tmp_path: Path) -> None:
+def test_consolidated_metadata_is_translated_where_the_source_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     consolidated = {
         "zarr_consolidated_format": 1,
         "metadata": {
@@ -170,8 +172,8 @@ def test_consolidated_metadata_is_translated_where_the_source_has_it(tmp_path: P
         },
     }  # fmt: skip
     tree = {
-        ".zgroup": GROUP_2, ".zmetadata": json.dumps(consolidated).encode(), "g/a/.zarray": v2(), "bad/.zarray": v2(),
-        "g/a/.zattrs": b'{"_ARRAY_DIMENSIONS": ["y", "x"]}',
+        ".zgroup": GROUP_2, ".zmetadata": json.dumps(consolidated).encode(), "g/a/.zarray": v2(),
+        "bad/.zarray": v2(dtype=MIXED), "g/a/.zattrs": b'{"_ARRAY_DIMENSIONS": ["y", "x"]}',
     }  # fmt: skip
 
     async def as_v3(view: TranslatedView) -> None:
@@ -182,6 +184,8 @@ def test_consolidated_metadata_is_translated_where_the_source_has_it(tmp_path: P
         assert found["metadata"]["g/a"] == await document(view, "g/a/zarr.json")
         assert found["metadata"]["g/a"]["dimension_names"] == ["y", "x"]
         assert list(await view.left_out("")) == ["bad"]
+        assert await listed(view, "bad") == []
+        assert len(caplog.records) == 1
 
     async def as_v2(view: TranslatedView) -> None:
         found = await document(view, ".zmetadata")
@@ -236,6 +240,8 @@ def test_links_are_files_and_lead_nowhere_else(tmp_path: Path) -> None:
     (base / "a/0.1").symlink_to("/etc/passwd")
     (base / "g/up").symlink_to("..")
     (base / "b").symlink_to("a")
+    (base / "c").mkdir()
+    (base / "c/.zarray").symlink_to("../a/.zarray")
 
     async def main() -> None:
         view = open_translated(FileSystemStore(str(base)), 3, True)
@@ -245,7 +251,8 @@ def test_links_are_files_and_lead_nowhere_else(tmp_path: Path) -> None:
             await view.info("a/0.1")
         assert bytes(await view.get("g/up/a/0.0")) == b"12"
         assert isinstance(view, TranslatedView)
-        assert [node.path async for node in view.hierarchy.walk()] == ["", "a", "b", "g"]
+        assert [node.path async for node in view.hierarchy.walk()] == ["", "a", "b", "c", "g"]
+        assert (await view.info("c/zarr.json")).size == (await view.info("a/zarr.json")).size
         await view.aclose()
 
     trio.run(main)
