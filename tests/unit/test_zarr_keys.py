@@ -127,6 +127,11 @@ def test_what_is_no_directory(key: str) -> None:
     assert not list(DEFAULT.children(key, grid))
 
 
+@pytest.mark.parametrize(("directory", "names"), [("", ["a"]), ("a", ["b"]), ("a/b", []), ("b", [])])
+def test_a_directory_without_chunks(directory: str, names: list[str]) -> None:
+    assert [name for name, _inner in KeyTemplate("a/b").children(directory, Grid([0], [1]))] == names
+
+
 def test_a_listing_streams() -> None:
     """A grid that nothing could hold is listed from anywhere at once."""
     grid = Grid([10**40, 10**40], [1, 1])

@@ -93,10 +93,13 @@ class KeyTemplate:
         Streams: a million chunks take no memory. Nothing where `directory` is none of chunks.
         """
         parts = self._below(directory, grid)
-        if not parts or not grid.size:
-            # the one directory that is there without chunks: __zdata__
-            if parts and not directory and self.directory and self.directory.split("/")[0] > after:
-                yield self.directory.split("/")[0], True
+        if not parts:
+            return
+        if not grid.size:  # the directory is there without chunks: __zdata__
+            above = f"{directory}/" if directory else ""
+            name = self.directory.removeprefix(above).split("/")[0] if self.directory.startswith(above) else ""
+            if name > after:
+                yield name, True
             return
         inner = len(parts) > 1
         for name in _names(parts[0], grid, after):
