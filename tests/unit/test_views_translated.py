@@ -256,3 +256,18 @@ def test_links_are_files_and_lead_nowhere_else(tmp_path: Path) -> None:
         await view.aclose()
 
     trio.run(main)
+
+
+def test_a_node_with_the_name_of_a_document_is_left_out(tmp_path: Path) -> None:
+    tree = {"g/.zgroup": GROUP_2, "g/zarr.json/.zarray": v2(), "g/a/.zarray": v2()}
+
+    async def as_v3(view: TranslatedView) -> None:
+        assert [info.name for info in await listed(view, "g")] == ["a", "zarr.json"]
+        assert (await document(view, "g/zarr.json"))["node_type"] == "group"
+        assert await view.left_out("") == {"g/zarr.json": "has the name of a document"}
+
+    async def as_v2(view: TranslatedView) -> None:
+        assert (await document(view, "g/zarr.json/.zarray"))["shape"] == [20, 20]
+
+    on_view(tmp_path, tree, 3, as_v3)
+    on_view(tmp_path, tree, 2, as_v2)

@@ -252,7 +252,7 @@ class TranslatedView:
         return shown
 
     def _leave_out(self, path: str, why: MetadataError) -> None:
-        """An array that is not shown: ReadError with `strict`, else a warning, once."""
+        """A node that is not shown: ReadError with `strict`, else a warning, once."""
         if self._strict:
             raise ReadError(path or "/", f"view=v{self._version} cannot show it: {why}") from why
         if self._left_out.get(path) != str(why):
@@ -333,17 +333,11 @@ class TranslatedView:
             while documents and documents[0].name < info.name:
                 yield documents.pop(0)
             if info.name in self._names:
-                self._collides(shown.node, info.name)
+                self._leave_out(join_key(shown.node.path, info.name), MetadataError("has the name of a document"))
             else:
                 yield info._replace(links=1, size=0)
         for document in documents:
             yield document
-
-    def _collides(self, group: Node, name: str) -> None:
-        path = join_key(group.path, name)
-        if path not in self._left_out:
-            self._left_out[path] = f"{name} is the name of a document"
-            log.warning("%s: left out of view=v%d: %s", path, self._version, self._left_out[path])
 
     async def _list_array(self, place: _Place, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
         """Documents, whose names go before all chunks in v2 and behind them in v3; chunks in the source's order."""
