@@ -148,6 +148,7 @@ def test_what_no_file_can_show_is_left_out(tmp_path: Path, caplog: pytest.LogCap
         "words": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}], "fill_value": ""},
         "bad": {"shape": [-1]},
         "huge": {"shape": [2**61], "dtype": "<f8"},
+        "deep": {"shape": [1] * 65, "chunks": [1] * 65},
     }.items():
         (tmp_path / name).mkdir()
         document = json.loads((tmp_path / "good/.zarray").read_text()) | change
@@ -158,14 +159,14 @@ def test_what_no_file_can_show_is_left_out(tmp_path: Path, caplog: pytest.LogCap
             assert await names(view) == ["good.json", "good.npy"]
             with pytest.raises(NotFound):
                 await view.get("words.npy")
-        assert set(await view.left_out("")) == {"words", "bad", "huge"}
+        assert set(await view.left_out("")) == {"words", "bad", "huge", "deep"}
 
     with_view(tmp_path, check)
-    assert len([record for record in caplog.records if "left out" in record.message]) == 3
+    assert len([record for record in caplog.records if "left out" in record.message]) == 4
 
     async def check_strictly() -> None:
         view = ArraysView(FileSystemStore(str(tmp_path)), False, 1 << 20, strict=True)
-        with pytest.raises(ReadError, match=r"words|bad|huge"):
+        with pytest.raises(ReadError, match=r"words|bad|huge|deep"):
             await names(view)
         with pytest.raises(ReadError, match="words"):
             await view.get("words.npy")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -47,7 +46,6 @@ log = logging.getLogger("zarrfs.views")
 ATTRIBUTES = ".attributes.json"  # of a group
 ROOT = "array"  # what an array is called that is the root of its store
 _BELIEVED = 1.0  # seconds, of a store that may change
-_SIZE_MAX = 2**63 - 1  # bytes of a file
 _ENTRIES = 16_384  # files and directories that are remembered
 _OPEN = 1024  # arrays whose readers are remembered
 _AT_ONCE = 64  # nodes looked at together
@@ -252,19 +250,14 @@ class ArraysView:
     def _file(self, node: Node, suffix: str) -> _Entry | None:
         """The file of an array; None where it cannot be shown."""
         from zarrfs.views.chunks import is_fortran
-        from zarrfs.views.npy import npy_header
+        from zarrfs.views.npy import flat_size, npy_header
 
         array = node.metadata
         try:
             if not isinstance(array, ArrayMetadata):
                 raise MetadataError(node.problem or "no array")  # noqa: TRY301
-            fortran = is_fortran(array)
+            size, fortran = flat_size(array), is_fortran(array)
             header = b"" if self._raw else npy_header(array.shape, array.dtype, fortran)
-            size = array.dtype.itemsize * math.prod(array.shape)
-            if not array.dtype.itemsize:
-                raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")  # noqa: TRY301
-            if len(header) + size > _SIZE_MAX:
-                raise MetadataError(f"shape {array.shape}: larger than any file")  # noqa: TRY301
         except MetadataError as exc:
             self._leave_out(node, str(exc))
             return None
