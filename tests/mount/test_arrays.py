@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,13 @@ def test_a_program_in_c(tmp_path: Path) -> None:
         assert int(done.stdout) == int(items.sum())
         about = json.loads((mountpoint / "x.json").read_text())
         assert (np.fromfile(mountpoint / "x.bin", about["dtype"]).reshape(about["shape"]) == items).all()
+
+
+def test_a_changed_chunk_is_seen_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    items = large(tmp_path / "x.zarr")
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
+        assert (mountpoint / "x.bin").read_bytes() == items.tobytes()
+        items[700:800] = 5
+        zarr.open_array(tmp_path / "x.zarr/x", mode="r+")[700:800] = 5
+        time.sleep(1.5)
+        assert (mountpoint / "x.bin").read_bytes() == items.tobytes()

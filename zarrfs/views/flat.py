@@ -43,24 +43,22 @@ class _Run(NamedTuple):
 
 
 class FlatArray:
-    """The items of an array in C order, or in Fortran order (`fortran`) where its chunks are stored so."""
+    """The items of an array in C order, or in Fortran order where its chunks are stored so (`chunks.fortran`)."""
 
     def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
         """`node` is an array in `store` whose items have a size."""
         self.chunks = Chunks(store, node, cache)
-        self.fortran, self.itemsize = self.chunks.fortran, self.chunks.itemsize
-        self.size = self.itemsize * math.prod(self.chunks.shape)  # bytes
         self._cache = cache
         self._prefetching = store if isinstance(store, PrefetchStore) else None
         room = cache.budget // max(self.chunks.size_of_chunk, 1)
         self._scans = Scans(
-            self.chunks.shape, self.chunks.shape_of_chunk, self.itemsize, room, min(cache.threads, room // 2)
+            self.chunks.shape, self.chunks.shape_of_chunk, self.chunks.itemsize, room, min(cache.threads, room // 2)
         )
         self._warned = self._scans.fits
 
     async def read(self, start: int, stop: int) -> Buffer:
         """The bytes [start, stop), which lie in the array. ReadError where a chunk cannot be read or decoded."""
-        item = self.itemsize
+        item = self.chunks.itemsize
         first, last = start // item, -(-stop // item)
         parts = list(self._parts(first, last))
         runs = self._runs(parts)

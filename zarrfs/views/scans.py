@@ -19,8 +19,8 @@ class Scan:
         self.band = -1  # that the last read was in
         self.next = self.goal = 0  # chunks [next, goal) are to be decoded ahead
         self.fetched = 0  # chunks before this were asked of a remote store
-        self.under_way = 0  # of those that are decoded, or fetched, ahead
-        self.fetching = False
+        self.under_way = 0  # chunks that are being decoded ahead
+        self.fetching = False  # whether some are being asked for
 
 
 class Scans:
