@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 _NAME = re.compile(r"(?:0|[1-9][0-9]*)(?:\.(?:0|[1-9][0-9]*))*", re.ASCII)
 _DIGITS_MAX = 255  # of a name: no longer one is that of a file
+_SURE, _SURE_IN = 10**60, 64  # chunks, dimensions: with no more, no name is that long
 
 
 class Grid:
@@ -28,7 +29,8 @@ class Grid:
             raise ValueError(f"shape has {len(self.shape)} dimensions, chunks has {len(self.chunks)}")
         self.counts = tuple(-(-extent // step) for extent, step in zip(self.shape, self.chunks, strict=True))
         self.size = math.prod(self.counts)
-        if self.size and len(self.name(self.size - 1)) > _DIGITS_MAX:
+        long = self.size > _SURE or len(self.shape) > _SURE_IN
+        if long and self.size and len(self.name(self.size - 1)) > _DIGITS_MAX:
             raise ValueError(f"shape: names of chunks over {_DIGITS_MAX} characters")
 
     def index(self, number: int) -> tuple[int, ...]:
