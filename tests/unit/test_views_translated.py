@@ -271,3 +271,28 @@ def test_a_node_with_the_name_of_a_document_is_left_out(tmp_path: Path) -> None:
 
     on_view(tmp_path, tree, 3, as_v3)
     on_view(tmp_path, tree, 2, as_v2)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_attributes_too_deep_to_be_written_are_an_error_for_their_node_alone(
+    tmp_path: Path, version: Literal[2, 3]
+) -> None:
+    deep = b'{"a": ' + b"[" * 900 + b"NaN" + b"]" * 900 + b"}"
+    tree = {".zgroup": GROUP_2, "bad/.zgroup": GROUP_2, "bad/.zattrs": deep, "good/.zarray": v2(), "good/0.0": b"y"}
+
+    async def check(view: TranslatedView) -> None:
+        assert "good" in [info.name for info in await listed(view, "")]
+        assert await listed(view, "bad") == []
+        assert "too deep" in (await view.left_out("bad"))["bad"]
+        assert bytes(await view.get("good/0.0")) == b"y"
+
+    on_view(tmp_path, tree, version, check)
+
+    metadata = b'{"zarr_consolidated_format": 1, "metadata": {".zgroup": ' + GROUP_2 + b', "bad/.zgroup": ' + GROUP_2
+    whole = metadata + b', "bad/.zattrs": ' + deep + b"}}"
+
+    async def check_whole(view: TranslatedView) -> None:
+        with pytest.raises(ReadError, match="too deep"):
+            await view.get("zarr.json" if version == 3 else ".zmetadata")
+
+    on_view(tmp_path, {".zgroup": GROUP_2, ".zmetadata": whole}, version, check_whole)

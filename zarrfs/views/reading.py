@@ -41,7 +41,7 @@ async def read_array(store: Store, path: str = "") -> np.ndarray[Any, Any]:
             inside = tuple(slice(0, part.stop - part.start) for part in place)
             part_of(out, place)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
 
-    remote = isinstance(store, PrefetchStore)
+    remote = isinstance(store, PrefetchStore) and store.remote
     await at_once(work, range(_REQUESTS if remote else cache.threads))
     found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
     return found.T if chunks.fortran else found

@@ -288,7 +288,10 @@ class TranslatedView:
         if data is None:
             if shown.node.problem is not None:
                 raise ReadError(shown.node.path or "/", shown.node.problem)
-            data = shown.documents[name] = await self._consolidated(shown.node, name)
+            try:
+                data = shown.documents[name] = await self._consolidated(shown.node, name)
+            except MetadataError as exc:
+                raise ReadError(shown.node.path or "/", f"{name}: {exc}") from exc
         return data
 
     async def _consolidated(self, root: Node, name: str) -> bytes:

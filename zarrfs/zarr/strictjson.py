@@ -8,11 +8,21 @@ import math
 import orjson
 
 from zarrfs.zarr.documents import dump_json
-from zarrfs.zarr.model import JSON
+from zarrfs.zarr.model import JSON, MetadataError
 
 
 def strict_json(value: JSON) -> bytes:
-    """`value` as indented JSON. In attributes NaN, Infinity and -Infinity become texts, as in fill values of v3."""
+    """`value` as indented JSON. In attributes NaN, Infinity and -Infinity become texts, as in fill values of v3.
+
+    MetadataError where it is too deep.
+    """
+    try:
+        return _strict(value)
+    except RecursionError:
+        raise MetadataError("JSON too deep") from None
+
+
+def _strict(value: JSON) -> bytes:
     try:
         data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
     except TypeError:  # an integer of more than 64 bits, or a lone surrogate
