@@ -19,9 +19,9 @@ from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
 from zarrfs.stage.arraycheck import ArrayCheck, ArrayChecks
-from zarrfs.stage.arrayinfo import METADATA
 from zarrfs.stage.check import Report, check
 from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.zarr.documents import DOCUMENTS
 
 LIMIT = 64 << 20
 
@@ -57,7 +57,7 @@ def chunk_keys(path: Path) -> list[str]:
     """Keys of what is neither metadata nor left behind by a writer."""
     found = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()]
     documents = ("/meta/root", ".group.json", ".array.json", ".lock", ".partial")
-    return [key for key in found if key.rpartition("/")[2] not in METADATA and not any(d in key for d in documents)]
+    return [key for key in found if key.rpartition("/")[2] not in DOCUMENTS and not any(d in key for d in documents)]
 
 
 @pytest.mark.parametrize("store", STORES, ids=lambda path: path.name)
@@ -80,7 +80,7 @@ def hier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def a_chunk(array: Path) -> Path:
     """A chunk of an array."""
-    return min(file for file in array.rglob("*") if file.is_file() and file.name not in METADATA)
+    return min(file for file in array.rglob("*") if file.is_file() and file.name not in DOCUMENTS)
 
 
 def only_bad(path: Path, **how: Any) -> tuple[str, str, str]:

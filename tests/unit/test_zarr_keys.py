@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zarrfs.zarr.documents import parse_document
+from zarrfs.zarr.documents import DOCUMENTS, parse_document
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate, nested
 from zarrfs.zarr.model import ArrayMetadata, MetadataError
@@ -158,3 +158,9 @@ def test_old_nested_stores() -> None:
     assert nested(array_of(dimension_separator=".")) is None
     assert array_of(dimension_separator="/").keys == NESTED
     assert nested(array_of(dimension_separator="/")) is None
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_chunk_has_the_name_of_a_document(name: str) -> None:
+    with pytest.raises(MetadataError, match="is not a key"):
+        KeyTemplate(scalar=name)

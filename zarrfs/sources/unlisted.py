@@ -21,15 +21,12 @@ from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, Tar
 from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, keys_below, split_key
 from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer.tasks import at_once
-from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, load_json, parse_node
+from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
+from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, NODE_DOCUMENTS, load_json, parse_node
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate, nested
 from zarrfs.zarr.model import ArrayMetadata, MetadataError
 
-DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.values()))
-_CONSOLIDATED = ("zarr.json", ".zmetadata")
-_DOCUMENT_MAX = 256 << 20  # bytes
 _FRESH = 10.0  # seconds for which it is believed what a name is
 _KNOWN = 65_536  # names whose nature is remembered
 _ASKED = 256  # names that the server is asked about at a time
@@ -212,7 +209,7 @@ class UnlistedStore:
         async with self._lock:
             if self._named is None:
                 named: dict[str, tuple[str, ...]] = {}
-                for name in _CONSOLIDATED:
+                for name in CONSOLIDATED:
                     data = await self._document(name)
                     if data is not None:
                         named |= _named_by(name, data)
@@ -221,7 +218,7 @@ class UnlistedStore:
 
     async def _document(self, key: str) -> bytes | None:
         try:
-            return bytes(await self._store.get(key, 0, _DOCUMENT_MAX))
+            return bytes(await self._store.get(key, 0, DOCUMENT_MAX))
         except (NotFound, AccessDenied, IsDirectory):
             return None
 

@@ -103,7 +103,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.sources import Plan
-    from zarrfs.sources.unlisted import DOCUMENTS
+    from zarrfs.zarr.documents import DOCUMENTS
 
     shown = urls.without_secrets(url)
     system, path = await files.find(url)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from zarrfs.errors import StoreError, ZarrfsError
-from zarrfs.stage.arrayinfo import METADATA, nodes_of
+from zarrfs.stage.arrayinfo import nodes_of
 from zarrfs.stage.check import Report, Unsound, check_length
 from zarrfs.stage.materialiseparts import Room
 from zarrfs.store.api import Buffer, Store, join_key, split_key
-from zarrfs.views.hierarchy import DOCUMENT_MAX, Hierarchy, Node
+from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import is_litter, load_json
+from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, is_litter, load_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class ArrayChecks:
 
     def whole(self, key: str, size: int) -> bool:
         """Whether a file of `size` bytes is to be read whole, and shown to look()."""
-        if split_key(key)[1] in METADATA and size <= min(DOCUMENT_MAX, self._memory // 2):
+        if split_key(key)[1] in DOCUMENTS and size <= min(DOCUMENT_MAX, self._memory // 2):
             return key in self._said or self._covered(key)
         found, rest = self.of(key)
         if found is None or found.array is None or found.note is not None or not self._decode:
@@ -146,7 +146,7 @@ class ArrayChecks:
         """Count a file that was read, or could not be; returns why it should not be where it is."""
         self._said.pop(key, None)
         found, rest = self.of(key)
-        if found is None or found.array is None or rest in METADATA or is_litter(split_key(key)[1]):
+        if found is None or found.array is None or rest in DOCUMENTS or is_litter(split_key(key)[1]):
             return None
         if self._is_chunk(found.array, rest):
             found.chunks += 1

@@ -14,13 +14,12 @@ from zarrfs.stage.chunkmap import ChunkMap, packed
 from zarrfs.stage.walk import walk, with_sizes
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, is_litter
+from zarrfs.zarr.documents import DOCUMENTS, is_litter
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 _AT_ONCE = 16  # arrays looked at together
 _SIZES = 64  # sizes asked for at the same time, of one array
 _BARE = 1000  # directories without a document that are looked at before it is clear that there is no hierarchy
-METADATA = frozenset((*NODE_DOCUMENTS, *ATTRIBUTE_DOCUMENTS.values(), ".zmetadata"))  # names of files beside chunks
 
 
 @dataclasses.dataclass
@@ -122,7 +121,7 @@ async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: Chunks,
         async for key, info in files_of(store, node, chunks):
             index = array.keys.index(key, array.grid)
             if index is None:
-                chunks.outside += key not in METADATA
+                chunks.outside += key not in DOCUMENTS
                 continue
             chunks.initialised += 1
             total.files += 1

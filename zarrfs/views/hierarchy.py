@@ -14,13 +14,19 @@ from zarrfs.store.api import Buffer, Info, Kind, PrefetchStore, Store, join_key,
 from zarrfs.store.links import follow
 from zarrfs.transfer.tasks import at_once
 from zarrfs.zarr import draft
-from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, load_json, parse_document, parse_node
+from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
+from zarrfs.zarr.documents import (
+    ATTRIBUTE_DOCUMENTS,
+    DOCUMENT_MAX,
+    NODE_DOCUMENTS,
+    load_json,
+    parse_document,
+    parse_node,
+)
 from zarrfs.zarr.keys import KeyTemplate, nested
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
 
-DOCUMENT_MAX = 256 << 20  # bytes
 _FRESH = 1.0  # seconds for which what was found in a store that changes is believed
 _KNOWN = 65_536  # nodes remembered
 _AT_ONCE = 64  # nodes looked at together where a server has to be asked
@@ -328,7 +334,7 @@ class Hierarchy:
 
     async def consolidated_document(self) -> Found | None:
         """The document at the root that may have consolidated metadata; None where there is none."""
-        for name in ("zarr.json", ".zmetadata"):
+        for name in CONSOLIDATED:
             found = await self._document("", name)
             if found is not None and (found.info.size or 0) <= DOCUMENT_MAX:
                 return found

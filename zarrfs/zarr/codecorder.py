@@ -5,10 +5,11 @@ Source: Zarr v3 core, "Codecs"; numcodecs; which of them zarr-python 3.1 takes i
 
 from __future__ import annotations
 
+from zarrfs.zarr.members import TO_ARRAYS
 from zarrfs.zarr.model import ArrayMetadata, MetadataError
 
 PREFIX = "numcodecs."
-_FILTERS = frozenset(("delta", "bitround", "fixedscaleoffset", "quantize", "packbits", "astype"))
+_FILTERS = TO_ARRAYS - {"categorize"}
 _COMPRESSORS = frozenset(
     (
         "blosc", "lz4", "zstd", "zlib", "gzip", "bz2", "lzma", "shuffle", "crc32", "crc32c", "adler32", "fletcher32",

@@ -9,6 +9,8 @@ from zarrfs.transfer.api import Buffer
 from zarrfs.zarr.documents import load_json
 from zarrfs.zarr.model import JSON, MetadataError
 
+CONSOLIDATED = ("zarr.json", ".zmetadata")  # what may have consolidated metadata; who has the first one is of v3
+
 
 def consolidated(name: str, data: Buffer) -> dict[str, dict[str, JSON]] | None:
     """The documents by node and name: {"a/b": {".zarray": {...}, ".zattrs": {...}}}; None where it has none.

@@ -14,6 +14,8 @@ from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
 
 NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")  # of which one makes a node
 ATTRIBUTE_DOCUMENTS = {".zarray": ".zattrs", ".zgroup": ".zattrs", "__zmeta__": "__zattr__", "meta": "attrs"}
+DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.values()))  # all names beside chunks
+DOCUMENT_MAX = 256 << 20  # bytes: no longer one is read
 Metadata = ArrayMetadata | GroupMetadata
 
 _PARSERS: dict[str, Callable[[dict[str, JSON], dict[str, JSON]], Metadata]] = {

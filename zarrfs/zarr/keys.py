@@ -17,6 +17,7 @@ from zarrfs.zarr.model import ArrayMetadata, MetadataError
 _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _DIGITS = frozenset("0123456789")
 _DIGITS_MAX = 255  # of a number in a key: a name is no longer
+# documents.DOCUMENTS, which is defined in terms of this module
 _DOCUMENTS = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata", "__zmeta__", "__zattr__", "meta", "attrs"}
 Part = tuple[str | int, ...]  # one name in a key: literal text, and the axes whose numbers stand there
 

@@ -17,8 +17,8 @@ DIMENSIONS_MAX = 64  # numpy has no more
 _EXTENT_MAX = (1 << 63) - 1  # items, bytes of a chunk: what a process can address at all
 
 # numcodecs that turn arrays into arrays, and into bytes; all others turn bytes into bytes
-_TO_ARRAYS = {"astype", "bitround", "categorize", "delta", "fixedscaleoffset", "packbits", "quantize"}
-_TO_BYTES = {"json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy"}
+TO_ARRAYS = frozenset(("astype", "bitround", "categorize", "delta", "fixedscaleoffset", "packbits", "quantize"))
+TO_BYTES = frozenset(("json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy"))
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _BYTES: dict[Endian | None, CodecSpec] = {
     "little": CodecSpec("bytes", {"endian": "little"}),
@@ -118,10 +118,10 @@ def from_v2(dtype: DataType, order_f: int, filters: list[Any], compressor: JSON)
     for where, step in steps:
         codec = from_numcodecs(step, itemsize, where)
         name = step["id"]
-        if name in _TO_ARRAYS:
+        if name in TO_ARRAYS:
             current = _filtered(name, codec.configuration, current) if current else None
             itemsize = current.itemsize if current else itemsize
-        elif name in _TO_BYTES:
+        elif name in TO_BYTES:
             current = None
         elif current:
             found.append(to_bytes(current))
