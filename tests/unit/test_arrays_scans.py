@@ -73,3 +73,11 @@ def test_a_band_that_does_not_fit_is_not_decoded_ahead() -> None:
     scan = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 1, 2)][-1]
     assert scan is not None
     assert scan.next >= scan.goal
+
+
+def test_a_band_of_a_trillion_chunks_is_left_at_once() -> None:
+    scans = Scans((4, 1 << 40), (1, 1), 1, 100, 3)
+    found = [scans.read((1 << 40) + at * MIB, (1 << 40) + (at + 1) * MIB) for at in (-3, -2, -1, 0)][-1]
+    assert found is not None
+    found.band = 0
+    assert len(scans.passed(found)) == 0, "to be gone through"

@@ -84,6 +84,12 @@ def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterat
             yield Piece(row + at, (*inside_above, inside), (*where_above, where))
 
 
+def number_of_pieces(box: Box, chunks: tuple[int, ...]) -> int:
+    """How many pieces() gives."""
+    sides = zip(box.start, box.stop, chunks, strict=True)
+    return math.prod(-(-stop // step) - start // step for start, stop, step in sides)
+
+
 def offset_of(inside: Slices, chunks: tuple[int, ...]) -> int | None:
     """Where a part of a chunk begins, in items, if a C-order chunk holds it in one run; else None."""
     offset, run = 0, True  # from the last dimension on: whether all so far was whole

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _BELIEVED = 1.0  # seconds: how long a chunk of a store that may change is used without a look at it
 _NOTED = 2048  # stored values: so many are looked at when a file is opened again
-_ABSENT = 64  # bytes: what it takes to remember that a chunk is not there
+KEPT = 1024  # bytes: what it takes to remember a chunk, beside its own; or that it is not there
 _tokens = itertools.count()
 
 
@@ -105,7 +105,7 @@ class Chunks:
         key = self.key(number)
         found = await self._believed(self.id(number), key)
         if found is None:
-            size = self.size_of_chunk or 1
+            size = self.size_of_chunk + KEPT
             found = await self._cache.get(self.id(number), size, lambda: self.load(number))
         return found.value  # type: ignore[no-any-return]
 
@@ -121,9 +121,9 @@ class Chunks:
             now = trio.current_time()
         self._note(key, version)
         if data is None:
-            return Decoded(None, _ABSENT, version, now)
+            return Decoded(None, KEPT, version, now)
         chunk = await self._cache.run(self.size_of_chunk, self._decode, key, data)
-        return Decoded(chunk, chunk.nbytes, version, now)
+        return Decoded(chunk, chunk.nbytes + KEPT, version, now)
 
     async def stored(self, number: int, start: int, count: int) -> Buffer | None:
         """Of a plain array: `count` items of a chunk, from `start` on; None where the chunk is not there."""
@@ -223,7 +223,7 @@ class Chunks:
         version, now = await self._version(key), trio.current_time()
         info = await _answer(key, self._store.info, key)
         if info is None:
-            return Decoded(None, _ABSENT, version, now)
+            return Decoded(None, KEPT, version, now)
         size, length = info.size, sharding.index_length
         if info.kind is not Kind.FILE or size is None:  # a link: what it leads to tells its size only when it is read
             whole = await _answer(key, self._store.get, key)
@@ -235,7 +235,7 @@ class Chunks:
             index: ShardIndex | None = None if data is None else sharding.read_index(data, size)
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
-        return Decoded(index, length, version, now)
+        return Decoded(index, length + KEPT, version, now)
 
 
 async def _answer(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:

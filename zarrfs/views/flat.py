@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import trio
 
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Buffer, PrefetchStore, Store
 from zarrfs.transfer.tasks import at_once, in_background
-from zarrfs.views.boxes import Piece, boxes, offset_of, pieces
-from zarrfs.views.chunks import Array, Chunks, part_of
+from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
+from zarrfs.views.chunks import KEPT, Array, Chunks, part_of
 from zarrfs.views.decoding import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.scans import Scan, Scans
@@ -21,6 +23,8 @@ from zarrfs.views.scans import Scan, Scans
 log = logging.getLogger("zarrfs.views")
 
 _RUNS = 8  # so few are read one by one: from chunks that are stored as they are, without keeping those
+_PIECES = 8192  # of chunks that are gathered together,
+_AT_ONCE = 256  # and chunks that are waited for together: there may be one for each byte
 _AHEAD_BYTES = 64 << 20  # decoded: so far ahead a remote store is asked for chunks
 _AHEAD_MOST = 1024  # chunks
 
@@ -50,7 +54,7 @@ class FlatArray:
         self.chunks = Chunks(store, node, cache)
         self._cache = cache
         self._prefetching = store if isinstance(store, PrefetchStore) else None
-        room = cache.budget // max(self.chunks.size_of_chunk, 1)
+        room = cache.budget // (self.chunks.size_of_chunk + KEPT)
         self._scans = Scans(
             self.chunks.shape, self.chunks.shape_of_chunk, self.chunks.itemsize, room, min(cache.threads, room // 2)
         )
@@ -60,21 +64,39 @@ class FlatArray:
         """The bytes [start, stop), which lie in the array. ReadError where a chunk cannot be read or decoded."""
         item = self.chunks.itemsize
         first, last = start // item, -(-stop // item)
+        chunks = self.chunks.shape_of_chunk
+        count = sum(number_of_pieces(box, chunks) for box in boxes(self.chunks.shape, first, last))
+        if count > _PIECES:
+            self._go_on(start, stop, False)
+            data = await self._many(first, last, max((last - first) * _PIECES // count, 1))
+        else:
+            data = await self._few(first, last, start, stop)
+        skipped = start - first * item
+        if skipped or stop < last * item:
+            data = memoryview(data)[skipped : skipped + stop - start]
+        return data
+
+    async def _many(self, first: int, last: int, step: int) -> Buffer:
+        """The items [first, last), `step` by step."""
+        found = []
+        for at in range(first, last, step):
+            end = min(at + step, last)
+            found.append(await self._several(list(self._parts(at, end)), end - at))
+            await trio.lowlevel.checkpoint()  # others read, too
+        return b"".join(found)
+
+    async def _few(self, first: int, last: int, start: int, stop: int) -> Buffer:
+        """The items [first, last), of which the bytes [start, stop) are wanted."""
         parts = list(self._parts(first, last))
         runs = self._runs(parts)
         direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
         self._go_on(start, stop, direct)
         if direct:
             found = [await self._stored(run) for run in runs]
-            data = found[0] if len(found) == 1 else b"".join(found)
-        elif len(runs) == 1:
-            data = await self._one(runs[0])
-        else:
-            data = await self._several(parts, last - first)
-        skipped = start - first * item
-        if skipped or stop < last * item:
-            data = memoryview(data)[skipped : skipped + stop - start]
-        return data
+            return found[0] if len(found) == 1 else b"".join(found)
+        if len(runs) == 1:
+            return await self._one(runs[0])
+        return await self._several(parts, last - first)
 
     # -- items
 
@@ -133,8 +155,9 @@ class FlatArray:
             for box, piece in waiting[number]:
                 self._copy(box, piece, chunk)
 
-        if waiting:
-            await at_once(fill, waiting)
+        numbers = iter(waiting)
+        while batch := list(itertools.islice(numbers, _AT_ONCE)):
+            await at_once(fill, batch)
         return _bytes_of(out)
 
     def _copy(self, box: Array, piece: Piece, chunk: Array | None) -> None:

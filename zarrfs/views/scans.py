@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 _SLACK = 4 << 20  # bytes: requests of the kernel's read-ahead come in any order
 _MOST = 8  # readers of one array that are remembered
@@ -64,10 +64,10 @@ class Scans:
         self._aim(scan)
         return scan
 
-    def passed(self, scan: Scan) -> Iterable[int]:
-        """The chunks of the band that a scan has left since this was asked last."""
+    def passed(self, scan: Scan) -> Sequence[int]:
+        """The chunks of the band that a scan has left since this was asked last; none where a band does not fit."""
         band, scan.band = scan.band, max(scan.band, scan.position // self._band_bytes)
-        return range(band * self.width, (band + 1) * self.width) if 0 <= band < scan.band else ()
+        return range(band * self.width, (band + 1) * self.width) if self.fits and 0 <= band < scan.band else ()
 
     def _aim(self, scan: Scan) -> None:
         scan.chunk = self._number(scan.position)
