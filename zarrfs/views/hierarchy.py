@@ -27,6 +27,7 @@ from zarrfs.zarr.keys import KeyTemplate, nested
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
 
+_INLINE = 256 << 10  # bytes: reading more of JSON keeps others waiting, unless a thread does it
 _FRESH = 1.0  # seconds for which what was found in a store that changes is believed
 _KNOWN = 65_536  # nodes remembered
 _AT_ONCE = 64  # nodes looked at together where a server has to be asked
@@ -56,7 +57,7 @@ class Found(NamedTuple):
 
 class _Known(NamedTuple):
     until: float  # when it is looked at again
-    seen: tuple[Found, ...]  # its documents, and at the root that of consolidated metadata
+    seen: tuple[Found, ...]  # its documents, and at the root that of consolidated metadata; or what has them all
     node: Node | None
     settled: bool  # whether how its chunks are called was seen, or said
 
@@ -181,12 +182,14 @@ class Hierarchy:
     async def _look(self, path: str, known: _Known | None) -> _Known:
         """What is at `path` now; NotFound, NotDirectory."""
         until = trio.current_time() + _FRESH
-        documents = self._named.get(path)
-        if documents is not None:
+        documents, by = self._named.get(path), self._named_by
+        if documents is not None and by is not None:
+            if known is not None and known.settled and known.seen == (by,):
+                return known._replace(until=until)
             node, settled = await self._named_node(path, documents)
-            if not path and self._named_by is not None:
-                node = node._replace(consolidated=self._named_by.key, mtime_ns=self._named_by.info.mtime_ns)
-            return _Known(until, (), node, settled)
+            if not path:
+                node = node._replace(consolidated=by.key, mtime_ns=by.info.mtime_ns)
+            return _Known(until, (by,), node, settled)
         if self._draft is not None:
             directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
             found = await self._draft_documents(path, self._draft)
@@ -329,7 +332,7 @@ class Hierarchy:
             if self._remote and self._draft is None:
                 found = await self.consolidated_document()
                 if found != self._named_by:
-                    self._named = {} if found is None else await self.consolidated(found.key)
+                    self._named = {} if found is None else await self._parsed(found.key)
                     self._named_by = found
 
     async def consolidated_document(self) -> Found | None:
@@ -342,8 +345,17 @@ class Hierarchy:
 
     async def consolidated(self, key: str) -> dict[str, dict[str, JSON]]:
         """The documents by path and name that the document at `key` has; nothing where it has none, or is bad."""
+        if self._named_by is not None and key == self._named_by.key:
+            return self._named
+        return await self._parsed(key)
+
+    async def _parsed(self, key: str) -> dict[str, dict[str, JSON]]:
+        name = split_key(key)[1]
         try:
-            return consolidated(split_key(key)[1], await self.store.get(key)) or {}
+            data = await self.store.get(key)
+            if len(data) <= _INLINE:
+                return consolidated(name, data) or {}
+            return await trio.to_thread.run_sync(consolidated, name, data) or {}
         except (NotFound, IsDirectory, MetadataError):
             return {}
 
