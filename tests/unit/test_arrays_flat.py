@@ -194,6 +194,32 @@ def test_chunks_that_are_links_are_read(tmp_path: Path) -> None:
     with_view(tmp_path, check, raw=True)
 
 
+def test_shards_that_are_links_are_read(tmp_path: Path) -> None:
+    items = np.arange(64, dtype="i4").reshape(8, 8)
+    group = zarr.open_group(tmp_path, mode="w")
+    group.create_array("x", shape=(8, 8), shards=(4, 4), chunks=(2, 2), dtype="i4")[:] = items
+    shard, elsewhere = tmp_path / "x/c/0/0", tmp_path / "elsewhere"
+    shard.rename(elsewhere)
+    shard.symlink_to("../../../elsewhere")
+
+    async def check(view: ArraysView) -> None:
+        assert bytes(await view.get("x.bin")) == items.tobytes()
+        data = bytearray(elsewhere.read_bytes())
+        elsewhere.write_bytes((tmp_path / "x/c/1/1").read_bytes())
+        await trio.sleep(1.2)
+        changed = items.copy()
+        changed[:4, :4] = items[4:, 4:]
+        assert bytes(await view.get("x.bin")) == changed.tobytes()
+        elsewhere.unlink()
+        await trio.sleep(1.2)
+        with pytest.raises(ReadError, match="leads nowhere"):
+            await view.get("x.bin")
+        elsewhere.write_bytes(data)
+
+    with_view(tmp_path, check, raw=True)
+    assert (zarrfs.read_array(str(tmp_path), "x") == items).all()
+
+
 def test_a_chunk_that_changes_is_seen_after_a_second(tmp_path: Path) -> None:
     items = plain(tmp_path, (64,), (32,))
     array = zarr.open_array(tmp_path / "x", mode="r+")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zarrfs.errors import NotDirectory
-from zarrfs.store.api import Kind, Store
+from zarrfs.errors import NotDirectory, NotFound, ReadError
+from zarrfs.store.api import Info, Kind, Store
 
 LINKS_MAX = 40  # as the kernel's own limit
 
@@ -37,3 +37,20 @@ async def follow(store: Store, key: str) -> str | None:
         else:
             done.append(part)
     return "/".join(done)
+
+
+async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info]:
+    """(key, Info) of what `key` is, or leads to; NotFound where it is not there.
+
+    A link that leads nowhere, or out of the store, is a ReadError: its bytes are not absent, they cannot be had.
+    """
+    info = await store.info(key, sized)
+    if info.kind is not Kind.SYMLINK:
+        return key, info
+    try:
+        target = await follow(store, key)
+        if target is not None:
+            return target, await store.info(target, sized)
+    except (NotFound, NotDirectory):
+        pass
+    raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")

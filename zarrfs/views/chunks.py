@@ -12,6 +12,7 @@ import trio
 
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.store.api import Buffer, Info, Kind, Store, join_key
+from zarrfs.store.links import resolve
 from zarrfs.views.boxes import Slices
 from zarrfs.views.decoding import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
@@ -132,9 +133,7 @@ class Chunks:
         data: Buffer | None = await _answer(key, self._store.get, key, start * self.itemsize, count * self.itemsize)
         if data is None:
             return None
-        info = await _answer(key, self._store.info, key)
-        if info is not None and info.kind is Kind.SYMLINK:
-            return None if (chunk := await self.get(number)) is None else _flat(chunk, start, count)
+        info = await self._info(key)
         if info is None or info.size != size or len(data) != count * self.itemsize:
             raise ReadError(key, f"a chunk of {info and info.size} bytes, not {size}")
         return data
@@ -177,8 +176,13 @@ class Chunks:
         """What tells one value of `key` from the next, without asking a server."""
         if self._store.immutable:
             return None
-        info = await _answer(key, lambda: self._store.info(key, sized=False))
+        info = await self._info(key, sized=False)
         return None if info is None else _version_of(info)
+
+    async def _info(self, key: str, sized: bool = True) -> Info | None:
+        """The entry of a stored value, or of what it leads to; None where it is not there. ReadError."""
+        found = await _answer(key, resolve, self._store, key, sized)
+        return None if found is None else found[1]
 
     def _note(self, key: str, version: Hashable) -> None:
         if not self._store.immutable and len(self._read) < _NOTED:
@@ -221,13 +225,12 @@ class Chunks:
 
     async def _load_index(self, sharding: Sharding, key: str) -> Decoded:
         version, now = await self._version(key), trio.current_time()
-        info = await _answer(key, self._store.info, key)
+        info = await self._info(key)
         if info is None:
             return Decoded(None, KEPT, version, now)
-        size, length = info.size, sharding.index_length
-        if info.kind is not Kind.FILE or size is None:  # a link: what it leads to tells its size only when it is read
-            whole = await _answer(key, self._store.get, key)
-            size = len(whole or b"")
+        if info.kind is not Kind.FILE:
+            raise ReadError(key, "is a directory, not a shard")
+        size, length = info.size or 0, sharding.index_length
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
         data = await _answer(key, self._store.get, key, size - length if sharding.index_at == "end" else 0, length)
@@ -249,8 +252,6 @@ async def _answer(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _version_of(info: Info) -> Hashable:
-    if info.kind is Kind.SYMLINK:  # nobody can tell what happens to what it leads to
-        return object()
     return info.size, info.mtime_ns, info.identity
 
 
@@ -267,7 +268,3 @@ def part_of(array: Array, slices: Slices) -> Array:
     """A part of an array, which is a view of it; of a scalar, too."""
     found: Array = array[(*slices, ...)]  # type: ignore[arg-type]
     return found
-
-
-def _flat(chunk: Array, start: int, count: int) -> Buffer:
-    return chunk.reshape(-1)[start : start + count].tobytes()

@@ -26,7 +26,7 @@ from zarrfs.store.api import (
     keys_below,
     split_key,
 )
-from zarrfs.store.links import follow
+from zarrfs.store.links import resolve
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
@@ -88,7 +88,7 @@ class TranslatedView:
             return await self._document_info(place.shown, place.document, sized)
         if not place.source:
             return await self._directory_info(place.shown.node, name)
-        info = (await self._resolved(place.source, sized))[1]
+        info = (await resolve(self.lower, place.source, sized))[1]
         if place.directory is not (info.kind is Kind.DIRECTORY):
             raise NotFound(key)
         return info._replace(name=name, links=1) if place.directory else info._replace(name=name)
@@ -214,22 +214,7 @@ class TranslatedView:
         if place.directory:
             await self.info(key)  # it may not be there
             raise IsDirectory(key)
-        if (await self.lower.info(place.source, sized=False)).kind is not Kind.SYMLINK:
-            return place.source
-        return (await self._resolved(place.source, False))[0]
-
-    async def _resolved(self, key: str, sized: bool) -> tuple[str, Info]:
-        """(key, Info) of what `key` of the source is, or leads to; a link that leads nowhere is a ReadError."""
-        info = await self.lower.info(key, sized)
-        if info.kind is not Kind.SYMLINK:
-            return key, info
-        try:
-            target = await follow(self.lower, key)
-        except (NotFound, NotDirectory):
-            target = None
-        if target is None:
-            raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")
-        return target, await self.lower.info(target, sized)
+        return (await resolve(self.lower, place.source, False))[0]
 
     # -- nodes and their documents
 
@@ -370,7 +355,7 @@ class TranslatedView:
                 if name is None or (start is None and name <= after):
                     continue
                 if info.kind is Kind.SYMLINK:
-                    info = (await self._resolved(join_key(directory, info.name), sized=False))[1]
+                    info = (await resolve(self.lower, join_key(directory, info.name), False))[1]
                 yield info._replace(name=name, links=1 if info.kind is Kind.DIRECTORY else info.links)
         except (NotFound, NotDirectory):
             if place.rest:
