@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from tests.unit.arraystores import with_view
+from zarrfs.errors import ReadError
 from zarrfs.views.arrays import ArraysView
+from zarrfs.views.reading import read_array
 
 MIB = 1 << 20
 
@@ -34,8 +39,8 @@ def test_chunks_of_one_byte_take_bounded_memory_and_let_others_read(tmp_path: Pa
 
     async def check(view: ArraysView) -> None:
         async def read_many() -> None:
-            data = bytes(await view.get("x.npy", 1 << 30, 10_000))
-            assert data == b"\7" * 10_000
+            data = bytes(await view.get("x.npy", 1 << 30, 9000))
+            assert data == b"\7" * 9000
             order.append("x")
 
         async with trio.open_nursery() as nursery:
@@ -65,3 +70,44 @@ def test_what_is_remembered_of_tiny_chunks_is_counted(tmp_path: Path) -> None:
         assert 0.5 * MIB < kept <= MIB
 
     with_view(tmp_path, check, budget=MIB)
+
+
+def test_a_chunk_that_no_memory_holds_is_an_error_unless_it_is_not_there(tmp_path: Path) -> None:
+    trillion = 1 << 40
+    packed = {"compressor": {"id": "zlib", "level": 1}}
+    (write(tmp_path, "there", [trillion], [trillion], **packed) / "0").write_bytes(zlib.compress(bytes(MIB)))
+    write(tmp_path, "absent", [trillion], [trillion], **packed)
+    sharding = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]}
+    shards = {
+        "zarr_format": 3, "node_type": "array", "shape": [1 << 34], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 34]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }  # fmt: skip
+    (tmp_path / "shards/c").mkdir(parents=True)
+    (tmp_path / "shards/zarr.json").write_text(json.dumps(shards))
+    (tmp_path / "shards/c/0").touch()
+    os.truncate(tmp_path / "shards/c/0", 1 << 39)
+
+    async def check(view: ArraysView) -> None:
+        for name in ("there.npy", "shards.npy"):
+            with pytest.raises(ReadError, match=r"takes \d+ bytes, array_cache is"):
+                await view.get(name, 200, 10)
+        assert bytes(await view.get("absent.npy", 1 << 39, 10)) == b"\7" * 10
+
+    with_view(tmp_path, check)
+
+
+@pytest.mark.parametrize("compressor", [None, {"id": "zlib", "level": 1}])
+def test_a_stored_chunk_of_a_trillion_bytes_is_not_read(tmp_path: Path, compressor: Any) -> None:
+    array = write(tmp_path, "x", [1000, 64], [1000, 8], compressor=compressor)
+    (array / "0.0").touch()
+    os.truncate(array / "0.0", 1 << 40)
+
+    async def check(view: ArraysView) -> None:
+        with pytest.raises(ReadError, match=f"{1 << 40} bytes are stored, not"):
+            await view.get("x.npy", 128, 64_000)
+        with pytest.raises(ReadError, match=f"{1 << 40} bytes are stored, not"):
+            await read_array(view.lower, "x")
+
+    with_view(tmp_path, check)

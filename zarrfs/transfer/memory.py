@@ -25,7 +25,17 @@ def memory_limit(options: Options) -> int:
 
 @functools.cache
 def _usual() -> int:
-    return suggested(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return suggested(_machine())
+
+
+@functools.cache
+def quarter() -> int:
+    """Bytes: a quarter of the machine's memory, or of what this process's cgroup may take."""
+    return min([_machine(), *_cgroup_limits("/")]) // 4
+
+
+def _machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def suggested(machine: int, root: str = "/") -> int:

@@ -13,10 +13,11 @@ import trio
 from zarrfs.errors import NotFound, ReadError, StoreError
 from zarrfs.store.api import Buffer, Info, Kind, Store, join_key
 from zarrfs.store.links import resolve
+from zarrfs.transfer.memory import quarter
 from zarrfs.views.boxes import Slices
 from zarrfs.views.decoding import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
-from zarrfs.zarr.codecs import decode_chunk
+from zarrfs.zarr.codecs import decode_chunk, decoder_of
 from zarrfs.zarr.model import ArrayMetadata, MetadataError
 from zarrfs.zarr.sharding import ShardIndex, Sharding, inner_array, sharding_of
 
@@ -51,6 +52,7 @@ class Chunks:
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
         self.item = np.dtype((np.void, self.itemsize)) if self.itemsize else np.dtype(object)
+        self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # to be made
         self._token = next(_tokens)
         self._read: dict[str, Hashable] = {}  # versions of the stored values that were read, where they may change
 
@@ -106,8 +108,7 @@ class Chunks:
         key = self.key(number)
         found = await self._believed(self.id(number), key)
         if found is None:
-            size = self.size_of_chunk + KEPT
-            found = await self._cache.get(self.id(number), size, lambda: self.load(number))
+            found = await self._cache.get(self.id(number), self._takes, lambda: self.load(number))
         return found.value  # type: ignore[no-any-return]
 
     async def load(self, number: int) -> Decoded:
@@ -115,8 +116,12 @@ class Chunks:
         index = self._index(number)
         if self._sharding is None:
             key = self._key(index)
-            version, now = await self._version(key), trio.current_time()
-            data = await _answer(key, self._store.get, key)
+            info, now = await self._info(key, sized=False), trio.current_time()
+            version = None if info is None or self._store.immutable else _version_of(info)
+            data = None
+            if info is not None:
+                self._check_sizes(key, info.size if info.kind is Kind.FILE else None)
+                data = await _answer(key, self._store.get, key)
         else:
             key, version, data = await self._inner(self._sharding, index)
             now = trio.current_time()
@@ -172,6 +177,17 @@ class Chunks:
         chunk = np.asarray(chunk, order="C")  # here, in a thread, and not for each read of it
         return chunk.view(self.item) if self.itemsize else chunk
 
+    def _check_sizes(self, key: str, stored: int | None) -> None:
+        """ReadError of a chunk that memory would not hold, or that cannot be stored as so many bytes."""
+        largest = max(self._cache.budget, quarter())
+        if self._takes > largest + KEPT:
+            raise ReadError(key, f"a chunk that takes {self._takes} bytes, array_cache is {self._cache.budget}")
+        try:
+            if stored is not None:
+                decoder_of(self._stored).check_stored(stored)
+        except MetadataError as exc:
+            raise ReadError(key, str(exc)) from exc
+
     async def _version(self, key: str) -> Hashable:
         """What tells one value of `key` from the next, without asking a server."""
         if self._store.immutable:
@@ -215,6 +231,7 @@ class Chunks:
                 raise ReadError(key, str(exc)) from exc
             if run is None:
                 return key, found.version, None
+            self._check_sizes(key, run[1])
             data = await _answer(key, self._store.get, key, *run)
             if await self._version(key) == found.version:  # else another shard has taken its place
                 if data is None or len(data) != run[1]:
@@ -230,6 +247,7 @@ class Chunks:
             return Decoded(None, KEPT, version, now)
         if info.kind is not Kind.FILE:
             raise ReadError(key, "is a directory, not a shard")
+        self._check_sizes(key, None)
         size, length = info.size or 0, sharding.index_length
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")

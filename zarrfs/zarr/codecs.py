@@ -92,10 +92,16 @@ class Decoder:
             form = form.longer(0)
         self._steps, self._lax, self.encoded = steps[::-1], context.lax, form
 
+    def check_stored(self, size: int) -> None:
+        """CodecError where no chunk is stored as `size` bytes."""
+        limit = self.encoded.limit
+        if size > limit or (self.encoded.exact and size != limit):
+            most = "" if self.encoded.exact else " more than"
+            raise CodecError(self._steps[0].name, f"{size} bytes are stored, not{most} {limit}")
+
     def decode(self, data: Any) -> Any:
         """What `data` decodes to; CodecError."""
-        if self.encoded.exact and len(data) != self.encoded.limit:
-            raise CodecError(self._steps[0].name, f"{len(data)} bytes are stored, not {self.encoded.limit}")
+        self.check_stored(len(data))
         value = data
         for name, decode, form in self._steps:
             try:
