@@ -31,6 +31,7 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.copying import same_time, write_sparse
+from zarrfs.store.lower import OnLower
 from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.upper import NamesLock, Upper
 from zarrfs.store.uri import file_uri
@@ -74,7 +75,7 @@ class Change(NamedTuple):
     status: os.stat_result | None
 
 
-class Overlay:
+class Overlay(OnLower):
     """A WritableStore of `lower`, or of nothing, with the changes that `upper` has.
 
     `owner`: (uid, gid) of what is copied up; None: of this process. Who changes names holds `lock` meanwhile;
@@ -415,16 +416,6 @@ class Overlay:
 
     # -- what a mount asks beside
 
-    @property
-    def remote(self) -> bool:
-        """As PrefetchStore.remote."""
-        return isinstance(self.lower, PrefetchStore) and self.lower.remote
-
-    async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready."""
-        if isinstance(self.lower, PrefetchStore):
-            await self.lower.get_ready()
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         """As PrefetchStore.prefetch, for what is not in the upper."""
         if isinstance(self.lower, PrefetchStore):
@@ -433,11 +424,6 @@ class Overlay:
     async def left_out(self, key: str) -> dict[str, str]:
         """As PartialStore.left_out, of the lower store."""
         return await self.lower.left_out(key) if isinstance(self.lower, PartialStore) else {}
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of the lower store."""
-        found: dict[str, Any] = getattr(self.lower, "stats", dict)()
-        return found
 
     # -- the difference
 

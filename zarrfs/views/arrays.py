@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
@@ -21,7 +21,6 @@ from zarrfs.store.api import (
     Buffer,
     Info,
     Kind,
-    PrefetchStore,
     Store,
     Usage,
     check_key,
@@ -30,6 +29,7 @@ from zarrfs.store.api import (
     name_rule,
     split_key,
 )
+from zarrfs.store.lower import OnLower
 from zarrfs.transfer.memory import keep_freed_memory
 from zarrfs.transfer.tasks import at_once
 from zarrfs.views.decoding import DecodedCache
@@ -64,7 +64,7 @@ class _Entry(NamedTuple):
         return len(self.text or b"") + (self.items or 0)
 
 
-class ArraysView:
+class ArraysView(OnLower):
     """A Store of flat files. What no file can show is left out, with a warning that says why."""
 
     remote = False  # what is read ahead is known here, not by the names of files
@@ -74,7 +74,7 @@ class ArraysView:
 
         `strict`: what would be left out is a ReadError when it is looked at.
         """
-        self.lower = store
+        self.lower: Store = store
         self.immutable = store.immutable
         self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
@@ -150,8 +150,7 @@ class ArraysView:
     async def get_ready(self) -> None:
         """As PrefetchStore.get_ready; numpy is imported as well."""
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
-        if isinstance(self.lower, PrefetchStore):
-            await self.lower.get_ready()
+        await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         """Nothing: chunks are fetched ahead of who reads their array in order."""
@@ -161,8 +160,7 @@ class ArraysView:
 
     def stats(self) -> dict[str, Any]:
         """Counters of the source, and of decoded chunks."""
-        of_source: Callable[[], dict[str, Any]] = getattr(self.lower, "stats", dict)
-        return {**of_source(), "arrays": self._cache.stats()}
+        return {**super().stats(), "arrays": self._cache.stats()}
 
     # -- what a mount asks beside
 

@@ -27,6 +27,7 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.links import resolve
+from zarrfs.store.lower import OnLower
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
@@ -67,11 +68,11 @@ def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store
     return kind(store, version, strict)
 
 
-class TranslatedView:
+class TranslatedView(OnLower):
     """See open_translated()."""
 
     def __init__(self, store: Store, version: Literal[2, 3], strict: bool = False) -> None:
-        self.lower = store
+        self.lower: Store = store
         self.immutable = store.immutable
         self.hierarchy = Hierarchy(store)
         self._version, self._strict = version, strict
@@ -158,16 +159,6 @@ class TranslatedView:
                 raise ReadError(node.path or "/", node.problem)
             await self._show(node)
 
-    @property
-    def remote(self) -> bool:
-        """As PrefetchStore.remote."""
-        return isinstance(self.lower, PrefetchStore) and self.lower.remote
-
-    async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready."""
-        if isinstance(self.lower, PrefetchStore):
-            await self.lower.get_ready()
-
     async def prefetch(self, keys: Sequence[str]) -> None:
         """As PrefetchStore.prefetch, of chunks."""
         if not isinstance(self.lower, PrefetchStore):
@@ -181,11 +172,6 @@ class TranslatedView:
             if place.source and not place.directory:
                 wanted.append(place.source)
         await self.lower.prefetch(wanted)
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of the lower store."""
-        found: dict[str, Any] = getattr(self.lower, "stats", dict)()
-        return found
 
     # -- keys
 
