@@ -1,16 +1,19 @@
-"""Hierarchies on a server: consolidated metadata is read again when it changes, and not before."""
+"""Hierarchies on a server that does not list: what changes there is read again, and nothing before."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from typing import Any
 
+import pytest
 import trio
 
 from tests.servers import Faulty
 from tests.unit.viewstores import GROUP_2, v2
 from zarrfs.options import Options
 from zarrfs.sources import open_source
+from zarrfs.views.arrays import ArraysView
 from zarrfs.views.translated import TranslatedView
 
 
@@ -36,6 +39,37 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
             await trio.sleep(2.2)  # a second each: of the store, and of the hierarchy
             assert json.loads(bytes(await view.get("a/.zarray")))["shape"] == [1000, 20]
             assert json.loads(bytes(await view.get(".zmetadata")))["metadata"]["a/.zarray"]["shape"] == [1000, 20]
+        finally:
+            await view.aclose()
+
+    trio.run(main)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_chunk_that_changes_is_seen_though_the_server_tells_no_times(
+    faulty: Faulty, compressed: bool, whole: bool
+) -> None:
+    about = v2(shape=[400], chunks=[400], dtype="|u1", compressor={"id": "zlib"} if compressed else None)
+    base = f"/{compressed}/{whole}"  # the server has what earlier tests have put
+    faulty.put(f"{base}/x/.zarray", about)
+    if whole:
+        faulty.put(f"{base}/.zmetadata", metadata(x=json.loads(about)))
+    faulty.put(f"{base}/.zgroup", GROUP_2)
+
+    def put(value: bytes, tag: str) -> None:
+        data = value * 400
+        faulty.put(f"{base}/x/0", zlib.compress(data) if compressed else data, tag=tag)
+
+    async def main() -> None:
+        put(b"a", "1")
+        view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0))
+        assert isinstance(view, ArraysView)
+        try:
+            assert bytes(await view.get("x.bin")) == b"a" * 400
+            put(b"b", "2")
+            await trio.sleep(2.2)  # a second each: of the store, and of the chunk
+            assert bytes(await view.get("x.bin")) == b"b" * 400
         finally:
             await view.aclose()
 

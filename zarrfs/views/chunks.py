@@ -23,6 +23,7 @@ from zarrfs.zarr.sharding import ShardIndex, Sharding, inner_array, sharding_of
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
+Version = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store tells
 
 _BELIEVED = 1.0  # seconds: how long a chunk of a store that may change is used without a look at it
 _NOTED = 2048  # stored values: so many are looked at when a file is opened again
@@ -114,6 +115,7 @@ class Chunks:
     async def load(self, number: int) -> Decoded:
         """As get(), fetched and decoded anew."""
         index = self._index(number)
+        version: Hashable
         if self._sharding is None:
             key = self._key(index)
             info, now = await self._info(key, sized=False), trio.current_time()
@@ -188,7 +190,7 @@ class Chunks:
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
 
-    async def _version(self, key: str) -> Hashable:
+    async def _version(self, key: str) -> Version | None:
         """What tells one value of `key` from the next, without asking a server."""
         if self._store.immutable:
             return None
@@ -210,7 +212,9 @@ class Chunks:
         if found is None or self._store.immutable or trio.current_time() - found.checked < _BELIEVED:
             return found
         now = trio.current_time()
-        if found.value is not None and await self._version(key) == found.version:
+        version = None if found.value is None else await self._version(key)
+        # a server that tells no times: only reading it again tells whether it has changed
+        if version is not None and version[1] is not None and version == found.version:
             found.checked = now
             return found
         self._cache.drop(id, found)
@@ -269,7 +273,7 @@ async def _answer(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
         raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
 
 
-def _version_of(info: Info) -> Hashable:
+def _version_of(info: Info) -> Version:
     return info.size, info.mtime_ns, info.identity
 
 
