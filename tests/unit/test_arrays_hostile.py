@@ -14,8 +14,14 @@ import trio
 
 from tests.unit.arraystores import with_view
 from zarrfs.errors import ReadError
+from zarrfs.stage.arraycheck import ArrayChecks
+from zarrfs.stage.check import Report
+from zarrfs.stage.check import check as run_check
+from zarrfs.store.api import Store
+from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.reading import read_array
+from zarrfs.views.translated import open_translated
 
 MIB = 1 << 20
 
@@ -30,6 +36,21 @@ def write(directory: Path, name: str, shape: list[int], chunks: list[int], **mor
     }  # fmt: skip
     (array / ".zarray").write_text(json.dumps(document | more))
     return array
+
+
+def write_sharded(directory: Path, size: int) -> None:
+    """The array `shards` in a group: a shard of so many chunks of one byte, a file without blocks."""
+    sharding = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]}
+    shards = {
+        "zarr_format": 3, "node_type": "array", "shape": [size], "data_type": "uint8", "fill_value": 0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [size]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+    }  # fmt: skip
+    (directory / "shards/c").mkdir(parents=True)
+    (directory / "shards/zarr.json").write_text(json.dumps(shards))
+    (directory / "shards/c/0").touch()
+    os.truncate(directory / "shards/c/0", 32 * size)
 
 
 def test_chunks_of_one_byte_take_bounded_memory_and_let_others_read(tmp_path: Path) -> None:
@@ -77,17 +98,7 @@ def test_a_chunk_that_no_memory_holds_is_an_error_unless_it_is_not_there(tmp_pat
     packed = {"compressor": {"id": "zlib", "level": 1}}
     (write(tmp_path, "there", [trillion], [trillion], **packed) / "0").write_bytes(zlib.compress(bytes(MIB)))
     write(tmp_path, "absent", [trillion], [trillion], **packed)
-    sharding = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]}
-    shards = {
-        "zarr_format": 3, "node_type": "array", "shape": [1 << 34], "data_type": "uint8", "fill_value": 0,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 34]}},
-        "chunk_key_encoding": {"name": "default"},
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-    }  # fmt: skip
-    (tmp_path / "shards/c").mkdir(parents=True)
-    (tmp_path / "shards/zarr.json").write_text(json.dumps(shards))
-    (tmp_path / "shards/c/0").touch()
-    os.truncate(tmp_path / "shards/c/0", 1 << 39)
+    write_sharded(tmp_path, 1 << 34)
 
     async def check(view: ArraysView) -> None:
         for name in ("there.npy", "shards.npy"):
@@ -111,3 +122,37 @@ def test_a_stored_chunk_of_a_trillion_bytes_is_not_read(tmp_path: Path, compress
             await read_array(view.lower, "x")
 
     with_view(tmp_path, check)
+
+
+def test_links_that_go_in_circles_end(tmp_path: Path) -> None:
+    write(tmp_path, "a/x", [4], [4])
+    write(tmp_path, "b/y", [4], [4])
+    for link, target in (("a/self", "."), ("a/up", ".."), ("a/other", "../b"), ("b/other", "../a"), ("b/y2", "y")):
+        (tmp_path / link).symlink_to(target)
+
+    async def check(view: Store) -> None:
+        found = [key async for key in view.list_prefix("") if key.endswith((".npy", ".zarray"))]
+        end = ".npy" if isinstance(view, ArraysView) else "/.zarray"
+        arrays = ["a/other/y", "a/other/y2", "a/x", "b/other/x", "b/y", "b/y2"]
+        assert sorted(found) == [name + end for name in arrays]
+
+    with_view(tmp_path, check)
+
+    async def as_v2() -> None:
+        view = open_translated(FileSystemStore(str(tmp_path)), 2, False)
+        await check(view)
+        await view.aclose()
+
+    trio.run(as_v2)
+
+
+def test_check_does_not_read_an_index_that_no_memory_holds(tmp_path: Path) -> None:
+    write_sharded(tmp_path, 1 << 34)
+
+    async def main() -> None:
+        store, report = FileSystemStore(str(tmp_path)), Report()
+        await run_check(store, "", report, MIB, ArrayChecks(store, True, MIB))
+        await store.aclose()
+        assert [(bad.kind, "an index of" in bad.reason) for bad in report.bad] == [("undecodable", True)]
+
+    trio.run(main)

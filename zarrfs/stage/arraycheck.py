@@ -121,6 +121,8 @@ class ArrayChecks:
     async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: Report) -> None:
         """Decode a shard that does not fit in memory, one of its chunks after the other."""
         length = min(sharding.index_length, size)
+        if length > self._memory:
+            raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
         data = await self._read(key, 0 if sharding.index_at == "start" else size - length, length, report)
         try:
             index = sharding.read_index(data, size)

@@ -99,7 +99,10 @@ class Hierarchy:
         return node, ""
 
     async def children(self, node: Node, after: str = "") -> AsyncIterator[Info]:
-        """The directories right below a group, sorted as the store does; their documents are not read."""
+        """The directories right below a group, sorted as the store does; their documents are not read.
+
+        A link to a group that it lies in is found by its name only: whoever goes through all would never end.
+        """
         if self._draft is not None:
             for info in await self._draft_children(node):
                 if info.name > after:
@@ -108,7 +111,7 @@ class Hierarchy:
         async for info in self.store.list_dir(node.chunks, after):
             if info.kind is Kind.SYMLINK:
                 resolved = await self._directory(join_key(node.chunks, info.name))
-                if resolved is not None:
+                if resolved is not None and not await self._leads_back(join_key(node.path, info.name), resolved[0]):
                     yield resolved[1]._replace(name=info.name)
             elif info.kind is Kind.DIRECTORY and await self._is_shown(node, info.name):
                 yield info
@@ -228,6 +231,15 @@ class Hierarchy:
                 return None
             path, info = key, await self.store.info(key, sized=False)
         return (path, info) if info.kind is Kind.DIRECTORY else None
+
+    async def _leads_back(self, path: str, directory: str) -> bool:
+        """Whether the link at `path` leads to a directory that it lies in: there would be no end of groups."""
+        while path:
+            path = split_key(path)[0]
+            above = await self._at(path)
+            if above is not None and above.chunks == directory:
+                return True
+        return False
 
     async def _documents(self, directory: str) -> tuple[Found, ...]:
         """What makes a directory a node: a document, and that of its attributes."""
