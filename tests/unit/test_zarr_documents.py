@@ -258,6 +258,12 @@ def test_v3_details() -> None:
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
 
 
+def test_documents_that_say_the_same_are_equal() -> None:
+    assert array(".zarray") == array(".zarray")  # so that what was made of one is not made anew
+    assert array(".zarray") != array(".zarray", shape=[7, 6])
+    assert hash(array(".zarray").grid) == hash(array(".zarray").grid)
+
+
 def test_json() -> None:
     assert load_json(b"\xef\xbb\xbf[Infinity]") == [math.inf]
     assert load_json(memoryview(b'{"a": "\xc3\xa9"}')) == {"a": "é"}

@@ -33,6 +33,12 @@ class Grid:
         if long and self.size and len(self.name(self.size - 1)) > _DIGITS_MAX:
             raise ValueError(f"shape: names of chunks over {_DIGITS_MAX} characters")
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grid) and (self.shape, self.chunks) == (other.shape, other.chunks)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.chunks))
+
     def index(self, number: int) -> tuple[int, ...]:
         """The index of chunk `number`, which is in range."""
         found = []
