@@ -51,7 +51,7 @@ function draw(canvas) {
 }
 const seen = new IntersectionObserver(found => { for (const one of found) if (one.isIntersecting) {
   draw(one.target); seen.unobserve(one.target); } }, {rootMargin: "600px"});
-document.querySelectorAll("canvas").forEach((canvas, number) => number < 20 ? draw(canvas) : seen.observe(canvas));
+document.querySelectorAll("canvas").forEach((canvas, number) => number < 200 ? draw(canvas) : seen.observe(canvas));
 document.querySelectorAll(".legend i").forEach((box, level) => box.style.background = colours[level]);
 """
 
