@@ -61,7 +61,7 @@ def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
 
 def test_what_is_no_document(nginx: Nginx) -> None:
     put(nginx.listing, "v3_hier")
-    for web in nginx:
+    for web in (nginx.listing, nginx.plain, nginx.late):
         for name in ("v3_hier", "v3_hier/", "nope", "nope.json"):
             assert read_document(f"{web.url}/{name}", OPTIONS) is None
     with pytest.raises(SourceError, match="Cannot connect"):

@@ -64,10 +64,8 @@ def test_a_run_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
     for index in range(400):
         (source / f"{index:03}").write_bytes(b"x" * 100)
         (out / f"{index:03}").touch()
-    store = FileSystemStore(str(source))
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with pytest.raises(SourceError, match="is there already"):
-            write(store, out)
+            write(FileSystemStore(str(source)), out)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
-    trio.run(store.aclose)
