@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import trio
 
 from tests.conftest import tmpfs
 from tests.unit.extracting import write
