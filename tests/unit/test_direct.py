@@ -155,8 +155,11 @@ TAKEN: dict[str, tuple[Callable[[str], bytes], bytes | type[Exception]]] = {
     "the last": (_206(*SIZED, "Connection: keep-alive, Close"), PART),
     "no reason": (_changed(b" Partial Content", b""), PART),
 }  # fmt: skip
-# Those after which there may come anything.
-NOT_KEPT = "more than its length", "a length that is too large", "a length that is too small", "the last"
+# Those after which there may come anything, or whose body nobody reads.
+NOT_KEPT = (
+    "more than its length", "a length that is too large", "a length that is too small", "the last", "longer",
+    "elsewhere", "backwards", "unranged", "parts",
+)  # fmt: skip
 # Answers that are for a library's client.
 LEFT: dict[str, Callable[[str], bytes]] = {
     "no length": _206("{r}"),

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import math
 import re
 import socket
+import struct
+import termios
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -24,6 +27,7 @@ from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.options import Options
 from zarrfs.transfer import http
 from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.storeoptions import why_not_plain
 from zarrfs.transfer.systems import System, WebPaths, failure
 from zarrfs.transfer.tasks import in_background
@@ -47,6 +51,7 @@ _URL = re.compile(
     r"(/(?:(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$'()*,+&=;:@-]+/)*(?!\.{1,2}\Z)[A-Za-z0-9._~!$'()*,+&=;:@-]+)"
 )
 _VERSION = b"HTTP/1.1 "
+_RANGE = b"HTTP/1.1 206 "
 _BARE = re.compile(rb"(?<!\r)\n")
 _STATUS = re.compile(rb"HTTP/1\.1 ([2-5][0-9][0-9])(?: ([ -~]*))?")
 _HEADER = re.compile(rb"([!#-'*+.0-9A-Z^-z|~-]+):[ \t]*([\t -~\x80-\xff]*)")
@@ -288,11 +293,16 @@ def _has_more(sock: socket.socket) -> bool:
 
 
 async def _asked(sock: socket.socket, request: bytes, used: bool) -> bytes:
-    """The first that comes; b"" at the end of the connection, or where one that was `used` is broken."""
+    """The first that comes; b"" at the end of the connection, or where one that was `used` is broken.
+
+    Of a range the head alone, if that has come: its body is then received at once, into memory of its own.
+    """
     try:
         await _send(sock, request)
         await trio.lowlevel.wait_readable(sock)
-        return await _received(sock, _FIRST)
+        data = await _received(sock, _FIRST, socket.MSG_PEEK)
+        end = data.find(b"\r\n\r\n") + 4 if data.startswith(_RANGE) else 0
+        return await _received(sock, end if end > 3 else _FIRST)
     except ConnectionError:
         if not used:
             raise
@@ -307,10 +317,10 @@ async def _send(sock: socket.socket, data: bytes) -> None:
             await trio.lowlevel.wait_writable(sock)
 
 
-async def _received(sock: socket.socket, most: int) -> bytes:
+async def _received(sock: socket.socket, most: int, flags: int = 0) -> bytes:
     while True:
         try:
-            return sock.recv(most)
+            return sock.recv(most, flags)
         except BlockingIOError:
             await trio.lowlevel.wait_readable(sock)
 
@@ -346,25 +356,46 @@ async def _head(sock: socket.socket, data: bytes) -> tuple[Head, bytes]:
     return Head(int(match[1]), (match[2] or b"").decode(), headers), data[end + 4 :]
 
 
-async def _body(sock: socket.socket, begun: bytes, size: int) -> bytearray:
+async def _body(sock: socket.socket, begun: bytes, size: int) -> Buffer:
     """`size` bytes that begin with `begun`; Transient where fewer come."""
+    with contextlib.ExitStack() as restore:
+        low = 1
+
+        async def wait(wanted: int) -> None:
+            """Until so many bytes are there, or _LOW: the kernel gathers them before it tells."""
+            nonlocal low
+            if min(_LOW, wanted) != low:
+                if low == 1:
+                    restore.callback(sock.setsockopt, socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+                low = min(_LOW, wanted)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
+            await trio.lowlevel.wait_readable(sock)
+
+        if not begun and 0 < size <= _LOW:  # memory that is not filled with zeros first
+            if _available(sock) < size:
+                await wait(size)
+            begun = await _received(sock, size)
+            if len(begun) == size:
+                return begun
+            if not begun:
+                raise Transient("the answer was cut off")
+        return await _gathered(sock, begun, size, wait)
+
+
+async def _gathered(
+    sock: socket.socket, begun: bytes, size: int, wait: Callable[[int], Awaitable[None]]
+) -> bytearray:
+    """As _body(), a piece at a time."""
     data = bytearray(size)
     got = len(begun)
     data[:got] = begun
-    low = 1
-    with memoryview(data) as view, contextlib.ExitStack() as restore:
+    with memoryview(data) as view:
         while got < size:
-            wanted = min(_LOW, size - got)  # fewer wake-ups, as the kernel gathers so much before it tells
-            if wanted != low:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-                if low == 1:
-                    restore.callback(sock.setsockopt, socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-                low = wanted
             try:
                 with view[got:] as rest:
                     count = sock.recv_into(rest)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(sock)
+                await wait(size - got)
                 continue
             if not count:
                 raise Transient("the answer was cut off")
@@ -372,3 +403,9 @@ async def _body(sock: socket.socket, begun: bytes, size: int) -> bytearray:
             if count >= _LOW:  # a server that is faster than we are may not keep the loop from others
                 await trio.lowlevel.checkpoint()
     return data
+
+
+def _available(sock: socket.socket) -> int:
+    """Bytes that can be received now."""
+    found: int = struct.unpack("i", fcntl.ioctl(sock, termios.FIONREAD, bytes(4)))[0]
+    return found

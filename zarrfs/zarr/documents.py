@@ -5,7 +5,9 @@ Source: Zarr v3 core; Zarr v2 specification; zarr-legacy-persistence (0.4.0); st
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import marshal
 from collections.abc import Callable
 
 from zarrfs.transfer.api import Buffer
@@ -18,8 +20,27 @@ DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.v
 DOCUMENT_MAX = 256 << 20  # bytes: no longer one is read
 Metadata = ArrayMetadata | GroupMetadata
 
+_ALIKE = 1024  # documents of arrays that are remembered
+_arrays: dict[bytes, ArrayMetadata] = {}
+
+
+def _array_v2(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
+    """As v2.array(): in hierarchies of thousands of arrays, most say the same."""
+    try:
+        text = marshal.dumps(document, 2)  # tells NaN from null, and 1 from 1.0
+    except ValueError:  # too deep
+        return v2.array(document, attributes)
+    found = _arrays.get(text)
+    if found is None:
+        found = v2.array(document, {})
+        if len(_arrays) >= _ALIKE:
+            _arrays.clear()
+        _arrays[text] = found
+    return dataclasses.replace(found, attributes=attributes)
+
+
 _PARSERS: dict[str, Callable[[dict[str, JSON], dict[str, JSON]], Metadata]] = {
-    ".zarray": v2.array,
+    ".zarray": _array_v2,
     ".zgroup": v2.group,
     "__zmeta__": legacy.array_v0,
     "meta": legacy.array_v1,
