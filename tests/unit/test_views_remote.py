@@ -74,3 +74,20 @@ def test_a_chunk_that_changes_is_seen_though_the_server_tells_no_times(
             await view.aclose()
 
     trio.run(main)
+
+
+@pytest.mark.parametrize("key", ["0/0", "1/0", "1/1"])
+def test_old_nested_chunks_are_found_where_the_server_cannot_list(faulty: Faulty, key: str) -> None:
+    base = f"/old/{key}"
+    faulty.put(f"{base}/x/.zarray", v2(dtype="|u1"))
+    faulty.put(f"{base}/.zgroup", GROUP_2)
+    faulty.put(f"{base}/x/{key}", b"\1" * 100)
+
+    async def main() -> None:
+        view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0))
+        try:
+            assert sum(bytes(await view.get("x.bin"))) == 100
+        finally:
+            await view.aclose()
+
+    trio.run(main)

@@ -31,6 +31,7 @@ _INLINE = 256 << 10  # bytes: reading more of JSON keeps others waiting, unless 
 _FRESH = 1.0  # seconds for which what was found in a store that changes is believed
 _KNOWN = 65_536  # nodes remembered
 _AT_ONCE = 64  # nodes looked at together where a server has to be asked
+_LOOKS = 8  # chunks that are looked for to see how they are called
 
 
 class Node(NamedTuple):
@@ -316,14 +317,16 @@ class Hierarchy:
 
     async def _seen(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
         """Which of both templates names the chunks that are there; the array's own goes first."""
-        first = (0,) * array.ndim
-        for template in (array.keys, other):
-            try:
-                info = await self.store.info(join_key(directory, template.key(first)), sized=False)
-            except StoreError:
-                continue
-            if info.kind is not Kind.DIRECTORY:
-                return template
+        last = array.grid.size - 1
+        for number in dict.fromkeys(last * part // (_LOOKS - 1) for part in range(_LOOKS if last >= 0 else 0)):
+            index = array.grid.index(number)
+            for template in (array.keys, other):
+                try:
+                    info = await self.store.info(join_key(directory, template.key(index)), sized=False)
+                except StoreError:
+                    continue
+                if info.kind is not Kind.DIRECTORY:
+                    return template
         if self._remote:
             return None  # not every server lists, and a long listing is many requests
         async for info in self.store.list_dir(directory):
