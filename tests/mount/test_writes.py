@@ -38,9 +38,9 @@ def source_of(directory: Path) -> Path:
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """A mount that has the keys of LOWER, for all users."""
     more = "allow_other,dev,suid"
-    tmp_path.chmod(0o755)
-    for above in (tmp_path.parent, tmp_path.parent.parent):
-        above.chmod(0o755)
+    for above in (tmp_path, *tmp_path.parents):
+        if not above.stat().st_mode & 0o001:
+            above.chmod(0o755)
     if request.param == "merged":
         (tmp_path / "upper").mkdir()
         with mounted(source_of(tmp_path), tmp_path / "mnt", more, f"upperdir={tmp_path / 'upper'}") as at:

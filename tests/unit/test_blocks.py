@@ -48,11 +48,12 @@ def read(url: str, options: Options, *lows: int, size: int = 10_000) -> list[byt
 
 def fill(faulty: Faulty, url: str, options: Options, *lows: int) -> None:
     """Read values until they are on disk: a disk that is busy keeps nothing."""
-    while True:
+    for _ in range(1000):
         faulty.requests.clear()
         read(url, options, *lows)
         if not faulty.gets():
             return
+    raise AssertionError(f"nothing is kept; the last requests: {faulty.requests}")
 
 
 def test_what_was_fetched_once_is_not_asked_for_again(faulty: Faulty, tmp_path: Path) -> None:

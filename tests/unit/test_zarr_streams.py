@@ -94,9 +94,10 @@ def test_skippable_frames_of_zstd() -> None:
 
 def test_many_small_members_end() -> None:
     """What is left is not copied for each of them: with 6 MB of members that would take hours."""
+    value = b"abc" * (3 << 20)  # a chunk that may be stored as so much
     for name, count in (("gzip", 150_000), ("bz2", 2000), ("zstd", 2000)):
         codec, pack = PACK[name]
-        assert decoded(3, pack(b"") * count + pack(b"abc") + pack(b"") * count, codec) == b"abc"
+        assert decoded(len(value), pack(b"") * count + pack(value) + pack(b"") * count, codec) == value
 
 
 DICTIONARY = """
@@ -199,5 +200,5 @@ def test_bombs(name: str) -> None:
     """64 MiB in a chunk of 100 kB: it is refused, and the process has grown by a few MiB."""
     done = subprocess.run([sys.executable, "-c", BOMBS, name], capture_output=True, text=True, timeout=60, check=True)
     error, growth = done.stdout.splitlines()
-    assert "holds" in error
+    assert "holds" in error or "are stored" in error  # before or while it is decoded
     assert int(growth) < 24
