@@ -201,24 +201,27 @@ def measure_random(run: Arrays, rounds: int) -> Iterator[Result]:
 
 
 def measure_many(run: Arrays, rounds: int) -> Iterator[Result]:
-    """Opening a view of many arrays."""
-    store = run.many()
+    """Opening a view of many arrays: its document that names all of them; and what zarr-python then does with it."""
+    store, plain = run.many(), run.directory / "many-v3"
+    plain.mkdir(exist_ok=True)
     opened: list[float] = []
 
-    def mount() -> float:
+    def view() -> float:
         began = time.perf_counter()
         with mounted(run, store, "view=v3") as mountpoint:
+            document = (mountpoint / "zarr.json").read_bytes()
             took = time.perf_counter() - began
+            (plain / "zarr.json").write_bytes(document)
             opened.append(by_zarr(OPEN_ALL, mountpoint, ARRAYS))
             return took
 
     def theirs() -> float:
-        return by_zarr(OPEN_ALL, store, ARRAYS)
+        return by_zarr(OPEN_ALL, plain, ARRAYS)
 
-    samples = interleaved(rounds, {"mount": mount, "zarr-python": theirs})
-    yield Result(f"mount of view=v3 of {ARRAYS:,} arrays", "s", samples["mount"], limit=0.5, at_most=True)
-    yield Result("open_group of it", "s", opened, limit=1.0, at_most=True)
-    yield Result("the same", "s", opened, "of the v2 store itself", samples["zarr-python"])
+    yield Result(f"view=v3 of {ARRAYS:,} arrays, mounted and read", "s", [view()], limit=1.0, at_most=True)
+    samples = interleaved(rounds, {"view": view, "plain": theirs})
+    yield Result("the same, again", "s", samples["view"], limit=1.0, at_most=True)
+    yield Result("open_group of it", "s", opened, "of the same document in a directory", samples["plain"])
 
 
 MEASURES = {"scan": measure_scan, "raw": measure_raw, "random": measure_random, "many": measure_many}
