@@ -151,8 +151,12 @@ class Faulty:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def put(self, path: str, value: bytes, *faults: object, forever: object = None, tag: str = "1") -> str:
-        """Serve `value` of version `tag` at `path` with these faults; returns its URL. Forgets earlier requests."""
+        """Serve `value` of version `tag` at `path` with these faults; returns its URL.
+
+        Forgets earlier requests, and faults of HEAD.
+        """
         self.values[path], self.tags[path] = value, f'"{tag}"'
+        self.head(path)
         self._faults[path], self._forever[path] = list(faults), forever
         self.requests.clear()
         self._released.clear()
