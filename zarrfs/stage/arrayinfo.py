@@ -126,7 +126,7 @@ async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: Chunks,
             chunks.initialised += 1
             total.files += 1
             if chunks.map is not None:
-                chunks.map.add(number_of(array, index))
+                chunks.map.add(array.grid.number_at(index))
             yield f"{node.chunks}/{key}" if node.chunks else key, info
 
     try:
@@ -135,14 +135,6 @@ async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: Chunks,
             total.bytes += info.size or 0
     except (ZarrfsError, OSError) as exc:
         chunks.problem = str(exc)
-
-
-def number_of(array: ArrayMetadata, index: tuple[int, ...]) -> int:
-    """The number of a chunk in C order."""
-    number = 0
-    for at, count in zip(index, array.grid.counts, strict=True):
-        number = number * count + at
-    return number
 
 
 def logical_bytes(array: ArrayMetadata) -> int | None:

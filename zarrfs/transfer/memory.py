@@ -31,7 +31,7 @@ def _usual() -> int:
 @functools.cache
 def quarter() -> int:
     """Bytes: a quarter of the machine's memory, or of what this process's cgroup may take."""
-    return min([_machine(), *_cgroup_limits("/")]) // 4
+    return _quarter(_machine(), "/")
 
 
 def _machine() -> int:
@@ -43,7 +43,11 @@ def suggested(machine: int, root: str = "/") -> int:
 
     `root` is where /proc and /sys are. Limits: cgroups(7), "memory" of version 1 and 2 in the kernel's documentation.
     """
-    return max(_LEAST, min(_MOST, min([machine, *_cgroup_limits(root)]) // 4))
+    return max(_LEAST, min(_MOST, _quarter(machine, root)))
+
+
+def _quarter(machine: int, root: str) -> int:
+    return min([machine, *_cgroup_limits(root)]) // 4
 
 
 def _cgroup_limits(root: str) -> list[int]:

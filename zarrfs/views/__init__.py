@@ -7,9 +7,7 @@ from zarrfs.store.api import Store
 
 
 def open_view(store: Store, options: Options) -> Store:
-    """The view of `store` that options.view asks for, which closes it; `store` itself where none is asked for."""
-    if options.view is None:
-        return store
+    """The view of `store` that options.view asks for, which closes it."""
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 

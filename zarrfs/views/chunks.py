@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from zarrfs.views.boxes import Slices
 from zarrfs.views.decoding import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.codecs import decode_chunk, decoder_of
+from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import ArrayMetadata, MetadataError
 from zarrfs.zarr.sharding import ShardIndex, Sharding, inner_array, sharding_of
 
@@ -48,8 +48,9 @@ class Chunks:
         self._stored = self._sharding.inner if self._sharding else self.array  # what one chunk is decoded with
         self.fortran = is_fortran(self.array)
         grid, turn = self._stored.grid, -1 if self.fortran else 1
-        self.shape, self.shape_of_chunk, self.counts = grid.shape[::turn], grid.chunks[::turn], grid.counts[::turn]
-        self.number = math.prod(self.counts)
+        self._grid = Grid(grid.shape[::turn], grid.chunks[::turn])  # in the order of the flat file
+        self.shape, self.shape_of_chunk, self.counts = self._grid.shape, self._grid.chunks, self._grid.counts
+        self.number = self._grid.size
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
         self.item = np.dtype((np.void, self.itemsize)) if self.itemsize else np.dtype(object)
@@ -74,13 +75,8 @@ class Chunks:
 
     def place(self, number: int) -> tuple[slice, ...]:
         """The part of the array that a chunk has."""
-        found = []
-        for count, step, extent in zip(
-            reversed(self.counts), reversed(self.shape_of_chunk), reversed(self.shape), strict=True
-        ):
-            number, at = divmod(number, count)
-            found.append(slice(at * step, min((at + 1) * step, extent)))
-        return tuple(reversed(found))
+        extents = zip(self._grid.index(number), self.shape_of_chunk, self.shape, strict=True)
+        return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
 
     def filled(self, shape: tuple[int, ...]) -> Array:
         """Items of chunks that are not there: the fill value, or zeros where there is none."""
@@ -159,11 +155,7 @@ class Chunks:
 
     def _index(self, number: int) -> tuple[int, ...]:
         """The index of a chunk in the array's own order of dimensions."""
-        found = []
-        for count in reversed(self.counts):
-            number, at = divmod(number, count)
-            found.append(at)
-        return tuple(found if self.fortran else reversed(found))
+        return self._grid.index(number)[:: -1 if self.fortran else 1]
 
     def _key(self, index: tuple[int, ...]) -> str:
         return join_key(self.node.chunks, self.array.keys.key(index))

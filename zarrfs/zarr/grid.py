@@ -47,6 +47,13 @@ class Grid:
             found.append(at)
         return tuple(reversed(found))
 
+    def number_at(self, index: tuple[int, ...]) -> int:
+        """The number of the chunk at `index`, which is in range."""
+        found = 0
+        for at, count in zip(index, self.counts, strict=True):
+            found = found * count + at
+        return found
+
     def name(self, number: int) -> str:
         """The name of chunk `number`, which is in range."""
         return ".".join(map(str, self.index(number))) or "0"
