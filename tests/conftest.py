@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,17 +21,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Indexes of the tests go to a directory of their own."""
+    """Indexes of the tests go to a directory of their own, and no configuration of the user's is read."""
     patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
 
 
-def run(*arguments: object, **more: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, program: Sequence[str] = (PROGRAM,), **more: object) -> subprocess.CompletedProcess[str]:
     """Run zarrfs; output captured, status not checked."""
     return subprocess.run(
-        [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **more
+        [*program, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **more
     )  # type: ignore[call-overload,no-any-return]
 
 

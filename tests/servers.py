@@ -65,12 +65,18 @@ http {{
 @pytest.fixture(scope="session")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     """nginx on an empty directory, which tests fill."""
+    with nginx_at(tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www")) as servers:
+        yield servers
+
+
+@contextlib.contextmanager
+def nginx_at(directory: Path, root: Path) -> Iterator[Nginx]:
+    """nginx that shows `root`, with its own files in `directory`."""
     program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if program is None:
         pytest.fail("nginx is not installed: the tests of HTTP need it (nginx-light will do)")
     if not os.path.exists(f"{_MODULES}/ngx_http_lua_module.so"):
         pytest.fail("nginx has no Lua module: the tests of HTTP need it (libnginx-mod-http-lua)")
-    directory, root = tmp_path_factory.mktemp("nginx"), tmp_path_factory.mktemp("www")
     process, ports = _start_nginx(program, directory, root)
     try:
         listing, plain, late = (Web(f"http://127.0.0.1:{port}", root) for port in ports)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 import traceback
+from typing import Any
+
+from zarrfs.failures import FAILURES
 
 log = logging.getLogger("zarrfs")
 
@@ -100,7 +102,39 @@ class ReadError(ZarrfsError):
     def __init__(self, where: str, reason: str, status: int | None = None) -> None:
         self.where, self.reason = where, reason
         self.status = status  # of HTTP, where one said so
+        self.url: str | None = None  # of the target, without credentials
+        self.offset: int | None = None  # bytes
+        self.length: int | None = None  # bytes
+        self.attempts: int | None = None
         super().__init__(f"{where}: {reason}")
+
+    def about(self, url: str, offset: int, length: int, attempts: int | None = None) -> None:
+        """Note what was asked for (length 0: no range), and how often, unless somebody nearer to the target has."""
+        if self.url is None:
+            self.url, self.attempts = url, attempts
+            self.offset, self.length = (offset, length) if length else (None, None)
+
+    def at(self, where: str) -> ReadError:
+        """The same failure, of what readers call `where`."""
+        found = type(self)(where, self.reason, self.status)
+        found.url, found.attempts = self.url, self.attempts
+        found.offset, found.length = self.offset, self.length
+        return found
+
+    def facts(self) -> dict[str, str | int]:
+        """What is known of url, offset, length, attempt (the number of the last one) and status."""
+        known = {name: getattr(self, name) for name in ("url", "offset", "length", "status")}
+        known["attempt"] = self.attempts
+        return {name: value for name, value in known.items() if value is not None}
+
+    def described(self) -> str:
+        """All that is known, in one line."""
+        if self.url is None:
+            return str(self)
+        extent = f" [{self.offset}, +{self.length}]" if self.length else ""
+        if self.where == self.url:
+            return f"{self.url}{extent}: {self.reason}"
+        return f"{self}: {self.url}{extent}" if self.url not in self.where else str(self)
 
 
 class TargetMissing(ReadError):
@@ -150,19 +184,15 @@ _OS_ERRNOS = frozenset(
 )  # fmt: skip
 
 
-_SILENCE = 60.0  # seconds
-_REMEMBERED = 1024  # failures
-_told: dict[tuple[str, str, type[BaseException]], float] = {}  # when, oldest first
-
-
 def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
-    """The errno that a FUSE reply carries for `exc`; logs a failure once a minute.
+    """The errno that a FUSE reply carries for `exc`; counts and logs a failure (failures.py).
 
-    Answers of a store (not found, read-only, ...) are not logged. Everything unknown is EIO with a log line.
+    Answers of a store (not found, read-only, ...) are not failures. Everything unknown is EIO.
     """
     if isinstance(exc, StoreError):
         return exc.errno
     code = errno.EIO
+    kind = type(exc).__name__
     text = str(exc)
     if isinstance(exc, ReadError) or (isinstance(exc, OSError) and exc.errno in _OS_ERRNOS):
         code = exc.errno or code
@@ -170,19 +200,21 @@ def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
         frame = traceback.extract_tb(exc.__traceback__)[-1:]
         place = "".join(f" at {os.path.basename(step.filename)}:{step.lineno}" for step in frame)
         text = f"{type(exc).__name__}: {exc}{place}"
-    if _news((operation, key, type(exc))):
-        log.error("%s %s: %s [%s]", operation, key or "/", text, errno.errorcode[code])
+    facts: dict[str, Any] = {"operation": operation, "key": key or "/", "errno": errno.errorcode[code]}
+    if isinstance(exc, ReadError):
+        text = exc.described()
+        facts |= {"kind": exc.kind, **exc.facts()}
+    if FAILURES.add(kind, f"{operation} {key or '/'}: {text} [{errno.errorcode[code]}]", facts):
         log.debug("where it came from:", exc_info=exc)
     return code
 
 
-def _news(failure: tuple[str, str, type[BaseException]]) -> bool:
-    """Whether `failure` was not told within the last minute: one read(2) may be many requests."""
-    now = time.monotonic()
-    if now - _told.get(failure, -_SILENCE) < _SILENCE:
-        return False
-    _told.pop(failure, None)
-    _told[failure] = now
-    if len(_told) > _REMEMBERED:
-        del _told[next(iter(_told))]
-    return True
+def shown(text: str) -> str:
+    """`text` in one line that leaves a terminal alone: control characters become escapes."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable() or "\udc80" <= char <= "\udcff":  # the latter: a byte that is not UTF-8
+        return char
+    return char.encode("unicode_escape").decode()

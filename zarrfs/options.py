@@ -5,153 +5,52 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from zarrfs.errors import UsageError
+from zarrfs.optionvalues import (
+    ALLOWED,
+    allowed,
+    directory,
+    flag,
+    from_files,
+    local,
+    metrics_place,
+    natural,
+    niceness,
+    octal,
+    path,
+    seconds,
+    size,
+    statuses,
+    storage_options,
+    text,
+    user_id,
+    words,
+)  # fmt: skip
+from zarrfs.redaction import shown_item, without_secrets
 
 T = TypeVar("T")
 
 
-def size(text: str) -> int:
-    """Bytes: a number with a unit (B, KiB, MiB, GiB, TiB; kB, MB, GB, TB are decimal)."""
-    match = re.fullmatch(r"(\d+)(B|([kKMGT])(i?)B?)", text)
-    if not match:
-        raise ValueError("a size with a unit, such as 64MiB")
-    number, unit, letter, binary = int(match[1]), match[2], match[3], match[4]
-    if unit == "B":
-        return number
-    power = "kmgt".index(letter.lower()) + 1
-    return number * int((1024 if binary or not unit.endswith("B") else 1000) ** power)
-
-
-def seconds(text: str) -> float:
-    """Seconds as a number, or with a unit: 500ms, 30s, 5m, 1h, 1d."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text)
-    if not match:
-        raise ValueError("a time, such as 30s or 500ms")
-    return float(match[1]) * {"ms": 0.001, None: 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-
-
-def octal(text: str) -> int:
-    """Permission bits in octal."""
-    if not re.fullmatch(r"[0-7]{1,4}", text):
-        raise ValueError("permission bits in octal, such as 0444")
-    return int(text, 8)
-
-
-def natural(text: str) -> int:
-    """A whole number, 0 or more."""
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise ValueError("a whole number")
-    return int(text)
-
-
-def niceness(text: str) -> int:
-    """As nice(1) has it: -20 (before all others) to 19."""
-    if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
-        raise ValueError("a whole number from -20 to 19")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """A whole number, 1 or more."""
-    number = natural(text)
-    if not number:
-        raise ValueError("a whole number above 0")
-    return number
-
-
-def statuses(text: str) -> tuple[int, ...]:
-    """Statuses of HTTP, with commas between them."""
-    if not re.fullmatch(r"4\d\d(,4\d\d)*", text):
-        raise ValueError("statuses of HTTP from 400 to 499, such as 404,403")
-    return tuple(int(part) for part in text.split(","))
-
-
-def user_id(text: str) -> int:
-    """A user or group number; the last one, -1 to the system, is none."""
-    number = natural(text)
-    if number >= 2**32 - 1:
-        raise ValueError("a number below 4294967295")
-    return number
-
-
-def flag(text: str) -> bool:
-    """A flag: named alone it is on; NAME=false turns it off."""
-    try:
-        return {"": True, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
-            text.lower()
-        ]
-    except KeyError:
-        raise ValueError("nothing, true or false") from None
-
-
-def words(*choices: str) -> Callable[[str], str]:
-    """One of `choices`."""
-
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def text(value: str) -> str:
-    """Any text but the empty one."""
-    if not value:
-        raise ValueError("a value")
-    return value
-
-
-def path(value: str) -> str:
-    """A file by its absolute path, as it is when the option is read."""
-    return os.path.abspath(text(value))
-
-
-def directory(value: str) -> str:
-    """A directory by its real path, as it is when the option is read."""
-    return os.path.realpath(text(value))
-
-
-def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
-    """JSON: for each protocol (s3), or server or bucket (s3://bucket), an object with options of fsspec's."""
-    wanted = 'JSON such as {"s3": {"anon": true}}'
-    try:
-        found = json.loads(text)
-    except ValueError as exc:
-        raise ValueError(f"{wanted} ({exc})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{wanted}, an object")  # noqa: TRY004
-    for name, options in found.items():
-        if not re.fullmatch(r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?", name):
-            raise ValueError(f"{wanted}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
-        if not isinstance(options, dict):
-            raise ValueError(f"{wanted}: what {name} has is no object")  # noqa: TRY004
-    return tuple(found.items())
-
-
-ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside names of protocols
-
-
-def allowed(value: str) -> tuple[str, ...]:
-    """Words of allow=: one, or more with commas between them."""
-    words = tuple(value.split(","))
-    if not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
-        raise ValueError(f"{', '.join(ALLOWED)}, or a protocol")
-    return words
-
-
 def _option(
-    scope: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False
-) -> T:
+    scope: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
+    bounds: tuple[str, str] | None = None,
+) -> T:  # fmt: skip
+    """A row of the table; `bounds`: the least and the greatest value, as they would be written."""
     return dataclasses.field(
         default=default,
-        metadata={"scope": scope, "parse": parse, "metavar": metavar, "help": help, "many": many},
+        metadata={"scope": scope, "parse": parse, "metavar": metavar, "help": help, "many": many, "bounds": bounds},
     )
+
+
+_WAIT = ("10ms", "30d")  # bounds of what somebody waits for
+_KEPT = ("0s", "3650d")  # of what is believed or kept for a time
+_PART = ("4KiB", "1GiB")  # of what one request is for
+_MEMORY = ("64KiB", "64TiB")  # of what has to hold a block
+_MANY = ("0B", "64TiB")  # of bytes that may be none at all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,10 +96,12 @@ class Options:
         "or flux: for the running instance. Repeatable, tried in that order.", many=True,
     )
     gen_limit: int = _option(
-        "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N."
+        "source", 50_000_000, natural, "N", "Refuse a reference set whose gen entries expand to more than N.",
+        bounds=("0", "1000000000000"),
     )
     document_limit: int = _option(
-        "source", 4 << 30, size, "SIZE", "Refuse a document of more than SIZE, fetched or expanded."
+        "source", 4 << 30, size, "SIZE", "Refuse a document of more than SIZE, fetched or expanded.",
+        bounds=("1KiB", "64TiB"),
     )
     view: str | None = _option(
         "source", None, words("v2", "v3", "arrays"), "VIEW",
@@ -215,35 +116,44 @@ class Options:
         "that the server has (ask: a request each, the default of commands), or none (hide).",
     )
     index_dir: str | None = _option(
-        "source", None, text, "DIR",
+        "source", None, local, "DIR",
         "Where indexes are kept (default: zarrfs/index in the user's cache directory).",
     )
     # fetching
     memory_limit: int | None = _option(
         "fetch", None, size, "SIZE",
         "Bound on bytes kept, read ahead and in flight (default: a quarter of the memory, at most 1GiB).",
+        bounds=_MEMORY,
     )
     array_cache: int = _option(
-        "fetch", 256 << 20, size, "SIZE", "With view=arrays: bound on decoded chunks that are kept in memory."
+        "fetch", 256 << 20, size, "SIZE", "With view=arrays: bound on decoded chunks that are kept in memory.",
+        bounds=_MANY,
     )
-    request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.")
+    request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.", bounds=_WAIT)
     read_timeout: float = _option(
-        "fetch", 300.0, seconds, "TIME", "How long one read may take, repetitions included."
+        "fetch", 300.0, seconds, "TIME", "How long one read may take, repetitions included.", bounds=_WAIT,
     )
-    retries: int = _option("fetch", 4, natural, "N", "How often a failed request is repeated.")
-    host_requests: int = _option("fetch", 32, positive, "N", "Requests in flight to one server at once.")
-    host_bytes: int = _option("fetch", 128 << 20, size, "SIZE", "Bytes in flight from one server at once.")
+    retries: int = _option("fetch", 4, natural, "N", "How often a failed request is repeated.", bounds=("0", "1000"))
+    host_requests: int = _option(
+        "fetch", 32, natural, "N", "Requests in flight to one server at once.", bounds=("1", "10000"),
+    )
+    host_bytes: int = _option(
+        "fetch", 128 << 20, size, "SIZE", "Bytes in flight from one server at once.", bounds=_MEMORY,
+    )
     part_size: int = _option(
-        "fetch", 4 << 20, size, "SIZE", "Larger values are fetched in parts of SIZE, several at once."
+        "fetch", 4 << 20, size, "SIZE", "Larger values are fetched in parts of SIZE, several at once.", bounds=_PART,
     )
     coalesce_size: int = _option(
-        "fetch", 4 << 20, size, "SIZE", "Neighbouring ranges of a target are fetched as one, up to SIZE."
+        "fetch", 4 << 20, size, "SIZE", "Neighbouring ranges of a target are fetched as one, up to SIZE.",
+        bounds=("0B", "1GiB"),
     )
     coalesce_gap: int = _option(
-        "fetch", 32 << 10, size, "SIZE", "Ranges are neighbours where no more than SIZE lies between them."
+        "fetch", 32 << 10, size, "SIZE", "Ranges are neighbours where no more than SIZE lies between them.",
+        bounds=("0B", "1GiB"),
     )
     prefetch: int = _option(
-        "fetch", 64 << 20, size, "SIZE", "Fetch at most SIZE ahead of a reader that reads in order; 0B: nothing."
+        "fetch", 64 << 20, size, "SIZE", "Fetch at most SIZE ahead of a reader that reads in order; 0B: nothing.",
+        bounds=_MANY,
     )
     stale: str = _option(
         "fetch", "error", words("error", "reread"), "WHAT",
@@ -270,13 +180,16 @@ class Options:
     cache_dir: str | None = _option(
         "fetch", None, directory, "DIR", "Keep fetched blocks in DIR, which any number of processes may share."
     )
-    cache_size: int = _option("fetch", 10 << 30, size, "SIZE", "Hard bound on what is kept in cache_dir.")
+    cache_size: int = _option(
+        "fetch", 10 << 30, size, "SIZE", "Hard bound on what is kept in cache_dir.", bounds=("1MiB", "1EiB"),
+    )
     cache_min_free: int = _option(
-        "fetch", 1 << 30, size, "SIZE", "Keep nothing where less than SIZE would be left free on that disk."
+        "fetch", 1 << 30, size, "SIZE", "Keep nothing where less than SIZE would be left free on that disk.",
+        bounds=("0B", "1EiB"),
     )
     cache_validity: float = _option(
         "fetch", 3600.0, seconds, "TIME",
-        "How long blocks on disk are believed to be of the target's version before its server is asked.",
+        "How long blocks on disk are believed to be of the target's version before its server is asked.", bounds=_KEPT,
     )
     record: str | None = _option("fetch", None, path, "FILE", "Write to FILE which keys are read, in order.")
     warm: str | None = _option("fetch", None, path, "FILE", "Fetch ahead what FILE, of record=, says is read.")
@@ -287,6 +200,8 @@ class Options:
         "mount", None, user_id, "GID", "Group of everything (default: that of who mounts)."
     )
     umask: int = _option("mount", 0, octal, "MODE", "Permission bits taken from every file and directory.")
+    fmask: int | None = _option("mount", None, octal, "MODE", "The same of files alone, in place of umask.")
+    dmask: int | None = _option("mount", None, octal, "MODE", "The same of directories alone, in place of umask.")
     file_mode: int | None = _option(
         "mount", None, octal, "MODE", "Permission bits of files (default: as stored, else 0444)."
     )
@@ -295,14 +210,14 @@ class Options:
     )
     attr_timeout: float | None = _option(
         "mount", None, seconds, "TIME",
-        "How long the kernel keeps attributes (default: 1s, immutable sources 1d).",
+        "How long the kernel keeps attributes (default: 1s, immutable sources 1d).", bounds=_KEPT,
     )
     entry_timeout: float | None = _option(
-        "mount", None, seconds, "TIME", "How long the kernel keeps names (default: as attr_timeout)."
+        "mount", None, seconds, "TIME", "How long the kernel keeps names (default: as attr_timeout).", bounds=_KEPT,
     )
     negative_timeout: float | None = _option(
         "mount", None, seconds, "TIME",
-        "How long the kernel remembers that a name is absent (default: likewise).",
+        "How long the kernel remembers that a name is absent (default: likewise).", bounds=_KEPT,
     )
     upperdir: str | None = _option(
         "source", None, directory, "DIR",
@@ -310,7 +225,7 @@ class Options:
     )
     read_ahead: int = _option(
         "mount", 1 << 20, size, "SIZE",
-        "The kernel's read-ahead on this mount; set by root, or as root permits.",
+        "The kernel's read-ahead on this mount; set by root, or as root permits.", bounds=("0B", "1GiB"),
     )
     on_exit: str = _option(
         "mount", "refuse", words("refuse", "abort"), "WHAT",
@@ -322,6 +237,10 @@ class Options:
     )
     allow_other: bool = _option("mount", False, flag, "", "Let other users use the mount.")
     allow_root: bool = _option("mount", False, flag, "", "Let root use the mount.")
+    idle_timeout: float | None = _option(
+        "mount", None, seconds, "TIME",
+        "Unmount when nothing was open and nobody asked for anything for TIME; 0: never.", bounds=_KEPT,
+    )
     auto_unmount: bool = _option(
         "mount", False, flag, "",
         "Unmount when the daemon dies. Dangerous: a reader sees an empty directory, not an error.",
@@ -330,25 +249,41 @@ class Options:
         "mount", None, text, "NAME", "The source that mount(8) shows (default: SOURCE)."
     )
     mount_timeout: float = _option(
-        "mount", 300.0, seconds, "TIME", "How long to wait for the mount, once the source has been read."
+        "mount", 300.0, seconds, "TIME", "How long to wait for the mount, once the source has been read.",
+        bounds=_WAIT,
     )
     notify_pipe: int | None = _option(
-        "mount", None, natural, "FD", "Write a newline to this descriptor when the mount is ready."
+        "mount", None, natural, "FD", "Write a newline to this descriptor when the mount is ready.",
+        bounds=("0", "2147483647"),
     )
     nice: int | None = _option(
         "mount", None, niceness, "N",
         "The priority of the daemon (default: -5 where that is permitted, as for root: its readers wait for it).",
     )
-    pid_file: str | None = _option("mount", None, text, "FILE", "Write the daemon's process number to FILE.")
+    pid_file: str | None = _option("mount", None, local, "FILE", "Write the daemon's process number to FILE.")
+    metrics: str | None = _option(
+        "mount", None, metrics_place, "WHERE",
+        "Metrics for Prometheus: over HTTP at ADDRESS:PORT, or in a FILE, by its absolute path (docs/metrics.md).",
+    )
     # the process
+    config: str | None = _option(
+        "process", None, path, "FILE", "Read FILE in place of the user's zarrfs.toml (docs/configuration.md)."
+    )
     foreground: bool = _option("process", False, flag, "", "Stay in the foreground; Ctrl-C unmounts.")
-    log_file: str | None = _option("process", None, text, "FILE", "Append the log to FILE (default: syslog).")
+    log_file: str | None = _option(
+        "process", None, local, "FILE", "Append the log to FILE (default: the journal or syslog)."
+    )
     log_level: str = _option(
         "process", "info", words("debug", "info", "warning", "error"), "LEVEL",
         "debug, info, warning or error.",
     )
+    log_format: str = _option(
+        "process", "text", words("text", "json"), "FORM", "Lines of the log: text, or json, an object each."
+    )
     # not an option of users: note every fault of a document and go on; who asked for them tells them
     collect: bool = False
+    # likewise: what was noted of targets before that time (seconds since 1970) is not believed; a refresh says so
+    asked_since: float = 0.0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
@@ -358,19 +293,47 @@ TABLE: dict[str, dataclasses.Field[Any]] = {
 }
 
 
+def bounds_of(name: str) -> tuple[Any, Any] | None:
+    """The least and the greatest value of an option; None where it has no bounds but those of its parser."""
+    about = TABLE[name].metadata
+    return about["bounds"] and tuple(map(about["parse"], about["bounds"]))
+
+
+def _rule(name: str) -> str:
+    """What a number of the option `name` has to be."""
+    about = TABLE[name].metadata
+    least, greatest = about["bounds"]
+    return f"{_NOUNS[about['parse']]} from {least} to {greatest}"
+
+
+_NOUNS = {seconds: "a time", size: "a size", natural: "a whole number"}
+
+
 def default_text(name: str) -> str:
     """The default of an option as it would be written; empty where there is none, or the help tells it."""
-    default, parser = TABLE[name].default, TABLE[name].metadata["parse"]
-    if parser is flag or default is None or default == ():
-        return ""
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
+    default = TABLE[name].default
+    return "" if TABLE[name].metadata["parse"] is flag or default is None or default == () else written(name, default)
+
+
+def written(name: str, value: Any) -> str:
+    """The value of an option as it would be written; that of storage_options is not shown."""
+    parser = TABLE[name].metadata["parse"]
+    if value is None:
+        return "none"
+    if parser is storage_options:
+        return "***"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if parser is octal:
+        return f"{value:04o}"
     if parser is seconds:
-        return f"{default:g}s"
+        return f"{value:.15g}s"
     if parser is not size:
-        return str(default)
-    power = max(power for power in range(5) if default % 1024**power == 0)
-    return f"{default // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+        return without_secrets(str(value))
+    power = max(power for power in range(5) if value % 1024**power == 0) if value else 0
+    return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 # Facts of mount(8): what the kernel takes, and what is for mount's own eyes.
@@ -399,6 +362,20 @@ class Parsed:
     writable: bool = False  # "rw" was said
 
 
+@dataclasses.dataclass
+class Said:
+    """What one place says of options, a command line or a section of a file: parsed, but not weighed against others.
+
+    In `storage` a value may still be the name of a file that has it (optionvalues.from_files).
+    """
+
+    values: dict[str, Any] = dataclasses.field(default_factory=dict)
+    storage: dict[str, dict[str, object]] = dataclasses.field(default_factory=dict)
+    kernel: list[str] = dataclasses.field(default_factory=list)
+    remount: bool = False
+    writable: bool = False
+
+
 # s3.anon, or s3://bucket.anon; the name is what follows the last dot
 _PLACE = re.compile(r"([a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?)\.([A-Za-z_]\w*)")
 
@@ -410,41 +387,75 @@ def split_commas(text: str) -> list[str]:
 
 
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
+    """read() and combine() in one, of one list of items and nothing else."""
+    return combine([read(items, sloppy)], defaults)
 
-    "-" and "_" are the same in names; an unknown name is a UsageError that suggests the closest, unless
-    `sloppy`. `defaults` are values of fields that are parsed already.
+
+def read(items: Iterable[str], sloppy: bool = False) -> Said:
+    """Read items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
+
+    "-" and "_" are the same in names; an unknown name is a UsageError that suggests the closest, unless `sloppy`.
     """
-    values: dict[str, Any] = dict(defaults or {})
-    storage: dict[str, dict[str, object]] = {}
-    kernel: list[str] = []
-    remount = writable = False
+    said, single = Said(), dict[str, dict[str, object]]()
+    before = ""  # the storage option before this item: what follows a comma in its value comes as an item
     for item in items:
         name, equals, value = item.partition("=")
         name = name.strip().replace("-", "_") if "." not in name else name.strip()
         place = _PLACE.fullmatch(name)
         if name in TABLE:
-            _set(values, TABLE[name], value, bool(equals))
+            put(said, name, value if equals else None)
         elif name == "rw":  # mount(8) always says ro or rw, so this is no wish
-            writable, values["ro"] = True, False
+            said.writable, said.values["ro"] = True, False
         elif place:
-            storage.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
+            single.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
         elif "://" in name:
-            raise UsageError(f"option {item}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)")
+            raise UsageError(
+                f"option {shown_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
+            )
         elif name in KERNEL_FLAGS:
-            kernel.append(name)
+            said.kernel.append(name)
         elif name == "remount":
-            remount = True
-        elif not equals and (list_ := _list_of(name)) in values:  # "-o allow=file,private" is split before we see it
-            _set(values, TABLE[list_], name, True)
+            said.remount = True
+        elif not equals and (list_ := _list_of(name)) in said.values:  # "-o allow=file,private" is split already
+            put(said, list_, name)
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
-            raise UsageError(f"unknown option {name!r}{_hint(name)}")
+            hint = _hint(name)
+            if before and not hint:  # it may be half a password
+                raise UsageError(f"option {before}: what follows its comma is no option (a comma in a value is \\,)")
+            raise UsageError(f"unknown option {name!r}{hint}")
+        before = name if place else ""
+    for place_, options in (*said.values.get("storage_options", ()), *single.items()):  # single options win
+        said.storage.setdefault(place_, {}).update(options)
+    return said
+
+
+def combine(said: Iterable[Said], defaults: Mapping[str, Any] | None = None) -> Parsed:
+    """What holds where several places say something: the last one that says an option wins.
+
+    Storage options are put together name by name, and read from files where they name one. `defaults` are values of
+    fields that are parsed already.
+    """
+    outcome = Parsed(Options(), [])
+    values: dict[str, Any] = dict(defaults or {})
+    storage: dict[str, dict[str, object]] = {}
+    for one in said:
+        values |= one.values
+        for place, options in one.storage.items():
+            storage.setdefault(place, {}).update(options)
+        outcome.kernel += one.kernel
+        outcome.remount |= one.remount
+        outcome.writable |= one.writable
     if values.get("allow_other") and values.get("allow_root"):
         raise UsageError("options allow_other and allow_root: only one of them can be had")
-    merged: dict[str, dict[str, object]] = {}
-    for place_, options in (*values.get("storage_options", ()), *storage.items()):  # single options win
-        merged.setdefault(place_, {}).update(options)
-    return Parsed(Options(**values, storage=merged), kernel, remount, writable and not values.get("ro"))
+    for place, options in storage.items():
+        for name, value in options.items():
+            try:
+                options[name] = from_files(value)
+            except ValueError as exc:
+                raise UsageError(f"option {place}.{name}: {exc}") from None
+    outcome.options = Options(**values, storage=storage)
+    outcome.writable &= not values.get("ro")
+    return outcome
 
 
 def _list_of(word: str) -> str:
@@ -452,18 +463,24 @@ def _list_of(word: str) -> str:
     return "allow" if word in ALLOWED else "missing_status" if word.isdigit() else ""
 
 
-def _set(values: dict[str, Any], field: dataclasses.Field[Any], value: str, given: bool) -> None:
-    parser = field.metadata["parse"]
-    if not given and parser is not flag:
-        raise UsageError(f"option {field.name} needs a value: {field.name}={field.metadata['metavar']}")
+def put(said: Said, name: str, value: str | None) -> None:
+    """Add what `said` says of the option `name`; None: it is named alone. UsageError for a bad value."""
+    about = TABLE[name].metadata
+    parser = about["parse"]
+    if value is None and parser is not flag:
+        raise UsageError(f"option {name} needs a value: {name}={about['metavar']}")
     try:
-        parsed = parser(value)
+        parsed = parser(value or "")
     except ValueError as exc:
-        shown = field.name if parser is storage_options else f"{field.name}={value}"  # JSON may have a password in it
-        raise UsageError(f"option {shown}: expected {exc}") from None
-    if field.metadata["many"]:
-        parsed = (*values.get(field.name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
-    values[field.name] = parsed
+        shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"  # JSON: passwords
+        rule = _rule(name) if parser is natural else exc
+        raise UsageError(f"option {shown}: expected {rule}") from None
+    bounds = bounds_of(name)
+    if bounds is not None and not bounds[0] <= parsed <= bounds[1]:
+        raise UsageError(f"option {name}={value}: expected {_rule(name)}")
+    if about["many"]:
+        parsed = (*said.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
+    said.values[name] = parsed
 
 
 def _hint(name: str) -> str:
@@ -477,5 +494,7 @@ def _json(value: str) -> object:
     """A storage option's value: JSON where it is (true, 5, {...}), else the text itself."""
     try:
         return json.loads(value)
+    except RecursionError:
+        raise UsageError("the value of a storage option is nested too deeply") from None
     except ValueError:
         return value

@@ -13,7 +13,8 @@ import tempfile
 from typing import Any
 
 from zarrfs import errors
-from zarrfs.fuse import operations, serve
+from zarrfs.daemon import serve
+from zarrfs.fuse import operations, shown
 from zarrfs.options import Options
 from zarrfs.sources import Plan
 from zarrfs.store.indexfile import IndexWriter
@@ -29,8 +30,8 @@ def main() -> None:
             raise getattr(builtins, exception)(2, "injected")
 
     if name == "forget":
-        original = operations.InodeTable.forget
-        operations.InodeTable.forget = lambda *given: broken() or original(*given)  # type: ignore[method-assign]
+        original = shown.InodeTable.forget
+        shown.InodeTable.forget = lambda *given: broken() or original(*given)  # type: ignore[method-assign]
     else:
         wrapper = getattr(operations.Operations, name)
 
@@ -38,7 +39,7 @@ def main() -> None:
             broken()
             return await wrapper.__wrapped__(*given)
 
-        setattr(operations.Operations, name, operations.handler(functools.wraps(wrapper.__wrapped__)(inner)))
+        setattr(operations.Operations, name, shown.handler(functools.wraps(wrapper.__wrapped__)(inner)))
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "index")
         with IndexWriter(path) as writer:

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.conftest import run
+from tests.conftest import PROGRAM, run
 
 
 def mount_lines(mountpoint: Path | str) -> list[str]:
@@ -33,12 +35,14 @@ def alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def mounted(source: Path | str, mountpoint: Path, *options: str) -> Iterator[Path]:
-    """`source` mounted on `mountpoint`; unmounted afterwards, and the daemon seen to end."""
+def mounted(
+    source: Path | str, mountpoint: Path, *options: str, program: Sequence[str] = (PROGRAM,)
+) -> Iterator[Path]:
+    """`source` mounted on `mountpoint` by `program`; unmounted afterwards, and the daemon seen to end."""
     mountpoint.mkdir(exist_ok=True)
     log = mountpoint.parent / f"{mountpoint.name}.log"
     arguments = [part for option in options for part in ("-o", option)]
-    done = run("mount", source, mountpoint, "-o", f"log_file={log}", *arguments)
+    done = run("mount", source, mountpoint, "-o", f"log_file={log}", *arguments, program=program)
     assert done.returncode == 0, done.stderr
     pid = daemon_pid(mountpoint)
     try:
@@ -52,7 +56,24 @@ def mounted(source: Path | str, mountpoint: Path, *options: str) -> Iterator[Pat
     assert not alive(pid)
 
 
+def counters_of(mountpoint: Path) -> dict[str, Any]:
+    """The counters of a mount."""
+    return dict(json.loads(os.getxattr(mountpoint, "user.zarrfs.stats")))
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited for in vain"
+        time.sleep(0.01)
+
+
 def log_of(mountpoint: Path) -> str:
-    """What the daemon of a `mounted` mount has logged."""
+    """What the daemon of a `mounted` mount has logged: a thread of it writes, which is waited for."""
     path = mountpoint.parent / f"{mountpoint.name}.log"
+    until = time.monotonic() + 5
+    with contextlib.suppress(OSError):  # it is unmounted, and all is written
+        while counters_of(mountpoint)["log"]["waiting"] and time.monotonic() < until:
+            time.sleep(0.005)
     return path.read_text() if path.exists() else ""

@@ -8,12 +8,11 @@ import json
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.mount.mounting import daemon_pid
+from tests.mount.mounting import daemon_pid, until
 
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV)  # of a mount whose daemon was killed
 
@@ -118,11 +117,6 @@ def read_all(root: Path, reads: Sequence[Read], threads: int, until: Callable[[]
 # -- the daemon
 
 
-def stats(root: Path) -> dict[str, Any]:
-    """The counters of a mount."""
-    return dict(json.loads(os.getxattr(root, "user.zarrfs.stats")))
-
-
 def holdings(root: Path) -> tuple[int, int]:
     """(descriptors, threads) of the daemon of a mount."""
     pid = daemon_pid(root)
@@ -132,7 +126,4 @@ def holdings(root: Path) -> tuple[int, int]:
 
 def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
     """Until `what` is true; a failure if it is not within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "waited for in vain"
-        time.sleep(0.01)
+    until(what, seconds)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, run
+from tests.machine import without_others
 from tests.mount.mounting import alive, daemon_pid, mount_lines
 
 SOURCE = DATA / "archives/flux-list.json"
@@ -38,7 +39,7 @@ class Inside:
 @contextlib.contextmanager
 def container(top: Path, bound: Path, propagation: str) -> Iterator[Inside]:
     """`bound` at top/inside, as a container has it."""
-    script = f"mount --rbind {bound} {top}/inside && exec sh"
+    script = f"mount --rbind {bound} {top}/inside\n{without_others(top)}exec sh"
     command = ["unshare", "--mount", f"--propagation={propagation}", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         inside = Inside(process)

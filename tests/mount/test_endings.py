@@ -95,3 +95,25 @@ def test_a_guarded_mount_point_is_an_error(end: Callable[[Path], None], tmp_path
     (tmp_path / "mnt").rmdir()
     assert see(tmp_path / "mnt", end, False, "-o", "guard", prefix=PLAIN_USER) == "error"
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
+
+
+def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    program = Path(__file__).with_name("broken_start.py")
+    command = [sys.executable, str(program), str(DATA / "archives/flux-list.json"), str(mnt)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "a fault of the test" in done.stderr
+    assert not mount_lines(mnt)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    program = Path(__file__).with_name("early_signal.py")
+    command = [sys.executable, str(program), number, str(DATA / "archives/flux-list.json"), str(mnt)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert not mount_lines(mnt)
+    assert done.returncode == 0, done.stderr

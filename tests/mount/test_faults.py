@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import caches
 from tests.mount.mounting import mount_lines
 
 DAEMON = Path(__file__).with_name("faulty_daemon.py")
@@ -32,7 +33,7 @@ CALLS: dict[str, tuple[Callable[[Path], object], int | None]] = {
     "statfs": (lambda root: os.statvfs(root), errno.EIO),
     "getxattr": (lambda root: os.getxattr(root / "file", "user.zarrfs.source"), errno.EIO),
     "listxattr": (lambda root: os.listxattr(root / "file"), errno.EIO),
-    "forget": (lambda root: Path("/proc/sys/vm/drop_caches").write_text("2"), None),
+    "forget": (lambda root: caches.drop("2"), None),
 }
 
 
@@ -97,5 +98,6 @@ def test_handler_that_raises(handler: str, exception: str, tmp_path: Path) -> No
 def test_an_error_is_one_line(tmp_path: Path) -> None:
     with faulty(tmp_path / "mnt", "read", "ReadError") as root, pytest.raises(OSError, match="Input/output error"):
         (root / "file").read_bytes()
-    [line] = [line for line in (tmp_path / "mnt.log").read_text().splitlines() if "read file" in line]
-    assert "file:///data/x: no luck [EIO]" in line
+    line, *more = [line for line in (tmp_path / "mnt.log").read_text().splitlines() if "read file" in line]
+    assert line.endswith("file:///data/x: no luck [EIO]")
+    assert all(" more like it since the last line" in other for other in more)  # the kernel asks twice

@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxy
-from tests.mount.mounting import daemon_pid, log_of, mounted
-from tests.mount.remotevalues import Read, Value, cut, document, publish, read_all, stats, wait_for, whole
+from tests.mount.mounting import counters_of, daemon_pid, log_of, mounted
+from tests.mount.remotevalues import Read, Value, cut, document, publish, read_all, wait_for, whole
 from tests.servers import Nginx, nginx
 from zarrfs.transfer.claims import FOLDER
 from zarrfs.transfer.diskfiles import LAYOUT
@@ -119,9 +119,9 @@ def test_without_a_disk_that_keeps_anything_there_are_no_claims(
         with nodes(source, tmp_path, f"cache_dir={disk}/blocks,cache_min_free=0B,cache_size=1GiB", 2) as roots:
             read_on_all(roots, whole(values[:10]))
             wait_for(lambda: all("WARNING" in log_of(root) for root in roots))
-            made = [stats(root)["remote"]["disk"]["claims"] for root in roots]
+            made = [counters_of(root)["remote"]["disk"]["claims"] for root in roots]
             read_on_all(roots, whole(values[10:]))
-            assert [stats(root)["remote"]["disk"]["claims"] for root in roots] == made
+            assert [counters_of(root)["remote"]["disk"]["claims"] for root in roots] == made
             assert state == "full" or made == [0, 0]
     finally:
         subprocess.run(["umount", "-l", disk], check=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounting import daemon_pid, mounted
-from tests.mount.remotevalues import publish, stats
+from tests.mount.mounting import counters_of, daemon_pid, mounted
+from tests.mount.remotevalues import publish
 from tests.servers import Nginx, nginx
 
 __all__ = ["nginx"]
@@ -74,7 +74,7 @@ def test_64_processes_share_what_is_fetched(nginx: Nginx, tmp_path: Path) -> Non
     source = document(tmp_path / "refs.json", f"{nginx.plain.url}/processes.bin")
     with mounted(source, tmp_path / "mnt", "prefetch=0B") as root:
         read_by_many(root, nginx.plain.root / "processes.bin", PROCESSES, READS // 40)
-        fetched = stats(root)["remote"]["bytes"]
+        fetched = counters_of(root)["remote"]["bytes"]
     assert fetched <= 1.5 * len(data)
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from tests.conftest import DATA
 from tests.faultproxy import FAULTS, FaultProxy, proxy
-from tests.mount.mounting import alive, mounted
-from tests.mount.remotevalues import Outcome, cut, document, holdings, publish, read_all, stats, wait_for, whole
+from tests.mount.mounting import alive, counters_of, mounted
+from tests.mount.remotevalues import Outcome, cut, document, holdings, publish, read_all, wait_for, whole
 from tests.mount.test_semantics import error_of
 from tests.servers import Nginx, nginx
 
@@ -32,7 +32,7 @@ SETTLED = 40  # idle connections, at most host_requests=32, and idle threads; hu
 
 def settled(root: Path) -> bool:
     """Whether nothing is on its way any more."""
-    remote = stats(root)["remote"]
+    remote = counters_of(root)["remote"]
     return not (remote["in_flight"] or remote["waiting"] or remote["in_flight_bytes"])
 
 
@@ -144,7 +144,7 @@ def start_readers(path: Path, count: int, length: int, direct: bool) -> tuple[su
 
 def joined(root: Path) -> int:
     """How many reads have waited for a block that was already on its way."""
-    return int(stats(root)["remote"]["cache"]["joins"])
+    return int(counters_of(root)["remote"]["cache"]["joins"])
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["page cache", "O_DIRECT"])

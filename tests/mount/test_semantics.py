@@ -13,16 +13,26 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import caches
 from tests.conftest import DATA, run
-from tests.mount.mounting import alive, daemon_pid, log_of, mount_lines, mounted
+from tests.mount.mounting import alive, daemon_pid, log_of, mount_lines, mounted, until
 
 HERE = Path(__file__).parent
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 BLOBS = f"blobs={DATA / 'archives/blobs'}"
+
+
+
+@pytest.fixture(autouse=True)
+def caches_are_kept() -> Iterator[None]:
+    """What the kernel asks of a mount is counted here."""
+    with caches.kept():
+        yield
 
 
 def document(directory: Path, refs: dict[str, object], name: str = "refs.json") -> Path:
@@ -292,22 +302,15 @@ def test_signals_unmount(number: signal.Signals, tmp_path: Path) -> None:
     assert run("mount", document(tmp_path, {"a": "x"}), tmp_path / "mnt").returncode == 0
     pid = daemon_pid(tmp_path / "mnt")
     os.kill(pid, number)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     assert not mount_lines(tmp_path / "mnt")
-
-
-def wait_until(condition: object, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 @pytest.mark.promise("S18")
 def test_signals_do_not_unmount_what_is_in_use(tmp_path: Path) -> None:
     with mounted(document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt") as root, (root / "a").open():
         os.kill(daemon_pid(root), signal.SIGTERM)
-        wait_until(lambda: "in use" in log_of(root))
+        until(lambda: "in use" in log_of(root))
         assert f"pid {os.getpid()}" in log_of(root)
         assert (root / "b").read_text() == "y"
         done = run("umount", root)
@@ -324,7 +327,7 @@ def test_abort_leaves_a_dead_endpoint_that_is_mounted_over(tmp_path: Path) -> No
     pid = daemon_pid(mnt)
     descriptor = os.open(mnt / "a", os.O_RDONLY)
     os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     assert error_of(os.stat, mnt / "b") in DEAD
     assert error_of(os.listdir, mnt) in DEAD
     assert error_of(os.close, descriptor) in (*DEAD, None)
@@ -340,7 +343,7 @@ def test_killed_daemon_is_replaced(tmp_path: Path) -> None:
     assert run("mount", source, mnt).returncode == 0
     pid = daemon_pid(mnt)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     assert error_of(os.listdir, mnt) in DEAD
     with mounted(source, mnt) as root:
         assert (root / "a").read_text() == "x"

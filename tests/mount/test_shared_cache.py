@@ -16,8 +16,8 @@ import pytest
 
 from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxy
-from tests.mount.mounting import daemon_pid, log_of, mount_lines, mounted
-from tests.mount.remotevalues import DEAD, Value, cut, document, publish, read_all, stats, wait_for, whole
+from tests.mount.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted
+from tests.mount.remotevalues import DEAD, Value, cut, document, publish, read_all, wait_for, whole
 from tests.servers import Nginx, nginx
 
 __all__ = ["nginx", "proxy"]
@@ -27,7 +27,7 @@ KILLS = 100
 
 def disk(root: Path, name: str) -> int:
     """A counter of the blocks on disk."""
-    return int(stats(root)["remote"]["disk"][name])
+    return int(counters_of(root)["remote"]["disk"][name])
 
 
 def usage(directory: Path) -> int:

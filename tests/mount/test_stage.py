@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
+from tests.machine import without_others
 from tests.mount.mounting import alive, daemon_pid, mounted
 from tests.mount.staging import Node, eventually, is_mounted, kill, one_line
 from tests.mount.staging import node as node
@@ -54,6 +55,17 @@ def test_a_mount_is_kept_in_use_until_it_is_unstaged(node: Node) -> None:
     assert node.clean()
     assert not (node.path / "deep").exists()
     assert not any(alive(int(str(report[name]))) for name in ("daemon", "keeper"))
+
+
+def test_it_is_never_idle(node: Node) -> None:
+    """The keeper uses it, and that is told: of `zarrfs run`, too."""
+    done = run("stage", "-o", "idle_timeout=1s", SOURCE, node.path / "input")
+    assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
+    time.sleep(2)
+    assert is_mounted(node.path / "input")
+    assert unstaged(node.path / "input")
+    done = run("run", "-o", "idle_timeout=1s", SOURCE, "true")
+    assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
 
 
 def test_a_directory_that_was_there_stays(node: Node) -> None:
@@ -341,7 +353,7 @@ def test_where_fusermount3_refuses_there_is_a_link(node: Node) -> None:
     os.chmod(node.path, 0o755)
     for parent in list(node.path.parents)[:3]:
         parent.chmod(parent.stat().st_mode | 0o055 if parent != Path("/tmp") else 0o1777)
-    script = FORBIDDEN.format(path=node.path, program=PROGRAM, source=SOURCE)
+    script = without_others() + FORBIDDEN.format(path=node.path, program=PROGRAM, source=SOURCE)
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip("this kernel lets nobody but root own a bpf file system")
@@ -401,7 +413,7 @@ test -e /tmp/zarrfs-1/staged/a.json
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")
 def test_root_takes_away_what_is_stale_of_all_users(node: Node) -> None:
     program = f"{sys.executable} -I -m zarrfs"
-    script = ALL_USERS.format(program=program, source=SOURCE, root=ROOT)
+    script = without_others() + ALL_USERS.format(program=program, source=SOURCE, root=ROOT)
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (one,) = json.loads(done.stdout)["unstaged"]

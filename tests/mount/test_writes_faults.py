@@ -20,8 +20,8 @@ import pytest
 
 from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxy
-from tests.mount.mounting import alive, daemon_pid, mount_lines, mounted
-from tests.mount.test_semantics import DEAD, document, error_of, wait_until
+from tests.mount.mounting import alive, daemon_pid, mount_lines, mounted, until
+from tests.mount.test_semantics import DEAD, document, error_of
 from tests.mount.treemodel import differences, snapshot
 from tests.servers import Nginx, nginx
 
@@ -60,7 +60,7 @@ def start(source: Path, mountpoint: Path, *options: str) -> int:
 def kill(pid: int, mountpoint: Path) -> None:
     """End the daemon as a crash does; whoever waits for it gets an error."""
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    until(lambda: not alive(pid))
     while mount_lines(mountpoint):
         subprocess.run(["umount", "-l", str(mountpoint)], check=True)
 
@@ -152,7 +152,7 @@ def test_a_disk_that_becomes_read_only(small_disk: Path, tmp_path: Path) -> None
     with mounted(source, tmp_path / "mnt", options) as root:
         (root / "d/own").write_bytes(b"own")
         command = ["mount", "-o", "remount,ro", str(small_disk)]
-        wait_until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0)
+        until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0)
         try:
             for call, *arguments in (
                 ((root / "d/own").write_bytes, b"x"), ((root / "d/small").write_bytes, b"x"),
@@ -195,7 +195,7 @@ def test_what_was_fsynced_survives_a_killed_daemon(tmp_path: Path) -> None:
         root = tmp_path / "mnt"
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             writing = pool.submit(write_until_it_fails, root, synced, renamed)
-            wait_until(lambda: (tmp_path / "upper/log").exists())
+            until(lambda: (tmp_path / "upper/log").exists())
             time.sleep(chance.uniform(0, 0.2))
             kill(pid, root)
             synced, renamed = writing.result()

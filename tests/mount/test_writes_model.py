@@ -25,8 +25,7 @@ from hypothesis.stateful import (
 )
 
 from tests.conftest import run
-from tests.mount.mounting import alive, daemon_pid, mount_lines, mounted
-from tests.mount.test_semantics import wait_until
+from tests.mount.mounting import alive, daemon_pid, mount_lines, mounted, until
 from tests.mount.treemodel import EXCHANGE, NOREPLACE, NOW, OLD, OMIT, Outcome, Tree, attempt, differences, snapshot
 
 NAMES = ("a", "b", "d", "e", "sub", "n", "läng er", "no\udcffutf-8")
@@ -104,7 +103,7 @@ class WritableMount:
         """End the daemon as a crash does, and take away what is mounted there still."""
         pid = daemon_pid(self.mountpoint)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not alive(pid))
+        until(lambda: not alive(pid))
         while mount_lines(self.mountpoint):
             subprocess.run(["umount", "-l", str(self.mountpoint)], check=True)
 
@@ -300,7 +299,8 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), mode=MODES, name=ATTRIBUTES)
     def set_by_handle(self, data: st.DataObject, mode: int, name: str) -> None:
         handle = self.handle(data)
-        self.both("fchmod", handle, mode)
+        # a file of the source that was removed while open is still the source's, whose set-ID bits are not shown
+        self.both("fchmod", handle, mode if self.linked(handle) else mode & 0o1777)
         if self.linked(handle):  # a file of the source that was removed while open has nowhere to keep attributes
             self.both("fsetxattr", handle, name, b"by handle")
 
@@ -323,7 +323,7 @@ def is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def run_machine(machine: type[Machine], original: Path, examples: int = 12, **more: Any) -> None:
+def run_machine(machine: type[Machine], original: Path, examples: int = 7, **more: Any) -> None:
     named = type(machine.__name__, (machine,), {"original": original, **more})
     health = [HealthCheck.too_slow, HealthCheck.data_too_large]
     found = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink an example takes minutes, with real mounts

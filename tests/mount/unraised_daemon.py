@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from zarrfs.fuse import pagecache, session
+from zarrfs.daemon import session
+from zarrfs.fuse import pagecache
 from zarrfs.options import parse
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -293,9 +294,13 @@ def test_created_extracted_and_mounted(tmp_path: Path) -> None:
         os.utime(source / name, (1_500_000_000, 1_500_000_000), follow_symlinks=False)
     blobs = ("--blobs", tmp_path / "blobs")
     assert run("archive", "create", "-C", source, "-o", tmp_path / "a.json", *blobs, ".").returncode == 0
-    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out", *blobs).returncode == 0
+    assert run("archive", "extract", "--set-id", tmp_path / "a.json", "-C", tmp_path / "out", *blobs).returncode == 0
     found, expected = snapshot(tmp_path / "out"), snapshot(source)
     del found[""], expected[""]  # the directory itself is not in the archive
     assert found == expected
     assert os.stat(tmp_path / "out/sparse").st_blocks == os.stat(source / "sparse").st_blocks
     assert run("archive", "diff", "--exit-code", tmp_path / "a.json", source, *blobs).returncode == 0
+    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "plain", *blobs).returncode == 0
+    assert stat.S_IMODE(os.stat(tmp_path / "plain/a/small").st_mode) == 0o711, "who executes it would act as we"
+    done = run("archive", "diff", "-l", tmp_path / "a.json", tmp_path / "plain", *blobs)
+    assert done.stdout == "M a/small: mode 4711 -> 0711\n"

@@ -19,7 +19,8 @@ from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
 from zarrfs.stage.arraycheck import ArrayCheck, ArrayChecks
-from zarrfs.stage.check import Report, check
+from zarrfs.stage.check import check
+from zarrfs.stage.checkreport import Report
 from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.zarr.documents import DOCUMENTS
 

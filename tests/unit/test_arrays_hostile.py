@@ -15,8 +15,8 @@ import trio
 from tests.unit.arraystores import with_view
 from zarrfs.errors import ReadError
 from zarrfs.stage.arraycheck import ArrayChecks
-from zarrfs.stage.check import Report
 from zarrfs.stage.check import check as run_check
+from zarrfs.stage.checkreport import Report
 from zarrfs.store.api import Store
 from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.views.arrays import ArraysView

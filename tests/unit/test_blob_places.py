@@ -22,7 +22,7 @@ from tests.servers import S3, Faulty, Nginx
 from tests.unit.archives import blobref, file, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
-from zarrfs.fuse.metrics import PLACE_METRICS
+from zarrfs.monitoring.metrics import PLACE_METRICS
 from zarrfs.sources import blobplaces, contentdb
 from zarrfs.sources.blobrefs import check_places, sized
 from zarrfs.sources.blobs import BlobReader

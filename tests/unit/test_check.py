@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.stage.check import READERS, Report, check
+from zarrfs.stage.check import READERS, check
+from zarrfs.stage.checkreport import Report
 from zarrfs.stage.walk import pieces, walk, with_sizes
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore

@@ -20,6 +20,7 @@ from tests.unit.test_check import Targets
 from zarrfs import options, sources
 from zarrfs.cli import COMMANDS, common, main, meter, show
 from zarrfs.errors import NotFound, SourceError, UsageError
+from zarrfs.optionvalues import human
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
@@ -284,7 +285,7 @@ def test_every_option_is_a_long_option_of_mount_and_only_those_in_scope_of_ls() 
     table = {"--" + name.replace("_", "-"): row.metadata["scope"] for name, row in options.TABLE.items()}
     assert table.keys() <= long_options("mount")
     assert {flag for flag in long_options("ls") if flag in table} == {
-        flag for flag, scope in table.items() if scope in ("source", "fetch")
+        flag for flag, scope in table.items() if scope in ("source", "fetch") or flag == "--config"
     }
 
 
@@ -333,7 +334,7 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 40, "1.0 TiB"), (1 << 60, "1,048,576.0 TiB")],
 )
 def test_human(count: int, text: str) -> None:
-    assert show.human(count) == text
+    assert human(count) == text
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
@@ -429,3 +430,16 @@ def test_a_source_that_is_none(tmp_path: Path) -> None:
             done = run(command, source)
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
             assert done.stderr.startswith(f"zarrfs: {source}: ")
+
+
+PLACES = (["stage", "set.json", "http://h/m"], ["run", "--at", "s3://b/m", "set.json", "--", "true"])
+
+
+@pytest.mark.parametrize("arguments", PLACES)
+def test_a_place_to_mount_on_is_no_url(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set.json").write_text('{"version": 1, "refs": {}}')
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "expected a path on this machine, not a URL\n" in done.stderr
+    assert os.listdir(tmp_path) == ["set.json"]

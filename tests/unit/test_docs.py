@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +30,7 @@ def writer() -> ModuleType:
 def test_pages_of_options_are_up_to_date(writer: ModuleType) -> None:
     assert writer.PAGE.read_text() == writer.page(writer.PAGE.read_text()), "run scripts/write-docs"
     assert writer.STATS_PAGE.read_text() == writer.stats_page(writer.STATS_PAGE.read_text()), "run scripts/write-docs"
+    assert writer.COMMANDS_PAGE.read_text() == writer.commands_page(), "run scripts/write-docs"
     for name in writer.STATUS:
         assert (writer.MAN / name).read_text() == writer.manual(name), "run scripts/write-docs"
 
@@ -41,7 +44,7 @@ def test_links_lead_somewhere() -> None:
 def test_man_page_names_every_command(writer: ModuleType) -> None:
     from zarrfs.cli import COMMANDS
 
-    assert [text.split()[0] for text in writer.COMMANDS] == list(COMMANDS)
+    assert list(dict.fromkeys(text.split()[0] for text in writer.COMMANDS)) == list(COMMANDS)  # some have two forms
 
 
 @pytest.mark.parametrize("name", ["zarrfs-archive.1", "zarrfs-stage.1"])
@@ -75,3 +78,12 @@ def test_man_page_of_refs_names_every_command_and_option(writer: ModuleType) -> 
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not shared & set(parameter.opts):
                 assert any(option in text for option in parameter.opts), f"{name}: {parameter.opts}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/man").iterdir()), ids=lambda page: page.name)
+def test_man_pages_are_formatted_without_a_warning(page: Path) -> None:
+    if shutil.which("groff") is None:
+        pytest.skip("there is no groff here")
+    command = ["groff", "-man", "-Tascii", "-ww", "-z", page]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -66,7 +66,7 @@ ROOTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, indent=st.sampled_from([None, 1]), raw=st.booleans(), blanks=st.sampled_from(["", " \n"]))
 def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blanks: str) -> None:
     text = (blanks + json.dumps(root, indent=indent, ensure_ascii=not raw) + blanks).encode("utf-8", "replace")
@@ -77,7 +77,7 @@ def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blank
     assert document(text).whole() == expected
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, data=st.data())
 def test_what_is_not_json_is_refused(root: Any, data: st.DataObject) -> None:
     text = json.dumps(root).encode()

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from zarrfs.configfile import NEVER, read_file
 from zarrfs.errors import UsageError
-from zarrfs.options import TABLE, Options, default_text, flag, octal, parse, seconds, size, split_commas
+from zarrfs.options import TABLE, Options, bounds_of, default_text, parse, split_commas
+from zarrfs.optionvalues import flag, natural, niceness, octal, seconds, size, user_id
+from zarrfs.redaction import without_secrets
 
 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
         ("0B", 0), ("512B", 512), ("1K", 1024), ("4KiB", 4096), ("4kB", 4000), ("64MiB", 64 << 20),
-        ("1GB", 10**9), ("2G", 2 << 30), ("1TiB", 1 << 40),
+        ("1GB", 10**9), ("2G", 2 << 30), ("1TiB", 1 << 40), ("1PB", 10**15), ("1EiB", 1 << 60),
     ],
 )  # fmt: skip
 def test_sizes(text: str, value: int) -> None:
     assert size(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "64", "-1MiB", "1.5GiB", "MiB", "1XiB", "1 MiB", "1MiBs"])
+@pytest.mark.parametrize(
+    "text", ["", "64", "-1MiB", "1.5GiB", "MiB", "1XiB", "1 MiB", "1MiBs", "٣MiB", "9" * 5000 + "B"]
+)
 def test_a_size_needs_a_unit(text: str) -> None:
     with pytest.raises(ValueError, match="64MiB"):
         size(text)
@@ -31,13 +40,22 @@ def test_a_size_needs_a_unit(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1", 1), ("0.5", 0.5), ("500ms", 0.5), ("30s", 30), ("5m", 300), ("1h", 3600), ("1d", 86400)],
-)
+    [
+        ("1", 1), ("0.5", 0.5), ("500ms", 0.5), ("30s", 30), ("5m", 300), ("1h", 3600), ("1d", 86400), ("0", 0),
+        ("10min", 600), ("90 s", 90), ("90sec", 90), ("1h30m", 5400), ("1h30min", 5400),
+        ("1h 30min", 5400), ("2 d", 172_800), ("1hr", 3600), ("2days 1hour", 176_400), ("1.5h", 5400),
+        ("1s500ms", 1.5), ("1 week", 604_800), (" 5 ", 5), ("250msec", 0.25), ("5us", 5e-6),
+    ],
+)  # fmt: skip
 def test_times(text: str, value: float) -> None:
-    assert seconds(text) == value
+    assert seconds(text) == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize("text", ["", "s", "-1", "1w", "1e3", "inf", "nan"])
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "s", "-1", "1e3", "inf", "nan", "1h30", "1h,30m", "5M", "1y", "1 2s", "1.5.2s", "1..s", ".5", "5.", "٣s",
+     "infinity", "9" * 5000, "1h-5m", "5 s s"],
+)  # fmt: skip
 def test_bad_times(text: str) -> None:
     with pytest.raises(ValueError, match="30s"):
         seconds(text)
@@ -154,7 +172,12 @@ def test_an_unknown_option_suggests_the_closest() -> None:
     [
         ("memory_limit=5", "option memory_limit=5: expected a size with a unit, such as 64MiB"),
         ("memory_limit", "option memory_limit needs a value: memory_limit=SIZE"),
-        ("retries=-1", "option retries=-1: expected a whole number"),
+        ("retries=-1", "option retries=-1: expected a whole number from 0 to 1000"),
+        ("retries=1000000000", "option retries=1000000000: expected a whole number from 0 to 1000"),
+        ("read_timeout=0", "option read_timeout=0: expected a time from 10ms to 30d"),
+        ("memory_limit=1EiB", "option memory_limit=1EiB: expected a size from 64KiB to 64TiB"),
+        ("host_requests=0", "option host_requests=0: expected a whole number from 1 to 10000"),
+        ("part_size=0B", "option part_size=0B: expected a size from 4KiB to 1GiB"),
         ("type=zip", "option type=zip: expected one of references, archive, zarr"),
         ("strict=maybe", "option strict=maybe: expected nothing, true or false"),
         ("base=", "option base=: expected a value"),
@@ -164,6 +187,68 @@ def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> Non
     with pytest.raises(UsageError) as caught:
         parse([item])
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_number_has_bounds(name: str) -> None:
+    """Those of natural(), seconds() and size() in the table; user_id(), octal() and others have them themselves."""
+    about = TABLE[name].metadata
+    bounds = bounds_of(name)
+    assert (bounds is not None) == (about["parse"] in (natural, seconds, size))
+    if bounds is None:
+        return
+    least, greatest = bounds
+    assert 0 <= least < greatest < 2**63
+    default = TABLE[name].default
+    assert default is None or least <= default <= greatest
+    for text in about["bounds"]:
+        assert getattr(parse([f"{name}={text}"]).options, name) in bounds
+
+
+PARSERS = (natural, seconds, size, user_id, niceness, octal)
+NUMBERS = [name for name in TABLE if TABLE[name].metadata["parse"] in PARSERS]
+UNITS = {seconds: ["", "ms", "s", "min", "h", "d", "w"], size: ["B", "KiB", "MB", "GiB", "TiB", "PB", "EiB"]}
+
+
+@given(data=st.data())
+def test_a_number_is_within_its_bounds_or_an_error_that_names_them(data: st.DataObject) -> None:
+    """Whatever is written, by hand or in TOML, is a value that all else may meet, or one clear error."""
+    name = data.draw(st.sampled_from(NUMBERS))
+    parser = TABLE[name].metadata["parse"]
+    number = st.one_of(st.integers(-5, 5), st.integers(), st.floats(), st.integers(0, 2**70)).map(str)
+    text = data.draw(st.one_of(number, st.text(max_size=8))) + data.draw(st.sampled_from(UNITS.get(parser, [""])))
+    least, greatest = bounds_of(name) or (-20, 2**32 - 2)
+    try:
+        value = getattr(parse([f"{name}={text}"]).options, name)
+    except UsageError as exc:
+        said: str | None = str(exc)
+    else:
+        said = None
+        assert math.isfinite(value)
+        assert least <= value <= greatest
+    assert said is None or said.startswith(f"option {name}={without_secrets(text)}: expected ")
+
+
+PATHS = [name for name in TABLE if TABLE[name].metadata["metavar"] in ("DIR", "FILE")]
+
+
+@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("url", ["http://host/x", "s3://b", "file:///tmp/x", "FILE:x", "zip://a::b", "http:/x", "memory://"])
+def test_a_path_is_no_url(name: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rule = f"option {name}={url}: expected a path on this machine, not a URL"
+    with pytest.raises(UsageError) as caught:
+        parse([f"{name}={url}"])
+    assert str(caught.value) == rule
+    for path in ("x:y", "./http://host/x", "/a/b", "~"):
+        assert getattr(parse([f"{name}={path}"]).options, name)
+    if name in NEVER:
+        return
+    file = tmp_path / "zarrfs.toml"
+    file.write_text(f'[source."/a"]\n{name} = "{url}"\n')
+    with pytest.raises(UsageError) as caught:
+        read_file(str(file), owned=False)
+    assert str(caught.value).endswith(rule)
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -24,7 +24,8 @@ from zarrfs.sources import Plan, plan_source
 from zarrfs.sources.parquet import ParquetStore
 from zarrfs.sources.parquetset import Bound
 from zarrfs.sources.recordfile import parse_record
-from zarrfs.stage.check import Report, check
+from zarrfs.stage.check import check
+from zarrfs.stage.checkreport import Report
 
 VALUES = {str(number): b"%d" % number for number in range(10)}
 

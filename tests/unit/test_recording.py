@@ -142,6 +142,29 @@ def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
         Recorder(str(tmp_path / "none" / "record"))
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"my thesis\n", b'{"version": 1, "refs": {}}\n', b"[1]\n", b"\xff", b'{"zarrfs": "record"', b"\n", b"[" * 9999],
+)
+def test_a_file_that_is_no_record_is_not_replaced(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    (tmp_path / "link").symlink_to(path)
+    for name in ("file", "link"):
+        with pytest.raises(UsageError, match="is no record of reads, and is not replaced"):
+            Recorder(str(tmp_path / name))
+    assert path.read_bytes() == content
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+def test_an_empty_file_becomes_a_record(tmp_path: Path) -> None:
+    """As mktemp makes one."""
+    path = tmp_path / "file"
+    path.touch()
+    Recorder(str(path)).close()
+    assert list(read_record(str(path))) == []
+
+
 def test_a_full_disk_ends_the_record(caplog: pytest.LogCaptureFixture) -> None:
     try:
         recorder = Recorder("/dev/full")

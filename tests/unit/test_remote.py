@@ -414,9 +414,9 @@ def test_wants_that_wait_for_a_slot_are_merged_and_readers_go_first(faulty: Faul
             await trio.to_thread.run_sync(faulty.arrived.wait)
             nursery.start_soon(files.prefetch, [(url, low, low + size) for low in range(3_000_000, 3_500_000, size)])
             await queued(files, 5)
-            for number in (3, 1, 4, 2):
+            for waiting, number in enumerate((3, 1, 4, 2), 6):  # in this order: else a run of neighbours may be seen
                 nursery.start_soon(one, number)
-            await queued(files, 9)
+                await queued(files, waiting)
             faulty.release()
 
     using(check, Options(host_requests=1))

@@ -49,7 +49,7 @@ def test_a_directory_that_another_user_has_put_there(
     os.chmod(foreign, 0o700)
     os.chown(foreign / "staged" if inner else foreign, 12345, 12345)
     both = [str(tmp_path / "state/staged"), str(foreign / "staged")]
-    monkeypatch.setattr(records, "_candidates", lambda user: both)
+    monkeypatch.setattr(records, "places", lambda: both)
     record = made()
     assert records.found() == [record]
     both.reverse()

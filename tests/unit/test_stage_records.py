@@ -14,11 +14,11 @@ import pytest
 import trio
 
 from zarrfs.errors import MountError, SourceError, UsageError
-from zarrfs.fuse.mounts import Mount
 from zarrfs.jobs import nodelocal, processes, records, reports, sending, stageout
 from zarrfs.jobs.deadline import Deadline, TimedOut
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import why_stale
+from zarrfs.mountpoints.mounts import Mount
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from zarrfs.cli import main, screen
-from zarrfs.cli.exposition import exposition
 from zarrfs.cli.figures import hosts, milliseconds, table
-from zarrfs.fuse.metrics import HOST_METRICS, LATENCY, METRICS, PLACE_METRICS
-from zarrfs.fuse.statistics import Statistics
+from zarrfs.monitoring.exposition import exposition
+from zarrfs.monitoring.metrics import ERROR_METRICS, HOST_METRICS, LATENCY, METRICS, PLACE_METRICS, TEXTS
+from zarrfs.monitoring.statistics import Statistics
 from zarrfs.transfer.meters import Latency
 
 METER = Latency()
@@ -26,6 +26,7 @@ for _number in range(1, 101):
     METER.add(_number / 1000)
 
 KINDS = ("url", "flux")  # of places
+ERRNOS = ("EIO", "EACCES", "ENOSPC")
 COUNTERS: dict[str, Any] = {
     "inodes": 40, "open_files": 41, "blob_reads": 42, "blobs_verified": 43, "blob_bytes_verified": 44,
     "blobs_held": 45, "blob_bytes_held": 46 << 20,
@@ -33,6 +34,9 @@ COUNTERS: dict[str, Any] = {
     "blobs_fetched": {"url": 52, "flux": 53}, "blob_bytes_fetched": {"url": 54 << 20, "flux": 55 << 20},
     "lookup": 1, "readdir": 2, "open": 3, "read": 4000, "bytes": 5 << 30, "record_files": 6,
     "arrays": {"decoded": 61, "hits": 62, "kept": 63 << 20, "budget": 64 << 20},
+    "errors": {"EIO": 71, "EACCES": 72, "ENOSPC": 0}, "log": {"lost": 73, "waiting": 82}, "version": "1.2.3",
+    "process": {"cpu_seconds": 74.5, "started": 75.25, "resident": 76, "virtual": 77, "descriptors": 78,
+                "descriptors_limit": 79},
     "local": {"open": 7, "opens": 8, "reads": 9, "waits": 10},
     "remote": {
         "requests": 100, "repeated": 12, "failed": 13, "bytes": 14 << 20, "in_flight": 15, "in_flight_bytes": 16 << 20,
@@ -84,6 +88,15 @@ def test_every_metric_has_its_counter() -> None:
     for metric, values in zip(PLACE_METRICS, ((52, 53), (54 << 20, 55 << 20)), strict=True):
         each = [({**labels, "place": kind}, value) for kind, value in zip(KINDS, values, strict=True)]
         assert found[metric.name] == each
+    for metric in ERROR_METRICS:
+        assert found[metric.name] == [
+            ({**labels, "errno": name}, COUNTERS["errors"][name]) for name in ERRNOS
+        ]  # fmt: skip
+    assert found["zarrfs_build_info"] == [({**labels, "version": "1.2.3"}, 1)]
+    assert found["zarrfs_mount_info"] == [({**labels, "kind": "references"}, 1)]
+    assert samples(exposition(COUNTED, written=81.5))["zarrfs_written_timestamp_seconds"] == [(labels, 81.5)]
+    histogram = {f"{LATENCY}_{part}" for part in ("bucket", "sum", "count")}
+    assert found.keys() == TEXTS.keys() - {LATENCY, "zarrfs_written_timestamp_seconds"} | histogram
     kinds = {family.name: family.type for family in text_string_to_metric_families(text)}
     assert kinds["zarrfs_reads"] == "counter"
     assert kinds["zarrfs_requests_in_flight"] == "gauge"
@@ -104,6 +117,7 @@ def test_every_counter_has_a_metric() -> None:
     """But those that one can do without, and those that have a form of their own."""
     apart = {("local", "waits"), ("remote", "latency_sum"), ("remote", "latency_count")}
     apart |= {(metric.path[0], place) for metric in PLACE_METRICS for place in KINDS}
+    apart |= {("errors", name) for name in ERRNOS}
     left = numbers(COUNTERS) - apart - {metric.path for metric in METRICS}
     assert {path[:2] for path in left} == {("remote", "hosts"), ("remote", "latency")}
 
@@ -129,7 +143,7 @@ def test_labels_are_escaped(source: str, mountpoint: bytes) -> None:
 @pytest.mark.parametrize("counters", [{}, {"read": 1}, {"remote": None}, {"remote": {"cache": 5, "hosts": {}}}])
 def test_missing_parts_are_left_out(counters: dict[str, Any]) -> None:
     counted = COUNTED._replace(counters=counters)
-    assert len(samples(exposition(counted))) == ("read" in counters)
+    assert len(samples(exposition(counted))) == 1 + ("read" in counters)  # zarrfs_mount_info is always there
     assert len(list(table(counted))) == 1 + ("read" in counters)
     assert drawn([counted, later(counted, 1)])
 
@@ -141,6 +155,7 @@ def test_the_table() -> None:
     assert list(table(COUNTED)) == [
         "mount         /mnt/data: https://a.example/refs.json (references, pid 4711)",
         "served        5.0 GiB, 4,000 reads",
+        "failed        71 EIO, 72 EACCES",
         "asked         3 opens, 1 lookups, 2 readdirs",
         "local         9 reads, 8 files opened",
         "blobs         42 reads, 43 verified, 45 held",

@@ -17,17 +17,18 @@ MODULES = {
 }
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
-# cli -> jobs -> fuse, stage -> sources -> views -> store, zarr -> transfer -> errors
+# cli -> jobs -> daemon -> fuse, stage -> sources -> views -> store, zarr -> monitoring -> mountpoints -> transfer
 LAYERS = [
-    {"errors", "options"}, {"transfer"}, {"store", "zarr"}, {"views"}, {"sources"}, {"fuse", "stage"}, {"jobs"},
-    {"cli"},
+    {"errors", "failures", "options", "optionvalues", "redaction"}, {"transfer"}, {"mountpoints"}, {"monitoring"},
+    {"store", "zarr"}, {"views"}, {"sources"}, {"fuse", "stage"}, {"daemon"}, {"jobs"},
+    {"configfile"}, {"configuration"}, {"cli"},
 ]  # fmt: skip
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 LINES_MAX = 500
 # Where system calls are made, and where a FUSE reply is: elsewhere an error has a type of its own.
 KNOW_ERRNO = (
     "zarrfs.errors", "zarrfs.transfer.", "zarrfs.store.", "zarrfs.fuse.", "zarrfs.sources.blobs",
-    "zarrfs.sources.flux",
+    "zarrfs.sources.flux", "zarrfs.mountpoints.", "zarrfs.monitoring.", "zarrfs.daemon.",
 )  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def test_imports_point_one_way(name: str) -> None:
     here = part_of(name)
     for line, module in imports(TREES[name]):
         there = part_of(module)
-        if module.startswith("zarrfs.") and there != here and {here, there} != LAYERS[0]:
+        if module.startswith("zarrfs.") and there != here and not {here, there} <= LAYERS[0]:
             assert there in RANK, f"{name}:{line}: imports {module}, which has no place in LAYERS"
             assert RANK[there] < RANK[here], f"{name}:{line}: imports {module}"
 
@@ -121,4 +122,4 @@ def test_a_failure_reaches_fuse_through_to_errno_alone() -> None:
                 if ast.unparse(call.func).endswith("FUSEError"):
                     made.append(name)
                     assert ast.unparse(call.args[0]).startswith("to_errno("), f"{name}:{call.lineno}"
-    assert set(made) == {"zarrfs.fuse.operations"}
+    assert set(made) == {"zarrfs.fuse.shown"}

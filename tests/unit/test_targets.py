@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.options import Options
+from zarrfs.redaction import links
 from zarrfs.transfer import local, urls
 from zarrfs.transfer.api import TargetReader
 from zarrfs.transfer.local import LocalFiles
@@ -140,7 +141,7 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "links"),
+    ("url", "expected"),
     [
         ("http://[::1]:80/x", ["http://[::1]:80/x"]),
         ("zip://a[1]::http://u@[fe80::1%25lo]/b]::c", ["zip://a[1]", "http://u@[fe80::1%25lo]/b]", "c"]),
@@ -149,8 +150,8 @@ def test_any_text_can_be_shown_and_fails_as_a_read_error(url: str) -> None:
         ("", [""]),
     ],
 )
-def test_links_of_a_chain(url: str, links: list[str]) -> None:
-    assert urls.links(url) == links
+def test_links_of_a_chain(url: str, expected: list[str]) -> None:
+    assert links(url) == expected
 
 
 # -- what is refused

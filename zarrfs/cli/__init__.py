@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zarrfs.cli.common import SETTINGS, process_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name: (module, what it does in a line); the function has the command's name
 COMMANDS = {
@@ -20,14 +24,17 @@ COMMANDS = {
     "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
     "stats": ("zarrfs.cli.stats", "Show what a mount has counted: reads, hits, requests, bytes."),
     "top": ("zarrfs.cli.top", "Watch what a mount does."),
+    "refresh": ("zarrfs.cli.refresh", "Let a mount show what its source is now, or change its bounds."),
     "ls": ("zarrfs.cli.ls", "List a directory of SOURCE."),
     "tree": ("zarrfs.cli.tree", "Draw SOURCE as a tree."),
     "cat": ("zarrfs.cli.cat", "Write files of SOURCE to standard output."),
     "info": ("zarrfs.cli.info", "Tell what SOURCE is, or where one of its files has its bytes."),
+    "config": ("zarrfs.cli.config", "Tell which options are in force, and who says so."),
     "index": ("zarrfs.cli.index", "Compile a document ahead of its first use."),
     "cache": ("zarrfs.cli.cache", "List, check and remove what is kept on disk."),
     "warm": ("zarrfs.cli.warm", "Fetch what a record says is read into the cache on disk."),
     "check": ("zarrfs.cli.check", "Read everything in SOURCE and report what cannot be read."),
+    "doctor": ("zarrfs.cli.doctor", "Tell what a mount lacks on this machine, and what to do."),
     "diff": ("zarrfs.cli.diff", "Tell what an upper directory changes in SOURCE."),
     "commit": ("zarrfs.cli.commit", "Write SOURCE with the changes of an upper directory as something new."),
     "discard": ("zarrfs.cli.discard", "Delete the changes in an upper directory."),
@@ -36,6 +43,7 @@ COMMANDS = {
     "unstage": ("zarrfs.cli.unstage", "Take away what was staged, also what a killed job left."),
     "stage-out": ("zarrfs.cli.stage_out", "Keep what a job has written: as an archive, or copied to a URL."),
     "run": ("zarrfs.cli.run", "Run a command with SOURCE mounted for it alone."),
+    "completion": ("zarrfs.cli.completion", "Let a shell complete commands, options and their values."),
     "refs": ("zarrfs.cli.refs", "Convert, check, count, merge and make reference sets."),
 }
 
@@ -58,11 +66,17 @@ class LazyGroup(click.Group):
         self._table = table
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As click.Group.main, with standard streams that are open."""
+        """As click.Group.main, with standard streams that are open, and a command line that shows no secrets."""
+        from zarrfs.cli.arguments import hide_secrets
+
+        if not args and extra.get("args") is None:  # the words are those of the process
+            hide_secrets()
         if None in (sys.stdin, sys.stdout, sys.stderr):
             from zarrfs.cli.streams import open_closed
 
             open_closed()
+        if "_ZARRFS_COMPLETE" in os.environ:
+            importlib.import_module("zarrfs.cli.completing")  # has its own way with bash
         return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -75,7 +89,20 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(self._table[cmd_name][0])
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        if "_ZARRFS_COMPLETE" in os.environ:
+            from zarrfs.cli.completing import teach
+
+            teach(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands, without importing any, and options of our own."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete[:1] == "-":
+            return super().shell_complete(ctx, incomplete)
+        names = [name for name in self._table if name.startswith(incomplete)]
+        return [CompletionItem(name, help=self._table[name][1]) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any of them."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common, show
-from zarrfs.options import Options, Parsed, seconds, size
+from zarrfs.options import Options, Parsed
+from zarrfs.optionvalues import human, seconds, size
 
 if TYPE_CHECKING:
     from zarrfs.sources.kept import Kept
@@ -131,11 +132,11 @@ def _write(indexes: list[Kept], blocks: list[Target], as_json: bool, times: bool
 
 def _line(count: int, used: float | None, about: str) -> None:
     when = "" if used is None else f"{show.when(int(used * 1e9))}  "
-    sys.stdout.write(f"{show.human(count):>9}  {when}{show.shown(about)}\n")
+    sys.stdout.write(f"{human(count):>9}  {when}{show.shown(about)}\n")
 
 
 def _told(verb: str, indexes: list[Kept], blocks: list[Target]) -> None:
-    total = show.human(sum(one.size for one in indexes) + sum(one.size for one in blocks))
+    total = human(sum(one.size for one in indexes) + sum(one.size for one in blocks))
     also = f" and {sum(one.blocks for one in blocks):,} blocks" if blocks else ""
     common.say(f"{verb} {len(indexes)} files{also}, {total}")
 

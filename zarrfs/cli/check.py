@@ -12,10 +12,11 @@ import click
 
 from zarrfs.cli import common, meter, show
 from zarrfs.options import Parsed
+from zarrfs.optionvalues import human
 
 if TYPE_CHECKING:
     from zarrfs.stage.arraycheck import ArrayCheck
-    from zarrfs.stage.check import Report
+    from zarrfs.stage.checkreport import Report
 
 EPILOG = """\b
 Examples:
@@ -46,7 +47,8 @@ def check(source: str, key: str, as_json: bool, first: int, no_decode: bool, par
     """
     from zarrfs.sources import Plan
     from zarrfs.stage.arraycheck import ArrayChecks
-    from zarrfs.stage.check import Report, check
+    from zarrfs.stage.check import check
+    from zarrfs.stage.checkreport import Report
     from zarrfs.store.api import Store
     from zarrfs.transfer.memory import memory_limit
 
@@ -106,10 +108,10 @@ def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
 
 def _tell(report: Report) -> None:
     """Write a report for people to read."""
-    from zarrfs.stage.check import BAD_KINDS
+    from zarrfs.stage.checkreport import BAD_KINDS
 
     out = sys.stdout.write
-    out(f"{'ok':14}{report.ok:>12,}  {show.human(report.read)} read\n")
+    out(f"{'ok':14}{report.ok:>12,}  {human(report.read)} read\n")
     for kind in BAD_KINDS:
         if report.counts[kind]:
             out(f"{kind:14}{report.counts[kind]:>12,}\n")

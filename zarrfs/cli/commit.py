@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs import options
+from zarrfs import optionvalues
 from zarrfs.cli import common, show
 from zarrfs.cli.refs import running
 from zarrfs.errors import UsageError
@@ -31,7 +31,7 @@ directory. NEW appears when it is whole."""
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     try:
-        return 0 if value == "0" else options.size(value)
+        return 0 if value == "0" else optionvalues.size(value)
     except ValueError as exc:
         raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
 

@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zarrfs import options
+from zarrfs import options, optionvalues
 from zarrfs.errors import UsageError, ZarrfsError
+from zarrfs.redaction import cleaned
 
 if TYPE_CHECKING:
     from zarrfs.sources import Plan
     from zarrfs.store.api import Store
 
 T = TypeVar("T")
+SOURCES = ("source", "archive", "place", "other", "to")  # of click's parameters: what sections of zarrfs.toml are for
 Function = Callable[..., Any]
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -81,13 +83,13 @@ def source_options(
                 if level:
                     said.append(f"log_level={level}")
                 try:
-                    return function(parsed=options.parse(said, defaults=defaults), **given)
+                    return function(parsed=_settled(said, given, defaults), **given)
                 finally:
                     sys.stdout.flush()  # here, where a closed pipe is told as such
 
         decorated: Function = process_options(run)
         for name in reversed(options.TABLE):
-            if not scopes or options.TABLE[name].metadata["scope"] in scopes or name in scopes:
+            if not scopes or options.TABLE[name].metadata["scope"] in scopes or name in (*scopes, "config"):
                 decorated = _click_option(name)(decorated)
         decorated = click.option(
             *(("-o",) if output is None else ()), "--option", "items", multiple=True, metavar="NAME[=VALUE],...",
@@ -98,13 +100,31 @@ def source_options(
     return decorate
 
 
+def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
+    """What the command line, variables and files say together; names in `given` become what they stand for."""
+    from zarrfs.configuration import settings
+
+    names = [name for name in SOURCES if isinstance(given.get(name), str)]
+    split: list[tuple[str, str]] = []
+    if "sources" in given:
+        from zarrfs.stage.merge import split_prefix
+
+        split = [split_prefix(text) for text in given["sources"]]
+    found = settings(said, [*(given[name] for name in names), *(source for _prefix, source in split)], defaults)
+    given |= zip(names, found.sources, strict=False)
+    if split:
+        prefixed = zip(split, found.sources[len(names) :], strict=True)
+        given["sources"] = tuple(f"{prefix}={source}" if prefix else source for (prefix, _name), source in prefixed)
+    return found.parsed
+
+
 def _click_option(name: str) -> Callable[[Function], Function]:
     """The long option of one row of the table; its value is parsed by the table, not by click."""
     about = options.TABLE[name].metadata
     names = [f"--{name.replace('_', '-')}", _PREFIX + name]
     if name in SHORT:
         names.insert(0, SHORT[name])
-    if about["parse"] is options.flag:
+    if about["parse"] is optionvalues.flag:
         return click.option(*names, is_flag=True, help=about["help"])
     default = options.default_text(name)
     text = f"{about['help'].removesuffix('.')} (default: {default})." if default else about["help"]
@@ -130,7 +150,7 @@ def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
     except BaseException as exc:
         cause = first_cause(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
-            traceback.print_exception(exc)
+            click.echo(cleaned("".join(traceback.format_exception(exc))), err=True, nl=False)
         raise SystemExit(_tell(cause, status)) from None
 
 
@@ -166,7 +186,7 @@ def first_cause(exc: BaseException) -> BaseException:
 
 def say(text: str) -> None:
     """One line on standard error."""
-    click.echo(f"zarrfs: {text}", err=True)
+    click.echo(f"zarrfs: {cleaned(text)}", err=True)
 
 
 def tell_warnings(plan: Plan, chosen: options.Options) -> None:
@@ -249,9 +269,17 @@ def _prepare_output(level: str) -> None:
 def time_given(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """A callback of click: seconds, of an option that takes a time as those of the table do."""
     try:
-        return None if value is None else options.seconds(value)
+        return None if value is None else optionvalues.seconds(value)
     except ValueError as exc:
         raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
+
+
+def local_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A callback of click: a path on this machine; a URL would become a directory that is called so."""
+    try:
+        return None if value is None else optionvalues.local(value)
+    except ValueError as exc:
+        raise click.BadParameter(f"{value!r}: expected {exc}", ctx, param) from None
 
 
 def clean_key(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zarrfs.cli import show
-from zarrfs.fuse.statistics import Statistics
+from zarrfs.monitoring.statistics import Statistics
+from zarrfs.optionvalues import human
 
 _WIDTH = 12
 _DISK = ("remote", "disk")
@@ -21,6 +22,9 @@ def table(counted: Statistics) -> Iterator[str]:
     source = f"{show.shown(counted.source)} ({counted.kind}, pid {counted.pid})"
     yield from _line("mount", f"{show.shown(counted.mountpoint)}: {source}")
     yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
+    errors = counted.counters.get("errors") or {}
+    if any(errors.values()):
+        yield from _line("failed", _listed(counted, "errors", **{name: name for name in errors if errors[name]}))
     yield from _line("asked", _listed(counted, open="opens", lookup="lookups", readdir="readdirs"))
     if counted.number("local", "reads"):
         yield from _line("local", _listed(counted, "local", reads="reads", opens="files opened"))
@@ -62,13 +66,6 @@ def latency(counted: Statistics) -> str:
     return f"{', '.join(told)} ms" if told else ""
 
 
-def timed(counted: Statistics) -> float | None:
-    """How many requests the latencies are of; None where there are no latencies."""
-    count = counted.number("remote", "latency_count")
-    buckets = (counted.counters.get("remote") or {}).get("latency_histogram")
-    return count if count is not None or not buckets else buckets[-1][1]  # of an older daemon: those below the last
-
-
 def milliseconds(seconds: float) -> str:
     """Three digits, or all before the point."""
     return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
@@ -84,7 +81,7 @@ def hit_ratio(counted: Statistics, *tier: str) -> float | None:
 def memory(counted: Statistics) -> str:
     """Bytes of blocks that are kept, and how many may be; "" where nothing is."""
     kept, limit = (counted.number("remote", "cache", name) for name in ("kept", "limit"))
-    return "" if kept is None or limit is None else f"{show.human(kept)} kept, of {show.human(limit)}"
+    return "" if kept is None or limit is None else f"{human(kept)} kept, of {human(limit)}"
 
 
 def _line(name: str, *parts: str) -> Iterator[str]:
@@ -95,7 +92,7 @@ def _line(name: str, *parts: str) -> Iterator[str]:
 
 def _bytes(counted: Statistics, *path: str) -> str:
     value = counted.number(*path)
-    return "" if value is None else show.human(value)
+    return "" if value is None else human(value)
 
 
 def _listed(counted: Statistics, *path: str, **names: str) -> str:

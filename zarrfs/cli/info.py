@@ -10,6 +10,8 @@ import click
 
 from zarrfs.cli import common, meter, nodetext, show
 from zarrfs.options import Parsed
+from zarrfs.optionvalues import human
+from zarrfs.redaction import without_secrets
 
 EPILOG = """\b
 Examples:
@@ -81,7 +83,7 @@ async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
         "source": plan.source,
         "kind": plan.kind,
         "where": plan.path or plan.url,
-        "base": plan.base or None,
+        "base": without_secrets(plan.base) or None,
         "index": None if plan.temporary else plan.index,
         "warnings": list(plan.warnings),
     }
@@ -110,7 +112,6 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
     from zarrfs.cli.infopage import page
     from zarrfs.errors import SourceError
     from zarrfs.stage.destination import placed
-    from zarrfs.transfer.urls import without_secrets
 
     if "nodes" not in about:
         raise SourceError(without_secrets(source), "no groups or arrays of Zarr there")
@@ -123,7 +124,7 @@ def _show(name: str, value: Any) -> None:
     if value is None or value == []:
         return
     if name in ("bytes", "size", "allocated", "inline", "hole"):
-        text = f"{value:,} ({show.human(value)})"
+        text = f"{value:,} ({human(value)})"
     elif name == "mtime_ns":
         name, text = "mtime", show.when(value)
     elif isinstance(value, list):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from zarrfs.cli import nodetext, show
+from zarrfs.cli import nodetext
+from zarrfs.optionvalues import human
 
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -82,7 +83,7 @@ def _summary(about: dict[str, Any], nodes: list[dict[str, Any]]) -> str:
         "kind": about.get("kind"),
         "nodes": f"{len(arrays):,} arrays, {sum(node['type'] == 'group' for node in nodes):,} groups",
         "chunks": f"{initialised:,} of {total:,}",
-        "size": f"{show.human(stored)} stored, {show.human(logical)} decoded",
+        "size": f"{human(stored)} stored, {human(logical)} decoded",
         "warnings": "; ".join(about.get("warnings") or ()),
     }
     return _facts(rows)

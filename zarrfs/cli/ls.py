@@ -13,7 +13,7 @@ from zarrfs.options import Parsed
 EPILOG = """\b
 Examples:
   zarrfs ls refs.json                 names at the top
-  zarrfs ls -l refs.json air/0        with mode, size and time
+  zarrfs ls -l refs.json air          with mode, size and time
   zarrfs ls -R --json store.zarr      everything, one JSON object a line
 """
 _AT_ONCE = 64  # sizes asked for at the same time

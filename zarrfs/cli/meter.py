@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from zarrfs.cli import show
+from zarrfs.optionvalues import human
 
 _QUIET_FOR = 0.5  # seconds before the line is shown,
 _EVERY = 0.2  # and between one and the next
@@ -76,14 +76,14 @@ def _show(counts: Callable[[], Counts], ended: threading.Event) -> None:
 def line(counts: Counts, elapsed: float) -> str:
     """Such as: [#####-----] 500 of 1,000 files, 1.0 of 2.0 GiB, 85.3 MiB/s, 0:12 left; `elapsed` in seconds."""
     rate = counts.bytes / elapsed if elapsed else 0.0
-    files, data = f"{counts.files:,}", show.human(counts.bytes)
+    files, data = f"{counts.files:,}", human(counts.bytes)
     if counts.expected_files is None or counts.expected_bytes is None:
-        return f"{files} files, {data}, {show.human(rate)}/s"
-    text = f"{files} of {counts.expected_files:,} files, {data} of {show.human(counts.expected_bytes)}"
+        return f"{files} files, {data}, {human(rate)}/s"
+    text = f"{files} of {counts.expected_files:,} files, {data} of {human(counts.expected_bytes)}"
     done = counts.bytes / counts.expected_bytes if counts.expected_bytes else 1.0
     filled = min(_BAR, int(_BAR * done))
     left = ""
     if 0 < done < 1:
         minutes, seconds = divmod(int(elapsed / done - elapsed), 60)
         left = f", {minutes}:{seconds:02} left"
-    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}, {show.human(rate)}/s{left}"
+    return f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}, {human(rate)}/s{left}"

@@ -28,7 +28,7 @@ def mount(parsed: Parsed, source: str, mountpoint: str) -> None:
     SOURCE is a reference set (kerchunk), a JSON file archive (Flux), a jobspec, or a Zarr store: a path or an
     fsspec URL. What it is, is found out by its content; -o type= says it.
     """
-    from zarrfs.fuse import session
+    from zarrfs.daemon import session
 
     quiet = parsed.options.log_level == "error"
     session.mount(source, mountpoint, parsed, lambda text: None if quiet else say(text))

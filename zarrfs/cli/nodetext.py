@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zarrfs.cli import show
+from zarrfs.optionvalues import human
 
 _HEADER = ("", "shape", "dtype", "chunks", "codecs", "initialised", "decoded", "stored", "ratio")
 _NUMBERS = 5  # columns from here on are numbers
@@ -91,4 +91,4 @@ def initialised(node: dict[str, Any]) -> str:
 
 def size(count: int | None) -> str:
     """Bytes; "?" where nobody knows."""
-    return "?" if count is None else show.human(count)
+    return "?" if count is None else human(count)

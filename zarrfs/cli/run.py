@@ -24,7 +24,9 @@ cannot be run, 125 if SOURCE cannot be mounted, or if COMMAND has left something
 @click.command(context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--at", metavar="DIR", help="Mount on DIR (default: a private directory on this node).")
+@click.option(
+    "--at", callback=common.local_path, metavar="DIR", help="Mount on DIR (default: a private directory on this node)."
+)
 @click.option(
     "--wait", callback=common.time_given, default="10s", show_default=True, metavar="TIME",
     help="How long to wait for processes that COMMAND leaves behind.",

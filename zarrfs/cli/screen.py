@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from zarrfs.cli import figures, show
-from zarrfs.fuse.statistics import Statistics
+from zarrfs.monitoring.statistics import Statistics, timed
+from zarrfs.optionvalues import human
 
 HISTORY = 40  # intervals that are shown
 _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
@@ -96,12 +97,12 @@ def _told(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
     before, now = history[-2:]
     flying, size = now.number("remote", "in_flight"), now.number("remote", "in_flight_bytes")
     if flying is not None:
-        yield "in flight", f"{flying:,.0f} requests, {show.human(size or 0)}"
+        yield "in flight", f"{flying:,.0f} requests, {human(size or 0)}"
     if spent := figures.latency(now):
-        timed = (figures.timed(now) or 0) - (figures.timed(before) or 0)
+        number = (timed(now) or 0) - (timed(before) or 0)
         grown = (now.number("remote", "latency_sum") or 0) - (before.number("remote", "latency_sum") or 0)
-        if timed > 0:
-            yield "latency", f"{figures.milliseconds(grown / timed)} ms on average"
+        if number > 0:
+            yield "latency", f"{figures.milliseconds(grown / number)} ms on average"
         yield "since mount", spent
     kept, limit = (now.number("remote", "cache", name) for name in ("kept", "limit"))
     if kept is not None and limit:

@@ -6,6 +6,7 @@ import datetime
 import stat
 from typing import Any
 
+from zarrfs.errors import shown as shown
 from zarrfs.store.api import Info, Kind
 
 _FORMS = {
@@ -44,23 +45,3 @@ def when(mtime_ns: int | None) -> str:
         return datetime.datetime.fromtimestamp(mtime_ns // 10**9).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
         return f"@{mtime_ns // 10**9}"
-
-
-def human(count: float) -> str:
-    """Bytes in a unit that fits: 7.3 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:,.1f} TiB"
-
-
-def shown(text: str) -> str:
-    """`text` in one line that leaves a terminal alone: control characters become escapes."""
-    return text if text.isprintable() else "".join(map(_escaped, text))
-
-
-def _escaped(char: str) -> str:
-    if char.isprintable() or "\udc80" <= char <= "\udcff":  # the latter: a byte that is not UTF-8
-        return char
-    return char.encode("unicode_escape").decode()

@@ -55,7 +55,7 @@ class _Command(click.Command):
 
 @click.command(cls=_Command, context_settings=common.SETTINGS, epilog=EPILOG)
 @click.argument("source")
-@click.argument("dest")
+@click.argument("dest", callback=common.local_path)
 @click.option("--mount", "how", flag_value="mount", default=True, help="Mount it: bytes come when they are read.")
 @click.option("--copy", "how", flag_value="copy", help="Copy it, or what --include and --exclude pick.")
 @click.option("--link", "how", flag_value="link", help="As --copy, with links to files that this node has.")
@@ -86,7 +86,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     from zarrfs.jobs import reports
     from zarrfs.jobs.deadline import Deadline, TimedOut
     from zarrfs.jobs.stagein import Wish
-    from zarrfs.transfer.urls import without_secrets
+    from zarrfs.redaction import without_secrets
 
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")

@@ -8,9 +8,10 @@ import sys
 
 import click
 
-from zarrfs.cli import common, show
+from zarrfs.cli import common
 from zarrfs.errors import UsageError
 from zarrfs.options import Parsed
+from zarrfs.optionvalues import human
 
 EPILOG = """\b
 Examples:
@@ -44,7 +45,7 @@ def warm(source: str, file: str, as_json: bool, parsed: Parsed) -> None:
             sys.stdout.write(json.dumps(dataclasses.asdict(done)) + "\n")
         else:
             sys.stdout.write(
-                f"{done.found:,} read, {show.human(done.bytes)}; {done.absent:,} absent, {done.failed:,} failed\n"
+                f"{done.found:,} read, {human(done.bytes)}; {done.absent:,} absent, {done.failed:,} failed\n"
             )
         if done.failed:
             raise SystemExit(1)

@@ -28,8 +28,10 @@ from pyfuse3 import (
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.nodes import NodeTable, file_of
-from zarrfs.fuse.operations import MOUNT_XATTR, OpenFile, Operations, handler
+from zarrfs.fuse.operations import Operations
+from zarrfs.fuse.shown import OpenFile, handler
 from zarrfs.fuse.staleness import is_metadata, warn_of_stale
+from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.options import Options
 from zarrfs.store.api import Info, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
@@ -94,6 +96,7 @@ class AttributeOperations(Operations):
     ) -> None:
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper
+        overlay.mode_of = self.permissions.unmasked
         self.inodes = self.nodes = NodeTable()
         lower = overlay.lower
         # The kernel then keeps sizes itself, so it has to be told the right ones at once; and what others see of a
@@ -408,7 +411,7 @@ class AttributeOperations(Operations):
         """The attributes of a file of the upper; of a merged directory nobody counts the links."""
         entry = EntryAttributes()
         entry.st_ino = InodeT(inode)
-        entry.st_mode = pyfuse3.ModeT(status.st_mode)
+        entry.st_mode = pyfuse3.ModeT(self.permissions.of_upper(status.st_mode))
         entry.st_nlink = 1 if merged else status.st_nlink
         entry.st_uid, entry.st_gid, entry.st_rdev = status.st_uid, status.st_gid, status.st_rdev
         entry.st_size, entry.st_blocks = status.st_size, status.st_blocks

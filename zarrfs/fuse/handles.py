@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyfuse3
@@ -15,7 +15,7 @@ from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToke
 
 from zarrfs.errors import NotDirectory, NotFound, Refused
 from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, answering, changing
-from zarrfs.fuse.operations import OpenFile, handler
+from zarrfs.fuse.shown import OpenFile, handler
 from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Found, Merged, Overlay
@@ -39,6 +39,8 @@ class HandleOperations(AttributeOperations):
     ) -> None:
         super().__init__(overlay, options, about, on_ready)
         self._listings: dict[int, OpenDirectory] = {}
+        self._unsynced: set[int] = set()  # inodes that were written to since they were synced
+        self._unsynced_gone = 0  # such that the kernel has forgotten
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
         """As Operations.describe."""
@@ -52,6 +54,19 @@ class HandleOperations(AttributeOperations):
     def open_handles(self) -> int:
         """How many files and directories are open."""
         return len(self._files) + len(self._listings)
+
+    @property
+    def unsynced(self) -> int | None:
+        """As ShownOperations.unsynced; a file that was removed counts as well."""
+        return len(self._unsynced) + self._unsynced_gone
+
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
+        """The kernel drops inodes."""
+        await super().forget(inode_list)
+        for inode, _ in inode_list:
+            if inode in self._unsynced and inode not in self.nodes:
+                self._unsynced.discard(inode)
+                self._unsynced_gone += 1
 
     # -- open files
 
@@ -92,6 +107,7 @@ class HandleOperations(AttributeOperations):
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
+        self._unsynced.add(file.inode)
         kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel's clock counts then
         try:
             done = os.pwrite(file.descriptor, buf, off)
@@ -115,8 +131,7 @@ class HandleOperations(AttributeOperations):
             handles.discard(fh)
             if not handles:
                 del self._opened[file.inode]
-        if file.descriptor is not None:
-            os.close(file.descriptor)
+        self._released(file)
 
     @handler
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
@@ -124,7 +139,12 @@ class HandleOperations(AttributeOperations):
         file = self._files[fh]
         if not file.upper or file.descriptor is None:
             return
-        await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, file.descriptor)
+        self._unsynced.discard(file.inode)  # what is written meanwhile adds it again
+        try:
+            await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, file.descriptor)
+        except BaseException:
+            self._unsynced.add(file.inode)
+            raise
         if file.inode in self._copied:
             self._copied.discard(file.inode)
             with contextlib.suppress(NotFound):
@@ -165,6 +185,8 @@ class HandleOperations(AttributeOperations):
                 except NotFound:
                     continue
             inode = self._looked_up(key, found)
+            if found.status is None and found.info is not None and self._forgot_size(found.info, inode):
+                await self._recall_size(self.overlay, key, inode)
             entry = self._fill_found(found, inode)
             if not pyfuse3.readdir_reply(token, encoded, entry, start_id):
                 await self.forget([(InodeT(inode), 1)])

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 import trio
 
 from zarrfs.fuse.inodes import InodeTable
+from zarrfs.fuse.versions import Version
 from zarrfs.store.api import Info, Store
 
 _PIECE = 512  # entries taken at a time; one name in so many is kept for seekdir
@@ -27,8 +28,10 @@ class DirectoryHandle:
     Entries are counted from 0, "." and ".." not among them.
     """
 
-    def __init__(self, store: Store, key: str, inodes: InodeTable) -> None:
-        self.key = key
+    def __init__(self, store: Store, key: str, inodes: InodeTable, version: Version | None = None) -> None:
+        """`version`: of which `store` is the store; it is in use until this is closed."""
+        self.version, self.key = version, key
+        self.old = False  # another version of the store is shown by now
         self._store, self._inodes = store, inodes
         self._before = [""]  # [i]: the name before entry number i * _PIECE
         self._piece: list[Listed] = []
@@ -119,7 +122,10 @@ class DirectoryHandle:
         try:
             async for info in self._listing:
                 name = info.name
-                inode = lookup(prefix + name, info.kind, info.identity)
+                if self.old:
+                    inode = self._inodes.orphan(prefix + name, info.kind)
+                else:
+                    inode = lookup(prefix + name, info.kind, info.identity)
                 piece.append(new(Listed, (name.encode("utf-8", "surrogateescape"), info, inode)))
                 if len(piece) == _PIECE:
                     break

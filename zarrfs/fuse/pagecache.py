@@ -9,7 +9,7 @@ import pyfuse3
 import trio
 
 from zarrfs.errors import ZarrfsError
-from zarrfs.fuse import mounts
+from zarrfs.mountpoints import mounts
 from zarrfs.store.api import Store
 
 log = logging.getLogger("zarrfs")

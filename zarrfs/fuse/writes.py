@@ -18,14 +18,13 @@ from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.attributes import changing
 from zarrfs.fuse.handles import HandleOperations
-from zarrfs.fuse.operations import handler
-from zarrfs.store.api import join_key, split_key
+from zarrfs.fuse.shown import handler
+from zarrfs.store.api import SET_IDS, join_key, split_key
 from zarrfs.store.overlay import Found
 from zarrfs.store.renaming import EXCHANGE, rename
 from zarrfs.store.whiteouts import OPAQUE, hidden_name
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_SET_ID = stat.S_ISUID | stat.S_ISGID
 _NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "rename"))
 
 
@@ -243,7 +242,7 @@ class WritableOperations(HandleOperations):
             return
         gid = -1 if os.fstat(directory).st_mode & stat.S_ISGID else ctx.gid
         os.chown(entry, ctx.uid, gid, dir_fd=directory, follow_symlinks=False)
-        if mode & _SET_ID:  # chown has taken them away
+        if mode & SET_IDS:  # chown has taken them away
             os.chmod(entry, stat.S_IMODE(mode), dir_fd=directory)
 
     def _made(self, key: str) -> EntryAttributes:

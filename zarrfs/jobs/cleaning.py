@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from zarrfs.errors import MountError, ZarrfsError
-from zarrfs.fuse import mounts
 from zarrfs.jobs import nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record
 from zarrfs.jobs.unstage import Taking, keep, unstage, why_stale
+from zarrfs.mountpoints import mounts
 from zarrfs.transfer.machine import readable
 
 _PATIENCE = 120.0  # seconds for what one user has staged, besides --timeout

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from zarrfs.errors import UsageError
-from zarrfs.fuse import mounts
+from zarrfs.mountpoints import mounts
 
 # Types of file systems that several nodes see, or that are served by a program: as mountinfo has them.
 _SHARED = frozenset(

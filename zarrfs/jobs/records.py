@@ -101,7 +101,7 @@ class Record:
 def home() -> str:
     """The directory of records of this user on this node, made if need be. MountError where it is not ours alone."""
     last: MountError | None = None
-    for path in _candidates(os.geteuid()):
+    for path in places():
         try:
             for part in (os.path.dirname(path), path):
                 with contextlib.suppress(FileExistsError):
@@ -121,7 +121,7 @@ def found(damaged: list[MountError] | None = None) -> list[Record]:
     None is in a directory of another user, which may be there only to be in the way.
     """
     records: dict[str, Record] = {}
-    for directory in _candidates(os.geteuid()):
+    for directory in places():
         try:
             for part in (os.path.dirname(directory), directory):
                 _check_ours(part)
@@ -215,8 +215,9 @@ def process_here() -> Process:
     return ours
 
 
-def _candidates(user: int) -> list[str]:
-    """Where records of a user may be, the best place first."""
+def places() -> list[str]:
+    """Where records of this user may be, the best place first."""
+    user = os.geteuid()
     if os.environ.get(VARIABLE):
         return [os.path.join(os.path.abspath(os.environ[VARIABLE]), "staged")]
     places = ["/run/zarrfs"] if user == 0 else []

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.jobs.stageout import File, Kept, Tree, files, holds
 from zarrfs.options import Options
+from zarrfs.redaction import without_secrets
 from zarrfs.store.whiteouts import PREFIX, RECORD
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Transient
@@ -171,7 +172,7 @@ def _place(url: str, options: Options) -> _Place:
     protocols = urls.protocols(url) or ["file"]
     family = urls.names(protocols[0])[0]
     if len(protocols) > 1 or family == "http":
-        raise UsageError(f"--to {urls.without_secrets(url)}: cannot be written to")
+        raise UsageError(f"--to {without_secrets(url)}: cannot be written to")
     try:
         class_ = class_of(protocols[0], family)
         given, _ = Trust(options).given(url)
@@ -179,8 +180,8 @@ def _place(url: str, options: Options) -> _Place:
     except ReadError as exc:
         raise UsageError(f"--to {exc}") from None
     except Exception as exc:
-        raise UsageError(f"--to {urls.without_secrets(url)}: cannot be used with these options: {exc}") from exc
-    return _Place(fs, class_._strip_protocol(url).rstrip("/"), family, urls.without_secrets(url).rstrip("/"))
+        raise UsageError(f"--to {without_secrets(url)}: cannot be used with these options: {exc}") from exc
+    return _Place(fs, class_._strip_protocol(url).rstrip("/"), family, without_secrets(url).rstrip("/"))
 
 
 def _send_one(tree: Tree, place: _Place, file: File, options: Options, journal: _Journal) -> bool:

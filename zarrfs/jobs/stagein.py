@@ -6,17 +6,17 @@ import contextlib
 import dataclasses
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from zarrfs.daemon import session
 from zarrfs.errors import MountError, UsageError
-from zarrfs.fuse import mounts, session
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking, unstage, why_stale
+from zarrfs.mountpoints import mounts
 from zarrfs.options import Parsed
-from zarrfs.transfer.urls import without_secrets
+from zarrfs.redaction import without_secrets
 
 _FORBIDDEN = re.compile(r"filesystem type (0x[0-9a-f]+) is forbidden")  # fusermount3's words
 
@@ -76,10 +76,12 @@ def mount(
     """Mount a source as `wish` says; returns when it can be read, and is kept in use. Or nothing is left behind.
 
     With `pipe`, the second of what it gives takes more processes to wait for (keeper.tell). UsageError, SourceError,
-    MountError as fuse.session.mount.
+    MountError as daemon.session.mount.
     """
     if parsed.options.foreground:
         raise UsageError("option foreground: a job's mount is served in the background (zarrfs mount has it)")
+    if parsed.options.idle_timeout:  # zarrfs.toml may say so for all mounts
+        tell("option idle_timeout: has no effect: a job's mount is kept in use until it is unstaged")
     record = begin(wish, parsed, tell)
     with undone_on_failure(record):
         make_directories(record)
@@ -121,15 +123,13 @@ def undone_on_failure(record: Record) -> Iterator[None]:
 
 def mount_here(record: Record, source: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
     """Mount at `record.place`, and note by whom."""
-    with _captured_errors() as said:
-        try:
-            session.mount(source, record.place, parsed, tell)
-        except MountError as exc:
-            refused = _FORBIDDEN.search(said())
-            if refused is None:
-                raise
-            text = f"fusermount3 does not mount on its file system (type {refused[1]})"
-            raise _Refused(text) from exc
+    try:
+        session.mount(source, record.place, parsed, tell)
+    except MountError as exc:
+        refused = _FORBIDDEN.search(str(exc))
+        if refused is None:
+            raise
+        raise _Refused(f"fusermount3 does not mount on its file system (type {refused[1]})") from exc
     found = mounts.mount_at(record.place)
     record.device = "" if found is None else found.device
     about = mounts.daemon_of(record.place, timeout=10.0) or {}
@@ -250,29 +250,3 @@ def _take_over(record: Record) -> None:
         raise MountError(f"{record.local}: is there already, and is not ours")
     if record.mounted and os.listdir(record.local):
         raise MountError(f"{record.local}: is there already, and not empty")
-
-
-@contextlib.contextmanager
-def _captured_errors() -> Iterator[Callable[[], str]]:
-    """Keep what goes to standard error back until the end, and let the body look at it: libfuse only prints."""
-    sys.stderr.flush()
-    terminal, kept = os.dup(2), os.memfd_create("stderr")
-    os.dup2(kept, 2)
-
-    def said() -> str:
-        return os.pread(kept, 1 << 16, 0).decode(errors="replace")
-
-    refused = False
-    try:
-        yield said
-    except _Refused:
-        refused = True  # which is told in other words
-        raise
-    finally:
-        sys.stderr.flush()
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        if not refused:
-            with contextlib.suppress(OSError):
-                os.write(2, said().encode())
-        os.close(kept)

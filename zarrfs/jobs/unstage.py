@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zarrfs.errors import MountError
-from zarrfs.fuse import mounts
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
+from zarrfs.mountpoints import mounts
 from zarrfs.transfer.machine import boot
 
 _POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long

@@ -42,6 +42,7 @@ class Plan:
     warnings: tuple[str, ...] = ()
     digest: str = ""  # SHA-256 of the document, hexadecimal, where its index notes it
     blobs: tuple[str, ...] = ()  # where blobs lie if -o blobs= does not say
+    named: str = ""  # of a mount: as the user has named it, to be planned again from any directory; never shown
 
 
 def plan_source(
@@ -57,6 +58,14 @@ def plan_source(
         return plan
     base = options.base if "://" in options.base else os.path.abspath(options.base)
     return dataclasses.replace(plan, base=base.rstrip("/") + "/")
+
+
+def absolute_source(source: str) -> str:
+    """`source` as it is found from any directory."""
+    from zarrfs.sources.blobrefs import is_flux
+
+    path = None if is_flux(source) else path_of_uri(source)
+    return source if path is None else os.path.abspath(path)
 
 
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object]) -> Plan:
@@ -188,7 +197,8 @@ def open_source(source: str, options: Options, child: bool = True) -> Store:
 
 
 def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object]) -> Plan:
-    request = json.dumps({"source": source, "options": dataclasses.asdict(options)}).encode()
+    asked = {"source": source, "options": dataclasses.asdict(options), "parent": os.getpid()}
+    request = json.dumps(asked).encode()
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -16,6 +16,7 @@ import trio
 
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.options import Options
+from zarrfs.redaction import without_secrets
 from zarrfs.sources.blobhash import hash_of
 from zarrfs.sources.blobrefs import DUMP, PlaceKind, is_remote_dump, is_tar, place_kind
 from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
@@ -24,7 +25,6 @@ from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.diskfiles import Handle
 from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.tasks import at_once
-from zarrfs.transfer.urls import without_secrets
 
 if TYPE_CHECKING:
     from zarrfs.sources.contentdb import ContentDb
@@ -126,6 +126,14 @@ class Places:
     async def size(self, url: str) -> int:
         """The size of `url` in bytes."""
         return await self.files().size(url)
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options."""
+        quarter = memory_limit(options) // 4
+        self._options = dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter)
+        self.slots.total_tokens = options.host_requests
+        if self._files is not None:
+            self._files.adjust(self._options)
 
     def stats(self) -> dict[str, Any]:
         """What was asked of servers, as Targets counts it."""

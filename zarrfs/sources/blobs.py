@@ -124,6 +124,13 @@ class BlobReader:
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         blobref, declared = _split(url)
+        try:
+            return await self._read(blobref, declared, offset, length)
+        except ReadError as exc:
+            exc.about(blobref, offset, length)
+            raise
+
+    async def _read(self, blobref: str, declared: int | None, offset: int, length: int) -> Buffer:
         for _ in range(_ATTEMPTS):
             blob = await self._acquire(blobref, declared)
             if blob.data is not None:
@@ -211,6 +218,15 @@ class BlobReader:
     def _paths(self, blobref: str) -> list[str]:
         return [os.path.join(place, blobref) for place in self._places if isinstance(place, str)]
 
+    def adjust(self, options: Options) -> None:
+        """As TargetReader.adjust."""
+        self._timeout = options.read_timeout
+        self._held.resize(memory_limit(options) * 3 // 4)
+        self._ahead = min(options.prefetch, self._held.limit // 4)
+        self._makes.adjust(options)
+        if self._disk is not None:
+            self._disk.resize(options.cache_size, options.cache_min_free)
+
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
         far: dict[str, Any] = {}
@@ -219,18 +235,14 @@ class BlobReader:
                 **self._makes.stats(),
                 "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
                 "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
-                "blobs_held": len(self._held),
-                "blob_bytes_held": self._held.bytes,
+                "blobs_held": len(self._held), "blob_bytes_held": self._held.bytes,
             }
         if self._disk is not None:
             far["blob_disk"] = self._disk.stats()
         return {
-            **far,
-            "blob_reads": self._reads,
-            "blobs_open": len(self._open),
-            "blobs_verified": self._hashed,
-            "blob_bytes_verified": self._hashed_bytes,
-        }
+            **far, "blob_reads": self._reads, "blobs_open": len(self._open),
+            "blobs_verified": self._hashed, "blob_bytes_verified": self._hashed_bytes,
+        }  # fmt: skip
 
     async def aclose(self) -> None:
         self._closed = True

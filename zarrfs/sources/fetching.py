@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
 from zarrfs.options import Options
+from zarrfs.redaction import links, without_secrets
 from zarrfs.sources.blobrefs import is_tar
 from zarrfs.sources.compressed import is_compressed
 from zarrfs.sources.dumptar import DumpIndex, chosen, scan_remote, split_member
 from zarrfs.store.indexfile import MAGIC
-from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry, too_large
 from zarrfs.transfer.memory import memory_limit
 
@@ -72,7 +72,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
         try:
             return await function(files, url, options)
         except ReadError as exc:
-            raise SourceError(urls.without_secrets(url), exc.reason) from exc
+            raise SourceError(without_secrets(url), exc.reason) from exc
         finally:
             with trio.CancelScope(shield=True):
                 await files.aclose()
@@ -128,7 +128,7 @@ async def _read_document(
 
 async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options) -> bytes:
     """The archive `member` of a dump tar."""
-    index, shown = DumpIndex(), urls.without_secrets(url)
+    index, shown = DumpIndex(), without_secrets(url)
     await scan_remote(files, url, index)
     where = index.documents[chosen(index, member, shown)]
     if where.size > options.document_limit:
@@ -166,4 +166,4 @@ async def _download(
 
 
 def _name(url: str) -> str:
-    return urls.links(url)[0].partition("?")[0].rpartition("/")[2].lower()
+    return links(url)[0].partition("?")[0].rpartition("/")[2].lower()

@@ -15,10 +15,14 @@ UNKNOWN = 4 << 20  # bytes reserved for a blob whose length nobody declares
 
 
 class HeldBlobs:
-    """Blobs by their names, at most `limit` bytes with what is on its way; the one not read for longest goes first."""
+    """Blobs by their names, at most `limit` bytes with what is on its way; the one not read for longest goes first.
+
+    A blob may be as large as `limit` ever was: who reads it when the bound becomes smaller goes on, and the one that
+    was read last stays, unless nothing is to be held.
+    """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = self._largest = limit
         self._held: OrderedDict[str, Buffer] = OrderedDict()
         self.bytes = 0
         self._flying = 0
@@ -47,8 +51,8 @@ class HeldBlobs:
     @contextlib.asynccontextmanager
     async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
         """Room for `size` bytes on their way, once there is some. ReadError where there never is."""
-        size = min(UNKNOWN, self.limit) if size is None else size
-        if size > self.limit:
+        size = min(UNKNOWN, self._largest) if size is None else size
+        if size > self._largest:
             raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
         async with self._landed:
             while self._flying and self._flying + size > self.limit // 4:
@@ -76,12 +80,18 @@ class HeldBlobs:
             async with self._landed:
                 self._landed.notify_all()
 
+    def resize(self, limit: int) -> None:
+        """Bound what is held anew."""
+        self.limit, self._largest = limit, max(limit, self._largest)
+        self._shrink()
+
     def clear(self) -> None:
         """Hold nothing."""
         self._held.clear()
         self.bytes = 0
 
     def _shrink(self) -> None:
-        while self._held and self.bytes + self._flying > self.limit:
+        least = 0 < self.limit < self._largest
+        while len(self._held) > least and self.bytes + self._flying > self.limit:
             _, data = self._held.popitem(last=False)
             self.bytes -= len(data)

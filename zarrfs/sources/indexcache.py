@@ -31,6 +31,8 @@ from zarrfs.store.indexfile import read_notes
 INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 _MEMORY = "/dev/shm"
+_OWN = "zarrfs-"  # a directory of one index begins so
+_FORGOTTEN = 3600.0  # seconds after which nobody writes there any more, or opens what is there
 ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
@@ -45,12 +47,13 @@ class IndexCache:
         self._keeps = options.cache != "none"
         self._memory = None if self._keeps else memory_directory()
         self._asked = options.index_dir is not None
-        self.directory = os.path.abspath(options.index_dir) if options.index_dir else _usual_directory()
+        self.directory = os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
         self._problem: str | None = None
         if not self._keeps:
             return
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            self._problem = _unsafe(self.directory)
             if not os.access(self.directory, os.W_OK):
                 self._problem = "not writable"
         except OSError as exc:
@@ -104,7 +107,9 @@ class IndexCache:
         if self._problem is not None and self._asked:
             raise UsageError(f"option index_dir={self.directory}: {self._problem}")
         if self._problem is not None or not self._keeps:
-            self.directory, self.temporary = tempfile.mkdtemp(prefix="zarrfs-", dir=self._memory), True
+            if self._memory is not None:
+                _sweep_memory(self._memory)
+            self.directory, self.temporary = tempfile.mkdtemp(prefix=_OWN, dir=self._memory), True
         self._sweep()
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
         try:
@@ -155,12 +160,25 @@ class IndexCache:
                     os.unlink(entry.path)
 
 
-def _usual_directory() -> str:
-    """Root's is the system's, as helpers and units have no HOME."""
-    if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ:
+def usual_directory() -> str:
+    """Where indexes of this user are kept: root's in the system's directory, as helpers and units have no HOME.
+
+    Who is root in a user namespace alone may not write there.
+    """
+    if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ and os.access("/var/cache", os.W_OK):
         return "/var/cache/zarrfs/index"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return os.path.join(cache, "zarrfs", "index")
+
+
+def _unsafe(directory: str) -> str | None:
+    """Why others could put another file in the place of an index, after that was verified and before it is opened."""
+    status = os.stat(directory)
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {status.st_uid}, who could exchange what is in it"
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        return "everybody may exchange what is in it: chmod o-w, or +t"
+    return None
 
 
 def memory_directory() -> str | None:
@@ -171,6 +189,19 @@ def memory_directory() -> str | None:
             _, place, kind, *_ = line.split(" ")
             found = kind if place == _MEMORY else found  # the last one is on top
     return _MEMORY if found in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK) else None
+
+
+def _sweep_memory(place: str) -> None:
+    """Remove directories of ours that killed processes have left in memory: an index is in one for seconds."""
+    with os.scandir(place) as entries:
+        left = [entry for entry in entries if entry.name.startswith(_OWN) and entry.is_dir(follow_symlinks=False)]
+    for entry in left:
+        with contextlib.suppress(OSError):
+            with os.scandir(entry.path) as files:
+                times = [file.stat(follow_symlinks=False).st_mtime for file in files]
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == os.geteuid() and time.time() - max([status.st_mtime, *times]) > _FORGOTTEN:
+                shutil.rmtree(entry.path)
 
 
 def verified(path: str) -> bool:

@@ -10,11 +10,11 @@ import sqlite3
 
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
+from zarrfs.redaction import without_secrets
 from zarrfs.sources import Plan
 from zarrfs.sources.documents import Document
 from zarrfs.store.indexcheck import first_fault
 from zarrfs.store.indexfile import read_notes
-from zarrfs.transfer.urls import without_secrets
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:

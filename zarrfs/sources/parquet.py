@@ -195,6 +195,13 @@ class ParquetStore:
         """As PrefetchStore.remote."""
         return self._targets.remote
 
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        memory = memory_limit(options)
+        share = memory // 4
+        self._records.resize(share)
+        self._targets.adjust(dataclasses.replace(options, memory_limit=memory - share))
+
     async def get_ready(self) -> None:
         """As PrefetchStore.get_ready: where targets are only record files tell."""
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
+from zarrfs.redaction import without_secrets
 from zarrfs.sources.parquetset import DOCUMENT, Bound, shown
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import LocalFiles
-from zarrfs.transfer.urls import without_secrets
 
 if TYPE_CHECKING:
     from zarrfs.options import Options
@@ -70,7 +70,7 @@ class Directory:
             size = await self._files.size(path)
             found = await self._files.read(path, 0, size) if size <= limit.size else None
         except ReadError as exc:
-            raise type(exc)(self.shown(key), exc.reason) from exc
+            raise exc.at(self.shown(key)) from exc
         if found is None:
             raise ReadError(self.shown(key), str(limit))
         return found

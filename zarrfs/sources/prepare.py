@@ -1,6 +1,6 @@
 """The short-lived child that fetches, detects and compiles a document: python -m zarrfs.sources.prepare.
 
-Standard input: {"source", "options"} as JSON. Standard output: {"plan"}, {"usage"} or an error's parts.
+Standard input: {"source", "options", "parent"} as JSON. Standard output: {"plan"}, {"usage"} or an error's parts.
 Its memory, threads and event loops end with it; only the index file and the plan remain.
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import TABLE, Options
+from zarrfs.redaction import without_secrets
 from zarrfs.sources import Plan
 from zarrfs.sources.blobrefs import DUMP, FLUX, is_flux, is_tar
 from zarrfs.sources.compilation import Compilation, Validation
@@ -34,6 +35,7 @@ from zarrfs.sources.progress import Progress
 from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
 from zarrfs.transfer.answers import too_large
+from zarrfs.transfer.machine import end_with_parent
 from zarrfs.transfer.urls import protocols, same_server
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
@@ -115,8 +117,6 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     """Fetch a document behind an fsspec URL, or plan the Zarr store that it turns out to be."""
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
-    from zarrfs.transfer.urls import without_secrets
-
     cache = IndexCache(options)
     found = None
     if options.type != "zarr":
@@ -240,9 +240,12 @@ def _end(*_: object) -> None:
 def main() -> None:
     """Answer one request."""
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
-    for number in (signal.SIGINT, signal.SIGTERM):  # leave no half an index; whoever waits for us does the talking
+    ends = (signal.SIGINT, signal.SIGTERM)
+    for number in ends:  # leave no half an index; whoever waits for us does the talking
         signal.signal(number, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # a daemon's thread that has them blocked may have started us
     request = json.load(sys.stdin)
+    end_with_parent(request["parent"], signal.SIGTERM)
     given = request["options"]
     given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
     reply: dict[str, Any]
@@ -255,6 +258,9 @@ def main() -> None:
         reply = {"usage": str(exc)}
     except SourceError as exc:
         reply = {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
+    except MemoryError:
+        reply = {"source": without_secrets(request["source"]), "rule": "reading it takes more memory than there is",
+                 "entry": None}  # fmt: skip
     json.dump(reply, sys.stdout)
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import trio
 
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, TargetMissing
+from zarrfs.options import Options
 from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, keys_below, split_key
 from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer.tasks import at_once
@@ -130,6 +131,10 @@ class UnlistedStore:
 
     async def usage(self) -> Usage:
         return await self._store.usage()
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        self._store.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING
 
 from zarrfs.errors import AccessDenied, SourceError, TargetMissing
 from zarrfs.options import Options
+from zarrfs.redaction import without_secrets
 from zarrfs.sources.fetching import head, run
 from zarrfs.sources.parquetset import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.transfer import urls
@@ -105,7 +106,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.sources import Plan
     from zarrfs.zarr.documents import DOCUMENTS
 
-    shown = urls.without_secrets(url)
+    shown = without_secrets(url)
     system, path = await files.find(url)
     problem: str | None
     entries: list[Entry] | None
@@ -140,7 +141,7 @@ async def _plan_set(
     """Plan the set in the Parquet layout at `url`, with its `.zmetadata`."""
     from zarrfs.sources import Plan
 
-    shown = urls.without_secrets(url)
+    shown = without_secrets(url)
     warnings = _checked_set(system.shown(system.child(path, DOCUMENT)), document, options)
     entry = await files.stat_at(system, system.child(path, DOCUMENT))
     local = not urls.protocols(url) or urls.protocols(url)[-1] in ("file", "local", "memory")

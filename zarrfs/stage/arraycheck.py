@@ -13,8 +13,9 @@ import trio
 
 from zarrfs.errors import StoreError, ZarrfsError
 from zarrfs.stage.arrayinfo import nodes_of
-from zarrfs.stage.check import Report, Unsound, check_length
+from zarrfs.stage.checkreport import Report, Unsound
 from zarrfs.stage.materialiseparts import Room
+from zarrfs.stage.walk import check_length
 from zarrfs.store.api import Buffer, Store, join_key, split_key
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.consolidated import consolidated
@@ -24,7 +25,7 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
 if TYPE_CHECKING:
     from zarrfs.zarr.sharding import Sharding
 
-BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of check.BAD_KINDS
+BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of checkreport.BAD_KINDS
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
 _INLINE = 16 << 10  # bytes: decoding so few takes less time than a visit to a thread
 

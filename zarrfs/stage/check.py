@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import logging
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import trio
 
-from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.stage.walk import PIECE, walk
+from zarrfs.errors import NotDirectory, NotFound, ZarrfsError
+from zarrfs.stage.checkreport import Report
+from zarrfs.stage.walk import PIECE, check_length, extents, walk
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.index import IndexStore
 from zarrfs.store.links import follow
@@ -22,87 +20,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("zarrfs")
 
 READERS = 16  # files read at the same time
-# as ReadError.kind and Unsound.kind
-BAD_KINDS = (
-    "missing", "unreadable", "wrong hash", "out of range", "changed", "bad metadata", "undecodable",
-    "outside grid",
-)  # fmt: skip
-
-
-class Unsound(ZarrfsError):
-    """A file that can be read, but is not what the metadata of Zarr says; `kind` is one of BAD_KINDS."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        self.kind = kind
-        super().__init__(reason)
-
-
-class Bad(NamedTuple):
-    """An entry that cannot be read."""
-
-    key: str
-    kind: str  # one of BAD_KINDS
-    url: str | None  # where its bytes should be
-    reason: str
-
-
-@dataclasses.dataclass
-class Report:
-    """What a check has found so far; it grows while the check runs."""
-
-    keep: int = 20  # how many of each list are kept
-    ok: int = 0
-    read: int = 0  # bytes
-    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of bad ones
-    bad: list[Bad] = dataclasses.field(default_factory=list)
-    links: int = 0  # symbolic links
-    dangling: int = 0  # of them, those that lead nowhere within the tree: not an error
-    left_out: int = 0  # entries that the document's compiler refused
-    problems: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (entry, rule) of those
-    expected_files: int | None = None
-    expected_bytes: int | None = None
-
-    @property
-    def files(self) -> int:
-        """Files that have been dealt with."""
-        return self.ok + self.counts.total()
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.counts and not self.left_out
-
-    def add(self, key: str, exc: BaseException, url: str | None = None) -> None:
-        """Count an entry that cannot be read."""
-        bad = bad_entry(key, exc, url)
-        self.counts[bad.kind] += 1
-        if len(self.bad) < self.keep:
-            self.bad.append(bad)
-
-    def as_json(self) -> dict[str, Any]:
-        """The report, ready for JSON."""
-        return {
-            "clean": self.clean,
-            "ok": self.ok,
-            **{kind.replace(" ", "_"): self.counts[kind] for kind in BAD_KINDS},
-            "left_out": self.left_out,
-            "bytes_read": self.read,
-            "links": self.links,
-            "links_dangling": self.dangling,
-            "bad": [bad._asdict() for bad in self.bad],
-            "problems": [{"entry": entry, "rule": rule} for entry, rule in self.problems],
-        }
-
-
-def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
-    """An entry that cannot be read, for that reason; `url`: where its bytes should be, if the reason does not say."""
-    if isinstance(exc, ReadError):
-        return Bad(key, exc.kind, exc.where, exc.reason)
-    if isinstance(exc, Unsound):
-        return Bad(key, exc.kind, url, str(exc))
-    if isinstance(exc, NotFound):
-        return Bad(key, "missing", url, exc.reason or "is listed, but not there")
-    return Bad(key, "unreadable", url, str(exc) or type(exc).__name__)
 
 
 async def check(
@@ -204,20 +121,6 @@ async def _check_file(
         report.add(key, bad, await _url_of(store, key))
 
 
-async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
-    """(start, length) of the parts of a file that hold data, its size known: a hole costs nothing, however large."""
-    size = info.size or 0
-    where = await store.locate(key) if info.allocated is not None else {}
-    if "hole" in where:
-        return
-    if "regions" not in where:
-        yield 0, size
-        return
-    for region in where["regions"]:
-        start = min(region["start"], size)
-        yield start, min(region["length"], size - start)
-
-
 async def _url_of(store: Store, key: str) -> str | None:
     """The first place where the bytes of `key` should be, if it has one."""
     try:
@@ -226,9 +129,3 @@ async def _url_of(store: Store, key: str) -> str | None:
         return None
     url: str | None = where.get("url") or next((part["url"] for part in where.get("regions", ())), None)
     return url
-
-
-def check_length(key: str, count: int, start: int, length: int) -> None:
-    """ReadError where a store has given fewer bytes than were asked for."""
-    if count != length:
-        raise ReadError(key, f"{count} bytes at {start}, not {length}")

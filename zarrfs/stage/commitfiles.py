@@ -11,10 +11,9 @@ import zipfile
 
 from zarrfs.stage.committree import Node, Tree
 from zarrfs.stage.destination import is_utf8
-from zarrfs.store.api import Kind
+from zarrfs.store.api import SET_IDS, Kind
 from zarrfs.store.copying import write_all
 
-_SET_IDS = stat.S_ISUID | stat.S_ISGID
 _NAME_MAX = 0xFFFF  # bytes of a name in a zip file
 _OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # times of a zip file, in the local zone
 
@@ -85,7 +84,9 @@ class _Directory:
 
 def _dress(path: str, node: Node) -> None:
     owned = _own(path, node.status)
-    os.chmod(path, node.mode if owned else node.mode & ~_SET_IDS)  # those of another owner would be ours
+    # those of another owner, or of a source, which tells none, would be ours
+    bare = not owned or (node.status is None and node.kind is Kind.FILE)
+    os.chmod(path, node.mode & ~SET_IDS if bare else node.mode)
     _set_time(path, node.mtime_ns)
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import trio
 
 from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
-from zarrfs.stage.check import Bad, bad_entry, check_length, extents
+from zarrfs.stage.checkreport import Bad, bad_entry
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
 from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told
 from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing, close_all
 from zarrfs.stage.materialisewrite import Done as Done
-from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key
+from zarrfs.stage.walk import check_length, extents
+from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key, ordinary_mode
 from zarrfs.store.copying import copy_data, write_all
 from zarrfs.store.filling import EXISTING, Filling, Folder, InTheWay, ends_all
 from zarrfs.store.index import IndexStore, Part
@@ -51,6 +52,7 @@ class Choice:
     mark: str = ""  # names this version of the source: with the same one a run that was broken off is taken up
     sync: bool = False  # have all of it on the disk at the end
     sums: bool = False  # tell the SHA-256 of files
+    set_ids: bool = False  # set-user-ID and set-group-ID bits of files, too
 
 
 @dataclasses.dataclass
@@ -191,6 +193,8 @@ class _Run:
                 await self._add_entry(folder, key, info)
 
     async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
+        if info.mode is not None and not self._choice.set_ids:
+            info = info._replace(mode=ordinary_mode(info))
         item = Item(folder, key, info)
         if self._link is not None and info.kind is Kind.FILE:
             try:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import trio
 
 from zarrfs.errors import SourceError, StoreError, ZarrfsError
-from zarrfs.stage.check import extents
+from zarrfs.stage.walk import extents
 from zarrfs.store.api import Info, Store, name_rule
 from zarrfs.store.filling import Folder
 from zarrfs.store.staging import RESERVED

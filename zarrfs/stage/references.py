@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zarrfs.errors import ReadError, SourceError
+from zarrfs.redaction import without_secrets
 from zarrfs.stage.destination import is_utf8
 from zarrfs.store.api import Reference, ReferenceStore, Store
 from zarrfs.transfer import urls
@@ -81,15 +82,15 @@ def absolute(url: str, base: str) -> str:
         if not is_utf8(joined):
             raise ReadError(url, f"a relative target in {directory}: {NOT_UTF8}")
         return f"file://{joined}" if protocols else joined
-    remote = urls.join(urls.without_secrets(base), path)
+    remote = urls.join(without_secrets(base), path)
     if remote is None:
-        raise ReadError(url, f"a relative target in {urls.without_secrets(base)}: say --base")
+        raise ReadError(url, f"a relative target in {without_secrets(base)}: say --base")
     return remote
 
 
 def notes(plan: Plan) -> dict[str, str]:
     """What an index says of a set that was written as one: as sources.prepare notes it."""
-    return _notes(plan.source, urls.without_secrets(plan.base), plan.mtime_ns, plan.origin)
+    return _notes(plan.source, without_secrets(plan.base), plan.mtime_ns, plan.origin)
 
 
 def notes_of_many(plans: Sequence[Plan], output: Output) -> dict[str, str]:

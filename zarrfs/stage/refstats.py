@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zarrfs.redaction import without_secrets
 from zarrfs.stage.refarrays import Array, find_array
 from zarrfs.store.api import Reference, ReferenceStore
 
@@ -95,6 +96,7 @@ async def statistics(
     stats.largest, stats.smallest = columns.largest, columns.smallest
     stats.targets, by_bytes, by_references = _count_targets(stats, columns, top)
     names = await _names(store, columns.names, {one.target for one in (*by_bytes, *by_references)})
+    names = {target: without_secrets(url) for target, url in names.items()}
     stats.top_by_bytes = [Target(names[one.target], one.references, one.bytes) for one in by_bytes]
     stats.top_by_bytes.sort(key=lambda target: (-target.bytes, target.url))
     stats.top_by_references = [Target(names[one.target], one.references, one.bytes) for one in by_references]

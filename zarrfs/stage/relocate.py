@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zarrfs.errors import ReadError, UsageError
+from zarrfs.redaction import without_secrets
 from zarrfs.stage.references import absolute
-from zarrfs.transfer.urls import without_secrets
 
 _KNOWN = 65_536  # URLs whose new form is remembered
 

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from zarrfs.errors import ReadError
-from zarrfs.stage.check import check_length, extents
 from zarrfs.stage.difference import LETTERS as LETTERS
-from zarrfs.stage.walk import walk
+from zarrfs.stage.walk import check_length, extents, walk
 from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, Store, join_key
 from zarrfs.store.extents import data_extents
 

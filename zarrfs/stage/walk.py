@@ -115,3 +115,23 @@ async def pieces(store: Store, key: str, start: int = 0, length: int | None = No
             raise ReadError(at, f"ends at {start}, not at {size}")
         yield piece
         start += len(piece)
+
+
+async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+    """(start, length) of the parts of a file that hold data, its size known: a hole costs nothing, however large."""
+    size = info.size or 0
+    where = await store.locate(key) if info.allocated is not None else {}
+    if "hole" in where:
+        return
+    if "regions" not in where:
+        yield 0, size
+        return
+    for region in where["regions"]:
+        start = min(region["start"], size)
+        yield start, min(region["length"], size - start)
+
+
+def check_length(key: str, count: int, start: int, length: int) -> None:
+    """ReadError where a store has given fewer bytes than were asked for."""
+    if count != length:
+        raise ReadError(key, f"{count} bytes at {start}, not {length}")

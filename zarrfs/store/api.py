@@ -6,10 +6,12 @@ Source: Zarr v3 core protocol, abstract store interface, and the file system sto
 from __future__ import annotations
 
 import enum
+import stat
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from zarrfs.errors import InvalidKey, NameTooLong
+from zarrfs.options import Options
 from zarrfs.transfer.api import Buffer as Buffer
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
@@ -35,6 +37,19 @@ class Info(NamedTuple):
     allocated: int | None = None  # bytes held, where less than size (holes); None: all
     links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 where nobody counted
     identity: int | None = None  # changes when another file takes the name; None: nobody can tell
+
+
+SET_IDS = stat.S_ISUID | stat.S_ISGID
+
+
+def ordinary_mode(info: Info) -> int:
+    """Permission bits without what lets who executes a file act as its owner or group: no source tells who they are.
+
+    Whoever mounts, copies or extracts becomes the owner, so a stranger's archive would act as him. Directories keep
+    set-group-ID, which only says whose group new files get. `info.mode` is not None.
+    """
+    assert info.mode is not None
+    return info.mode if info.kind is Kind.DIRECTORY else info.mode & ~SET_IDS
 
 
 class Usage(NamedTuple):
@@ -112,6 +127,15 @@ class DescriptorStore(Store, Protocol):
 
     async def open_value(self, key: str) -> int:
         """A descriptor of the value, for the caller to close: it stays that value, whatever is set later."""
+        ...
+
+
+@runtime_checkable
+class AdjustableStore(Store, Protocol):
+    """A Store whose bounds on memory, disk and requests may change while it is open."""
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options that it was opened with (daemon/settings.py says what)."""
         ...
 
 

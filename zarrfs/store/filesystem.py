@@ -388,4 +388,7 @@ def _answers(key: str, writing: bool = False) -> Iterator[None]:
             raise AccessDenied(key, reason) from exc
         if writing:
             raise
-        raise ReadError(key, reason) from exc
+        failure = ReadError(key, reason)
+        if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # ours, and it may pass
+            failure.errno = code
+        raise failure from exc

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import trio
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
+from zarrfs.options import Options
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader, WholeReader
@@ -171,6 +172,10 @@ class IndexStore:
     def remote(self) -> bool:
         """As PrefetchStore.remote."""
         return self._targets.remote
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        self._targets.adjust(options)
 
     async def get_ready(self) -> None:
         """As PrefetchStore.get_ready; the first target stands for all."""

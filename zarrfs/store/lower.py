@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zarrfs.store.api import PrefetchStore, Store
+from zarrfs.options import Options
+from zarrfs.store.api import AdjustableStore, PrefetchStore, Store
 
 
 class OnLower:
@@ -21,6 +22,11 @@ class OnLower:
         """As PrefetchStore.get_ready."""
         if isinstance(self.lower, PrefetchStore):
             await self.lower.get_ready()
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        if isinstance(self.lower, AdjustableStore):
+            self.lower.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the lower store."""

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import trio
@@ -28,6 +28,7 @@ from zarrfs.store.api import (
     check_key,
     join_key,
     keys_below,
+    ordinary_mode,
     split_key,
 )
 from zarrfs.store.copying import same_time, write_sparse
@@ -86,6 +87,7 @@ class Overlay(OnLower):
         self.lower, self.upper, self.owner = lower, upper, owner
         self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
+        self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of what is copied up
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()
         self._absent: set[str] = set()  # keys that an immutable lower store was found not to have
@@ -262,7 +264,7 @@ class Overlay(OnLower):
         os.ftruncate(descriptor, size)
         if self.owner is not None:
             os.fchown(descriptor, *self.owner)
-        os.fchmod(descriptor, _mode(info))
+        os.fchmod(descriptor, self.mode_of(info))
         if info.mtime_ns is not None:
             os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         os.fsync(descriptor)  # or after a power failure an empty file might hide the lower one
@@ -272,7 +274,7 @@ class Overlay(OnLower):
         if self.owner is not None:
             os.chown(name, *self.owner, dir_fd=directory, follow_symlinks=False)
         if info.kind is Kind.DIRECTORY:
-            os.chmod(name, _mode(info), dir_fd=directory)
+            os.chmod(name, self.mode_of(info), dir_fd=directory)
         if info.mtime_ns is not None:
             times = info.mtime_ns, info.mtime_ns
             os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)

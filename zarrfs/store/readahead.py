@@ -104,9 +104,9 @@ class KeyReadAhead:
     """
 
     def __init__(self, store: Store, limit: int) -> None:
-        self._store = store if isinstance(store, PrefetchStore) and limit > 0 else None
+        self._store = store if isinstance(store, PrefetchStore) else None
         self._knows_names = isinstance(store, ReferenceStore)  # asking it for names costs no request
-        self._limit = limit
+        self.limit = limit  # bytes
         self._reads = 0
         self._just_read: dict[str, int] = {}  # key: number of the read, the oldest first
         self._places: OrderedDict[Pattern | str, _Place] = OrderedDict()
@@ -121,7 +121,7 @@ class KeyReadAhead:
 
     def opened(self, key: str, size: int) -> bool:
         """Note the first read of a value of `size` bytes (0: unknown); True: advance() has something to do."""
-        if self._store is None or not self._store.remote:
+        if self._store is None or not self.limit or not self._store.remote:
             return False
         self._reads += 1
         name, index = _place_of(key)
@@ -140,6 +140,17 @@ class KeyReadAhead:
         elif not again:
             self._unexpected(place, name, index)
         return bool(self._due)
+
+    def resize(self, limit: int) -> None:
+        """Bound what is ahead anew; 0: nothing is, and what was on its way is given up."""
+        self.limit = limit
+        if not limit:
+            for sequence in list(self._sequences):
+                self._drop(sequence)
+            for one in self._due:
+                if isinstance(one, _Place):
+                    one.wait = one.patience
+            self._due.clear()
 
     def stats(self) -> dict[str, int]:
         """How many values were fetched ahead, read afterwards, and given up; and how many sequences there are."""
@@ -220,7 +231,7 @@ class KeyReadAhead:
         active = sum(1 for other in self._sequences if other.pending) or 1
         cost = max(sequence.cost, 1.0)
         window = max(sequence.trust, min(4 * sequence.trust, int(_CHEAP / cost)), _FIRST)
-        return max(1, min(window, _MOST, int(self._limit / active / cost)))
+        return max(1, min(window, _MOST, int(self.limit / active / cost)))
 
     # -- places and sequences come and go
 
@@ -283,7 +294,7 @@ class KeyReadAhead:
         try:
             while self._closing:
                 await self._closing.pop().aclose()
-            while self._due:
+            while self._due and self.limit:
                 due = self._due.popleft()
                 if isinstance(due, _Place):
                     await self._look(due)

@@ -49,7 +49,7 @@ class Recorder:
     """
 
     def __init__(self, path: str, source: str = "") -> None:
-        """UsageError where `path` cannot be written."""
+        """UsageError where `path` cannot be written, or is a file that is no record."""
         self._first: set[str] = set()  # keys of which the first block is noted
         self._later: set[tuple[str, int]] = set()  # numbers of later blocks
         self._lines: list[tuple[str, int, int]] = []
@@ -121,11 +121,13 @@ class Recorder:
 def _new_file(path: str, header: dict[str, Any]) -> int:
     """A descriptor to append to the file `path`, which has a first line; an older one is replaced as a whole."""
     line = json.dumps(header).encode() + b"\n"
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY)
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal: nobody waits for its reader
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
         os.write(descriptor, line)
         return descriptor
     path = os.path.realpath(path)
+    if not _replaceable(path):
+        raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
     descriptor, beside = tempfile.mkstemp(".part", os.path.basename(path), os.path.dirname(path))
     try:
         os.fchmod(descriptor, 0o644)
@@ -137,6 +139,19 @@ def _new_file(path: str, header: dict[str, Any]) -> int:
             os.unlink(beside)
         raise
     return descriptor
+
+
+def _replaceable(path: str) -> bool:
+    """Whether a new record may take the place of what is at `path`: a record, an empty file, or nothing."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(_LINE_MAX)
+    except FileNotFoundError:
+        return True
+    try:
+        return not first or json.loads(first)["zarrfs"] == "record"
+    except (ValueError, RecursionError, TypeError, LookupError):
+        return False
 
 
 def read_record(path: str) -> Iterator[Record]:

@@ -22,6 +22,7 @@ from zarrfs.errors import (
     TargetMissing,
 )
 from zarrfs.options import Options
+from zarrfs.redaction import without_secrets
 from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, name_rule, split_key
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry
@@ -53,7 +54,7 @@ class FsspecStore:
     @property
     def uri(self) -> str:
         """The URL, without credentials."""
-        return urls.without_secrets(self._url)
+        return without_secrets(self._url)
 
     # -- the Store protocol
 
@@ -132,6 +133,10 @@ class FsspecStore:
 
     async def usage(self) -> Usage:
         return Usage()
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        self.files.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         """Counters: those of the remote files, which have names of their own."""

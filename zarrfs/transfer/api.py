@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from zarrfs.options import Options
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -42,6 +44,10 @@ class TargetReader(Protocol):
 
     def resolve(self, url: str) -> str:
         """`url` as it is looked for: absolute, without credentials."""
+        ...
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options while a mount goes on."""
         ...
 
     def stats(self) -> dict[str, Any]:

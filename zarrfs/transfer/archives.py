@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import trio
 
 from zarrfs.errors import ReadError, TargetMissing
+from zarrfs.redaction import without_secrets
 from zarrfs.transfer.answers import Entry, Fetched, too_large
 from zarrfs.transfer.api import Buffer
-from zarrfs.transfer.urls import without_secrets
 
 if TYPE_CHECKING:
     from zarrfs.transfer.local import LocalFiles

@@ -20,7 +20,7 @@ from zarrfs.transfer.tasks import in_background
 V = TypeVar("V", bound=Sized)
 
 _QUEUE = 32 << 20  # bytes of blocks that were read once
-_GHOSTS = 65_536  # keys remembered of blocks that left the queue
+_GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the queue: eight for each block kept
 
 
 class _Flight(Generic[V]):
@@ -291,7 +291,8 @@ class BlockCache(Generic[V]):
     def _forget_oldest(self) -> None:
         key = next(iter(self._once))
         self._ghosts[key] = None
-        if len(self._ghosts) > _GHOSTS:
+        most = min(_GHOSTS, max(_GHOSTS_LEAST, 8 * (len(self._once) + len(self._often))))
+        while len(self._ghosts) > most:
             self._ghosts.popitem(last=False)
         self._remove(key)
 

@@ -111,8 +111,10 @@ class DirectWeb(WebPaths):
             return await (await self._next()).fetch(path, start, stop)
         where = self.shown(path)
         try:
-            with trio.fail_after(self._timeout):
+            # what fail_after() does, at a third of its cost
+            with trio.CancelScope(deadline=trio.current_time() + self._timeout):
                 return await self._fetch(host, target, where, start, stop)
+            raise trio.TooSlowError  # noqa: TRY301
         except _Unserved as exc:
             log.debug("%s: asked again by a library's client: %s", where, exc)
         except Exception as exc:

@@ -12,11 +12,11 @@ import threading
 import time
 from collections import OrderedDict
 
+from zarrfs.redaction import without_secrets
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.claims import Claims
 from zarrfs.transfer.diskfiles import RECORD, Block, Damaged, Layout, checksum, hash_of, header
 from zarrfs.transfer.diskspace import FOLDER_COST, Space, cost
-from zarrfs.transfer.urls import without_secrets
 from zarrfs.transfer.versions import Version
 
 log = logging.getLogger("zarrfs.transfer")
@@ -143,6 +143,10 @@ class DiskCache:
         with self._lock:
             counts = {**self._counts, "evicted": self._space.evicted}
         return {**counts, **self.claims.stats()}
+
+    def resize(self, size: int, min_free: int) -> None:
+        """Other bounds from now on."""
+        self._space.resize(size, min_free)
 
     def close(self) -> None:
         """Give back what was reserved; from now on nothing is found and nothing kept."""

@@ -72,6 +72,10 @@ class DiskBlobs:
         """Counts since the start."""
         return {**self._counts, "evicted": self._space.evicted}
 
+    def resize(self, size: int, min_free: int) -> None:
+        """Other bounds from now on."""
+        self._space.resize(size, min_free)
+
     def close(self) -> None:
         """Give back what was reserved."""
         self._closed = True

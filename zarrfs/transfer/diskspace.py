@@ -85,6 +85,10 @@ class Space:
         self._pause = 0.0  # until then (monotonic) the lock is not asked for: another process scans
         self.evicted = 0  # files that scans have removed
 
+    def resize(self, limit: int, min_free: int) -> None:
+        """Other bounds from now on; what is over them goes when something is written next."""
+        self._limit, self._min_free = limit, min_free
+
     def take(self, count: int) -> bool:
         """Whether `count` bytes may be written now; done() ends that. OSError where there is no room to be had."""
         free = not self._full and self._free() - count >= self._min_free

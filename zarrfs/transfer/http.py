@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.redaction import without_secrets
 from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
-from zarrfs.transfer.urls import without_secrets
 from zarrfs.transfer.web import Web
 
 log = logging.getLogger("zarrfs.transfer")
@@ -243,3 +243,8 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
         after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdecimal() else 0.0
         raise Transient(what, after)
     raise ReadError(where, what, status)
+
+
+def certificate_refused(why: str) -> str:
+    """What is told where a server's certificate is not accepted, which nothing but a person can change."""
+    return f"its certificate is refused: {why} ($SSL_CERT_FILE names a site's own authority)"

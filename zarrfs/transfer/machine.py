@@ -33,3 +33,15 @@ def readable(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def end_with_parent(parent: int | None, number: int = 0) -> None:
+    """Be sent the signal `number` when the process `parent` ends, which has started us; None: not any more.
+
+    It is so when the thread ends that has started us: it has to wait for us.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, number if parent else 0, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)

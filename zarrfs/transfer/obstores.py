@@ -20,12 +20,13 @@ import trio
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.options import Options
+from zarrfs.redaction import without_secrets
 from zarrfs.transfer import http, identity
 from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.storeoptions import Unserved, bucket, configured, why_not_plain
 from zarrfs.transfer.systems import OnLoop, System, WebPaths, store_host
 from zarrfs.transfer.trust import Trust
-from zarrfs.transfer.urls import names, without_secrets
+from zarrfs.transfer.urls import names
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -44,8 +45,9 @@ _KEY = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+/)*(?!\.{1,2}\Z)[^/\
 _STATUS = re.compile(r" - Server returned non-2xx status code: (\d{3}) ?([A-Za-z' -]*)")
 _MESSAGES = (
     re.compile(r'message: "([^"\n]{1,200})"'),  # of the operating system
-    re.compile(r"(dns error|invalid peer certificate: [A-Za-z]+|unexpected EOF|connection closed)", re.IGNORECASE),
+    re.compile(r"(dns error|unexpected EOF|connection closed)", re.IGNORECASE),
 )
+_CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w+)")  # of rustls
 # Kinds of failures in the network, as object_store tells them (HttpErrorKind).
 _NETWORK = re.compile(r"HttpError \{\s*kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 
@@ -370,6 +372,9 @@ def raise_for(exc: Exception, where: str) -> NoReturn:
         raise TargetMissing(where, "not found") from None
     if type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         raise AccessDenied(where, "permission denied") from None
+    certificate = _CERTIFICATE.search(text)
+    if certificate:
+        raise Refused(where, http.certificate_refused(certificate[1].removesuffix("Context"))) from None
     network = _NETWORK.search(text)
     if network and "Redirect" not in text:
         raise (Unconnected if network[1] == "Connect" else Transient)(_reason(text, network[1])) from None

@@ -11,6 +11,7 @@ import trio
 
 from zarrfs.errors import ReadError
 from zarrfs.options import Options
+from zarrfs.redaction import links, without_secrets
 from zarrfs.transfer import bridge, obstores, urls
 from zarrfs.transfer.archives import Archive, LocalArchive, RemoteArchive, ZipSystem
 from zarrfs.transfer.direct import DirectWeb
@@ -51,7 +52,10 @@ class Openers:
                 await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
 
     async def find(self, url: str) -> tuple[System, str]:
-        """(system, path in it) of `url`. ReadError for a protocol that is unknown or lacks its package."""
+        """(system, path in it) of `url`.
+
+        ReadError for a protocol that is unknown or lacks its package, and for a bucket with a password.
+        """
         protocols = urls.protocols(url)
         if len(protocols) > 1:
             return await self._archive(url, protocols[0])
@@ -59,11 +63,14 @@ class Openers:
         family = urls.names(protocol)[0]
         if family == "http":
             return self._systems.get("web") or self._systems.setdefault("web", await self._make_web()), url
+        if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
+            rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"
+            raise ReadError(without_secrets(url), rule)  # libraries' errors would tell the whole name
         path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
         if path is not None:
             return self._fast_store(protocol, family, url), path
         if self._options.client == "obstore" and family in urls.BUCKETS:
-            raise ReadError(urls.without_secrets(url), "obstore cannot serve it: a name of its own kind (client=auto)")
+            raise ReadError(without_secrets(url), "obstore cannot serve it: a name of its own kind (client=auto)")
         return await self._with_fsspec(url, protocol, family)
 
     async def _with_fsspec(self, url: str, protocol: str, family: str) -> tuple[System, str]:
@@ -133,10 +140,10 @@ class Openers:
             return self._systems[key]
 
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
-        head = urls.links(url)[0]
+        head = links(url)[0]
         archive = url[len(head) + 2 :]
         if protocol != "zip":
-            raise ReadError(urls.without_secrets(url), f"{protocol} before '::' is not supported, only zip")
+            raise ReadError(without_secrets(url), f"{protocol} before '::' is not supported, only zip")
         path = head.partition("://")[2].strip("/")
         found = urls.protocols(archive)
         remote = bool(found) and found not in (["file"], ["local"])

@@ -7,6 +7,7 @@ go before what is fetched ahead of them.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import logging
 import random
@@ -106,6 +107,12 @@ class Ranges:
         want = _Want(system, path, 0, 0, False)
         want.request = request
         return await self._wait(self._host(system, path), want)
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options: what waits may be sent now."""
+        self._options = options
+        for host in self._hosts.values():
+            self._send(host)
 
     def usual(self) -> float | None:
         """Seconds that nine of ten requests have taken at most; None before the first one."""
@@ -224,7 +231,7 @@ class Ranges:
         with request.scope:
             try:
                 if wants and wants[0].request is not None:
-                    wants[0].found = await self._attempts(host, wants[0], wants[0].request)
+                    wants[0].found = await self._attempts(host, wants[0], 0, 0, wants[0].request)
                 elif wants:
                     await self._fetch(host, wants)
             except Exception as exc:
@@ -242,7 +249,8 @@ class Ranges:
         first = wants[0]
         system, path, start = first.system, first.path, first.start
         stop = max(want.stop for want in wants)
-        found: Fetched = await self._attempts(host, first, lambda: self._once(system, path, start, stop))
+        request = functools.partial(self._once, system, path, start, stop)
+        found: Fetched = await self._attempts(host, first, start, stop - start, request)
         if len(wants) == 1:
             first.found = found
             return
@@ -266,10 +274,12 @@ class Ranges:
             raise ReadError(system.shown(path), "the server sent more than it was asked for")
         return found
 
-    async def _attempts(self, host: _Host, want: _Want, request: Callable[[], Awaitable[Any]]) -> Any:
-        """What `request` gives, repeated while it fails for reasons that may pass."""
+    async def _attempts(
+        self, host: _Host, want: _Want, start: int, length: int, request: Callable[[], Awaitable[Any]]
+    ) -> Any:
+        """What `request`, which is for [start, start + length), gives, repeated while its failures may pass."""
         where, pause, retries = want.system.shown(want.path), _FIRST_PAUSE, self._options.retries
-        for attempt in range(retries + 1):
+        for attempt in range(1, retries + 2):
             self._requests += 1
             host.requests += 1
             began = time.perf_counter()
@@ -277,17 +287,29 @@ class Ranges:
                 found = await request()
             except Transient as exc:
                 failure = exc
-            except ReadError:
+            except ReadError as exc:
                 self._failed += 1
+                exc.about(where, start, length, attempt)
                 raise
             else:
                 self._latency.add(time.perf_counter() - began)
                 return found
-            if attempt < retries:
+            if attempt <= retries:
                 self._repeated += 1
-                log.debug("%s: %s: to be repeated", where, failure.reason)
-                await trio.sleep(max(failure.after, pause * random.uniform(0.5, 1.5)))
+                after = max(failure.after, pause * random.uniform(0.5, 1.5))
+                _tell_attempt(where, start, length, attempt, failure.reason, after)
+                await trio.sleep(after)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self._failed += 1
         times = f" ({retries + 1} attempts)" if retries else ""
-        raise ReadError(where, failure.reason + times) from failure
+        error = ReadError(where, failure.reason + times)
+        error.about(where, start, length, retries + 1)
+        raise error from failure
+
+
+def _tell_attempt(where: str, start: int, length: int, attempt: int, reason: str, after: float) -> None:
+    if log.isEnabledFor(logging.DEBUG):
+        extent = f" [{start}, +{length}]" if length else ""
+        facts = {"url": where, "offset": start, "length": length, "attempt": attempt}
+        log.debug("%s%s: attempt %d: %s: to be repeated in %.1f s", where, extent, attempt, reason, after, extra={
+            "facts": facts})  # fmt: skip

@@ -16,13 +16,14 @@ from zarrfs.options import Options
 from zarrfs.transfer import openers, urls
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
-from zarrfs.transfer.blocks import Blocks, Wanted
+from zarrfs.transfer.blocks import Blocks
 from zarrfs.transfer.local import LocalFiles
 from zarrfs.transfer.memory import keep_freed_memory
 from zarrfs.transfer.streams import Stream, Streams
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
 from zarrfs.transfer.trust import Trust
+from zarrfs.transfer.wanted import Wanted
 
 _PIECE = 512 << 10  # bytes of a large value that are fetched for a read anywhere
 _WINDOW = 4  # parts: the first window
@@ -108,6 +109,15 @@ class RemoteFiles:
         """As read(). `expected`: what the value must be, instead of what it was when first read."""
         if length <= 0:
             return b""
+        try:
+            return await self._read_at(system, path, offset, length, low, high, expected)
+        except ReadError as exc:
+            exc.about(system.shown(path), offset, length)
+            raise
+
+    async def _read_at(
+        self, system: System, path: str, offset: int, length: int, low: int, high: int, expected: Entry | None
+    ) -> Buffer:  # fmt: skip
         if high - low <= self._part:
             block = await self.blocks.get(Wanted(system, path, low, high, expected), length)
             return _cut(block, offset - low, length, system, path, low)
@@ -162,6 +172,18 @@ class RemoteFiles:
         """The entries of a directory; None where the server shows no listing."""
         found: list[Entry] | None = await self.blocks.ranges.call(system, path, lambda: system.listing(path))
         return found
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options."""
+        self._options = options
+        self.blocks.adjust(options)
+        cache = self.blocks.cache
+        if self._below is not None:
+            quarter = cache.max_bytes // 4
+            self._below.adjust(dataclasses.replace(options, memory_limit=quarter))
+            cache.resize(cache.max_bytes - quarter)
+        most = min(options.prefetch, cache.max_bytes // 4)
+        self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""

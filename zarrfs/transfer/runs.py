@@ -30,7 +30,7 @@ class Runs:
     """The runs of many targets. `gap`: bytes between values in order; `most`: bytes of a run."""
 
     def __init__(self, gap: int, most: int, ahead: int) -> None:
-        self._gap, self._most, self._ahead = gap, most, ahead
+        self._gap, self._most, self.ahead = gap, most, ahead
         self._orders: OrderedDict[tuple[int, str], _Order] = OrderedDict()
 
     def covering(self, target: tuple[int, str], start: int, stop: int) -> list[tuple[int, int]]:
@@ -53,11 +53,11 @@ class Runs:
         order = self._orders.get(target)
         if order is None or not 0 <= start - order.at <= self._gap:
             if order is not None:
-                self._let_go(order, order.at + self._ahead * _AT_ONCE)
+                self._let_go(order, order.at + self.ahead * _AT_ONCE)
             order = self._orders[target] = _Order(stop)
             if len(self._orders) > _TARGETS:
                 _, gone = self._orders.popitem(last=False)
-                self._let_go(gone, gone.at + self._ahead * _AT_ONCE)
+                self._let_go(gone, gone.at + self.ahead * _AT_ONCE)
             return
         self._orders.move_to_end(target)
         order.at, order.values = stop, order.values + 1
@@ -67,7 +67,7 @@ class Runs:
 
     def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]) -> None:
         low = max(stop, order.runs[-1][1] if order.runs else 0)
-        while len(order.runs) < _AT_ONCE and low - stop < self._ahead:
+        while len(order.runs) < _AT_ONCE and low - stop < self.ahead:
             found = fetch(low, low + order.size - low % order.size)  # processes that share a disk want the same runs
             if found is None:
                 return

@@ -35,7 +35,7 @@ class Streams:
     """The readers of many values. `first` and `most`: bytes of the smallest and the largest window."""
 
     def __init__(self, first: int, most: int) -> None:
-        self._first, self._most = first, most
+        self.first, self.most = first, most
         self._values: OrderedDict[Hashable, list[Stream]] = OrderedDict()
 
     def read(self, value: Hashable, start: int, stop: int) -> Stream:
@@ -57,7 +57,7 @@ class Streams:
 
     def _go_on(self, stream: Stream, start: int, stop: int) -> None:
         stream.at = max(stream.at, stop)
-        stream.window = min(max(self._first, stream.window, _TRUST * (stream.at - stream.began)), self._most)
+        stream.window = min(max(self.first, stream.window, _TRUST * (stream.at - stream.began)), self.most)
         # not up to `stop`: whoever reads these bytes, here or in a request before, may not wait for their part so far
         while stream.parts and stream.parts[0][0] <= start - _SLACK:
             stream.parts.pop(0)[1].let_go()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -16,10 +17,11 @@ from urllib.parse import urlsplit
 import trio
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.redaction import without_secrets
 from zarrfs.transfer import bridge, http, identity, urls
 from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
 from zarrfs.transfer.trust import Trust
-from zarrfs.transfer.urls import BUCKETS, without_secrets
+from zarrfs.transfer.urls import BUCKETS
 from zarrfs.transfer.web import Web
 
 T = TypeVar("T")
@@ -284,6 +286,7 @@ class ThreadSystem:
             raise failure(exc, self.shown(path), self._timeout) from exc
 
 
+@functools.lru_cache(4096)
 def web_host(url: str) -> str:
     """The host and port of a URL of HTTP; "" where it has none that could be asked."""
     try:
@@ -299,8 +302,10 @@ def other_host(protocol: str, options: Mapping[str, Any]) -> str:
 
 
 def store_host(protocol: str, path: str, endpoint: str) -> str:
-    """The bucket of an object store, and its endpoint if it is not that of the provider."""
+    """The bucket of an object store, without user and password, and its endpoint if it is not that of the provider."""
     bucket = path.lstrip("/").partition("/")[0]
+    user, _, host = bucket.rpartition("@")
+    bucket = host if ":" in user else bucket
     return f"{protocol}://{bucket}{' at ' + (web_host(endpoint) or endpoint) if endpoint else ''}"
 
 
@@ -364,6 +369,9 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
         return Transient(f"no answer within {timeout:g} s")
     if isinstance(exc, FileNotFoundError):
         return TargetMissing(where, "not found")
+    certificate = _certificate(exc)
+    if certificate:
+        return ReadError(where, http.certificate_refused(certificate))
     kind = type(exc).__name__
     if kind == "SFTPNoSuchFile":  # of asyncssh
         return TargetMissing(where, "not found")
@@ -385,6 +393,12 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
 
 
 _NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "azure", "asyncssh", "paramiko")
+
+
+def _certificate(exc: BaseException) -> str:
+    """Why a server's certificate was refused; "" where it is something else that failed."""
+    chain = (exc, exc.__cause__, exc.__context__, getattr(exc, "certificate_error", None))
+    return next((found for one in chain if (found := getattr(one, "verify_message", ""))), "")
 
 
 def _reason(exc: BaseException) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 from zarrfs.errors import ReadError, TargetMissing
 from zarrfs.options import Options
+from zarrfs.redaction import links, without_secrets
 from zarrfs.transfer import urls
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import LocalFiles
@@ -55,12 +56,16 @@ class Targets:
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         """As TargetReader.read."""
-        path = self._paths.get(url)
-        if path is None:
-            path, remote = await self._find(url)
+        try:
+            path = self._paths.get(url)
             if path is None:
-                return await self._remotely().read(remote, offset, length, low, high)
-        return await self.local.read(path, offset, length)
+                path, remote = await self._find(url)
+                if path is None:
+                    return await self._remotely().read(remote, offset, length, low, high)
+            return await self.local.read(path, offset, length)
+        except ReadError as exc:
+            exc.about(self.resolve(url), offset, length)
+            raise
 
     @property
     def remote(self) -> bool:
@@ -99,8 +104,14 @@ class Targets:
         try:
             path, remote = self._absolute(url)
         except ReadError:
-            return urls.without_secrets(url)
-        return urls.without_secrets(remote) if path is None else path
+            return without_secrets(url)
+        return without_secrets(remote) if path is None else path
+
+    def adjust(self, options: Options) -> None:
+        """As TargetReader.adjust."""
+        self._options = options
+        if self._remote is not None:
+            self._remote.adjust(options)
 
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
@@ -159,12 +170,12 @@ class Targets:
         if local and path.startswith("/"):
             return path, ""
         if not local:
-            for protocol, link in zip(protocols, urls.links(url), strict=True):
-                self._trust.admit(protocol, link, urls.without_secrets(url))
+            for protocol, link in zip(protocols, links(url), strict=True):
+                self._trust.admit(protocol, link, without_secrets(url))
             return None, url
         if not self._base or self._base.startswith("/"):
             return os.path.join(self._base or os.getcwd(), path), ""
         joined = urls.join(self._base, path)
         if joined is None:
-            raise ReadError(url, f"a relative target in {urls.without_secrets(self._base)}: say option base")
+            raise ReadError(url, f"a relative target in {without_secrets(self._base)}: say option base")
         return None, joined

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarrfs.errors import AccessDenied
 from zarrfs.options import Options
+from zarrfs.redaction import links
 from zarrfs.transfer import urls
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Trust:
 
     def __init__(self, options: Options, origin: str = "", private: bool = False) -> None:
         self._options, self._private = options, private
-        self._origin = urls.links(origin)[-1]  # of a chain: where the archive is
+        self._origin = links(origin)[-1]  # of a chain: where the archive is
         here = not self._origin or (urls.protocols(self._origin) or LOCAL)[0] in (*LOCAL, "memory")
         self.remote = not here
 
@@ -165,7 +166,7 @@ class Trust:
 def _place(url: str) -> str:
     """As urls.place(), "" where there is none."""
     try:
-        return urls.place(url) if "://" in url and len(urls.links(url)) == 1 else ""
+        return urls.place(url) if "://" in url and len(links(url)) == 1 else ""
     except ValueError:
         return ""
 

@@ -1,21 +1,19 @@
-"""URLs as fsspec writes them, chains included: taken apart, joined, and shown without secrets. No I/O."""
+"""URLs as fsspec writes them, chains included: taken apart and joined. No I/O."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import urlsplit
+
+from zarrfs.redaction import links
 
 if TYPE_CHECKING:
     import yarl
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
-_SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
 _FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
-_SECRET = re.compile(
-    r"sig|token|key|secret|passw|credential|x-amz-|x-goog-|policy|auth|session", re.IGNORECASE
-)
 
 # Names of one and the same protocol; the first is what its options are called, too.
 _FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))
@@ -48,16 +46,6 @@ def web_place(url: yarl.URL) -> str:
     if not url.raw_host:
         raise ValueError("no host")
     return f"{url.scheme}://{url.raw_host.lower()}:{url.port}"
-
-
-def links(url: str) -> list[str]:
-    """The links of a chain, outermost first; the "::" of an IPv6 address in brackets separates nothing."""
-    found, start = [], 0
-    for match in _SEPARATOR.finditer(url):
-        if match[0] == "::":
-            found.append(url[start : match.start()])
-            start = match.end()
-    return [*found, url[start:]]
 
 
 def protocols(url: str) -> list[str]:
@@ -99,22 +87,3 @@ def same_server(one: str, other: str) -> bool:
     except ValueError:
         return False
     return bool(a.netloc) and "::" not in one + other and (a.scheme, a.netloc) == (b.scheme, b.netloc)
-
-
-def without_secrets(url: str) -> str:
-    """`url` without user:password@, and without a query that looks signed."""
-    return "::".join(_without_secrets(link) for link in links(url))
-
-
-def _without_secrets(url: str) -> str:
-    if "://" not in url or not ("@" in url or "?" in url):
-        return url
-    try:
-        scheme, netloc, path, query, fragment = urlsplit(url)
-    except ValueError:  # nothing that could be opened, but it may hold a password
-        return url.partition("://")[0] + "://..."
-    if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
-        query = ""
-    if scheme.lower() in ("http", "https", "ftp", "sftp", "ssh", "smb"):
-        netloc = netloc.rpartition("@")[2]
-    return urlunsplit((scheme, netloc, path, query, fragment))

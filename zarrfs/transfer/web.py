@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.redaction import without_secrets
 from zarrfs.transfer.addresses import is_public, literal
 from zarrfs.transfer.trust import Trust
-from zarrfs.transfer.urls import web_place, without_secrets
+from zarrfs.transfer.urls import web_place
 
 _REDIRECTS = 10  # as aiohttp
 _STATUSES = (301, 302, 303, 307, 308)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
+from zarrfs.options import Options
 from zarrfs.store.api import (
     Buffer,
     Info,
@@ -157,6 +158,11 @@ class ArraysView(OnLower):
 
     async def aclose(self) -> None:
         await self.lower.aclose()
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        super().adjust(options)
+        self._cache.resize(options.array_cache)
 
     def stats(self) -> dict[str, Any]:
         """Counters of the source, and of decoded chunks."""

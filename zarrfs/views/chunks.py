@@ -173,9 +173,9 @@ class Chunks:
 
     def _check_sizes(self, key: str, stored: int | None) -> None:
         """ReadError of a chunk that memory would not hold, or that cannot be stored as so many bytes."""
-        largest = max(self._cache.budget, quarter())
+        largest = max(self._cache.largest, quarter())
         if self._takes > largest + KEPT:
-            raise ReadError(key, f"a chunk that takes {self._takes} bytes, array_cache is {self._cache.budget}")
+            raise ReadError(key, f"a chunk that takes {self._takes} bytes, array_cache is {self._cache.largest}")
         try:
             if stored is not None:
                 decoder_of(self._stored).check_stored(stored)

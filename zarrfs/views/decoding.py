@@ -48,7 +48,7 @@ class DecodedCache:
     """
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
+        self.budget = self.largest = budget
         self.threads = len(os.sched_getaffinity(0)) + 1  # one more: some wait for the loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()  # least recently used first
@@ -57,6 +57,12 @@ class DecodedCache:
         self._waiting: OrderedDict[object, None] = OrderedDict()  # first come, first served
         self._room = trio.lowlevel.ParkingLot()
         self._hits = self._decoded = 0
+
+    def resize(self, budget: int) -> None:
+        """Bound what is kept anew; 0: nothing is. One value may be as large as the bound ever was."""
+        self.budget, self.largest = budget, max(budget, self.largest)
+        self._evict()
+        self._room.unpark_all()
 
     def peek(self, key: Hashable) -> Decoded | None:
         """What is kept under `key`."""
@@ -145,5 +151,5 @@ class DecodedCache:
         self._evict()
 
     def _evict(self) -> None:
-        while self._bytes + self._expected > self.budget and len(self._kept) > 1:
+        while self._bytes + self._expected > self.budget and len(self._kept) > bool(self.budget):
             self._bytes -= self._kept.popitem(last=False)[1].size

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import click
 
-from zarrfs import options
+from zarrfs import optionvalues
 from zarrfs.cli import common
 from zarrfs.errors import SourceError, UsageError
 
@@ -31,7 +31,7 @@ MiB, KB). What is in the document itself is UTF-8, or base64 if it is not text. 
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     try:
-        return int(value) if value.isdecimal() else options.size(value)
+        return int(value) if value.isdecimal() else optionvalues.size(value)
     except ValueError as exc:
         raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
 

@@ -43,11 +43,15 @@ as files appear."""
 @click.option("--update", is_flag=True, help="Replace files that are older than those in ARCHIVE.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads that write (default: CPUs, up to 4).")
 @click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
+@click.option(
+    "--set-id", is_flag=True,
+    help="Give files their set-user-ID and set-group-ID bits, too: who executes them then acts as you.",
+)
 @click.option("--keep-going", is_flag=True, help="Go on after an entry that cannot be had, and name all of them.")
 @common.source_options("source", "fetch", log_level="warning")
 def extract(
     archive: str, patterns: tuple[str, ...], directory: str, exclude: tuple[str, ...], overwrite: bool, keep: bool,
-    update: bool, jobs: int | None, sync: bool, keep_going: bool, parsed: Parsed,
+    update: bool, jobs: int | None, sync: bool, set_id: bool, keep_going: bool, parsed: Parsed,
 ) -> None:  # fmt: skip
     """Write the files, directories and symbolic links of ARCHIVE to DIR: all of them, or what PATTERNs pick.
 
@@ -67,7 +71,8 @@ def extract(
 
     async def body(store: IndexStore, plan: Plan) -> None:
         mark = f"archive {plan.digest}" if plan.digest else ""
-        choice = Choice(asked[0] if asked else "refuse", patterns, exclude, jobs, keep_going, mark, sync=sync)
+        existing = asked[0] if asked else "refuse"
+        choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id)
         await materialise(store, directory, choice, report, done)
 
     def counts() -> meter.Counts:

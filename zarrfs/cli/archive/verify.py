@@ -35,7 +35,8 @@ one, or if ARCHIVE breaks a rule, else 0. --strict makes a path that is named tw
 @common.source_options("source", "fetch", log_level="warning")
 def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
     """Check ARCHIVE against all rules, read every byte of it, and compare every blob with its length and its hash."""
-    from zarrfs.stage.check import Report, check
+    from zarrfs.stage.check import check
+    from zarrfs.stage.checkreport import Report
     from zarrfs.transfer.memory import memory_limit
 
     report = Report(keep=first)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs import options
+from zarrfs import optionvalues
 from zarrfs.cli import common
 from zarrfs.cli.refs import running
 from zarrfs.errors import UsageError
@@ -30,7 +30,7 @@ Symbolic links, names that are not UTF-8 and what cannot be read are errors."""
 
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     try:
-        return 0 if value == "0" else options.size(value)
+        return 0 if value == "0" else optionvalues.size(value)
     except ValueError as exc:
         raise click.BadParameter(f"{value!r} is not {exc}", ctx, param) from None
 

@@ -11,6 +11,7 @@ import click
 from zarrfs.cli import common, show
 from zarrfs.cli.refs import running
 from zarrfs.options import Parsed
+from zarrfs.optionvalues import human
 
 if TYPE_CHECKING:
     from zarrfs.sources import Plan
@@ -58,7 +59,7 @@ def _table(found: Stats) -> None:
         ("whole targets", found.whole, None),
         ("targets", found.targets, None),
     ):
-        told = "" if size is None else f"  {show.human(size)}"
+        told = "" if size is None else f"  {human(size)}"
         sys.stdout.write(f"{name:14}{count:>14,}{told}\n")
     for name, size in ("holes", found.holes), ("overlaps", found.overlaps):
         sys.stdout.write(f"{name:14}{size:>14,}  bytes\n")

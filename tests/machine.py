@@ -1,0 +1,154 @@
+"""A machine for tests with users: mount and process namespaces of its own, and all that root would change for them.
+
+/etc is a copy (users, fuse.conf, fstab may be changed), /home and /run are empty, /usr/sbin takes new files (as
+mount.zarrfs), everybody may use /dev/fuse. Nothing of it is seen outside, and it all ends with its first process,
+mounts and daemons included.
+
+    with Machine() as machine:
+        machine.user("ann")
+        done = machine.run("zarrfs", "mount", source, "/home/ann/mnt", user="ann")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAM
+
+ROOT = Path(__file__).parents[1]
+_BIN = "/usr/local/bin:/usr/bin:/bin"
+_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
+# What becomes of the namespaces; the last line tells that they are ready.
+_MAKE = """
+set -e
+umask 022
+for place in /mnt /home /run; do mkdir -p $place; mount -t tmpfs -o mode=755 zarrfs-test $place; done
+mkdir /mnt/etc /mnt/sbin /mnt/work
+tar -C /etc --exclude=./zarrfs -cf - . | tar -C /mnt/etc -xpf -  # other tests make and remove /etc/zarrfs
+echo '#user_allow_other' >/mnt/etc/fuse.conf
+mount --bind /mnt/etc /etc
+mount -t overlay -o lowerdir=/usr/sbin,upperdir=/mnt/sbin,workdir=/mnt/work zarrfs-test /usr/sbin
+mount -t tmpfs -o mode=1777 zarrfs-test /var/tmp
+mount -t tmpfs -o mode=755 zarrfs-test /var/cache
+rm -f /usr/sbin/mount.zarrfs /usr/sbin/mount.fuse.zarrfs
+echo ready
+exec sleep infinity
+"""
+
+
+def without_others(but: Path | str = "") -> str:
+    """What a mount namespace begins with, for a shell: it keeps no mounts of other tests, except those below `but`.
+
+    Those tests wait for the end of their daemons.
+    """
+    kept = f' && index($5, "{but}/") != 1' if but else ""
+    return f"umount -l $(awk '/ - fuse/{kept} {{ print $5 }}' /proc/self/mountinfo) 2>/dev/null || true\n"
+
+
+class Machine:
+    """The namespaces; leaving the context ends everything in them."""
+
+    def __enter__(self) -> Machine:
+        if os.geteuid() != 0:
+            pytest.skip("makes users and mount namespaces")
+        places = dict.fromkeys((sys.base_prefix, sys.prefix, str(ROOT)))
+        node = [sys.executable, str(ROOT / "tests/node.py"), *places, "--", "sh", "-c", _MAKE]
+        self._first = subprocess.Popen(
+            ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", *node],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._first.stdout is not None
+        assert self._first.stderr is not None
+        if self._first.stdout.readline() != "ready\n":
+            said = self._first.stderr.read()
+            self.__exit__()
+            pytest.skip(f"no namespaces here: {said}")
+        children = Path(f"/proc/{self._first.pid}/task/{self._first.pid}/children").read_text()
+        self.pid = int(children)  # of its first process, seen from outside
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._first.kill()  # its child, the first process of the namespace, is killed with it
+        self._first.communicate()
+
+    def user(self, name: str, runtime: bool = True) -> int:
+        """Make a user with a home, and `runtime`, a directory /run/user/UID as of a login; returns the number."""
+        self.root(f"useradd --create-home --shell /bin/sh {name} && chmod 700 /home/{name}")
+        number = int(self.root(f"id -u {name}"))
+        if runtime:
+            self.root(f"mkdir -p /run/user && install -d -m 700 -o {name} -g {name} /run/user/{number}")
+        return number
+
+    def root(self, script: str, check: bool = True) -> str:
+        """What a script of root's writes; it must succeed, unless `check` says otherwise."""
+        done = self.run("sh", "-c", script, user="root")
+        assert not check or done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def path(self, path: str) -> Path:
+        """The path by which root, outside, reaches a file of the machine."""
+        return Path(f"/proc/{self.pid}/root{path}")
+
+    def command(self, *command: object, user: str = "root", **variables: str | None) -> list[str]:
+        """The command line that runs `command` as `user`, in his home, with the environment of a login.
+
+        "zarrfs" and "python" are those that are tested. A variable that is None is not set.
+        """
+        home = "/root" if user == "root" else f"/home/{user}"
+        said: dict[str, str | None] = {
+            "PATH": _BIN if user != "root" else f"{_SBIN}:{_BIN}", "HOME": home, "USER": user, "LC_ALL": "C.UTF-8",
+            **variables,
+        }  # fmt: skip
+        programs = {"zarrfs": PROGRAM, "python": sys.executable}
+        program, *arguments = map(str, command)
+        become = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--"]
+        directory = "/" if user == "root" else home
+        return [
+            "nsenter", f"--target={self.pid}", "--mount", "--pid", "--wdns=/", "--", *become,
+            "env", "-i", f"--chdir={directory}",
+            *(f"{name}={text}" for name, text in said.items() if text is not None), programs.get(program, program),
+            *arguments,
+        ]  # fmt: skip
+
+    def run(
+        self, *command: object, user: str = "root", timeout: float = 60, **variables: str | None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as command() has it; output captured, status not checked."""
+        return subprocess.run(
+            self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def start(self, *command: object, user: str = "root", **variables: str | None) -> subprocess.Popen[str]:
+        """Start a command in a process group of its own, which interrupt() reaches."""
+        return subprocess.Popen(
+            self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def mounts(self, kind: str = "fuse.zarrfs") -> list[str]:
+        """Where something of the type `kind` is mounted."""
+        with open(f"/proc/{self.pid}/mountinfo") as file:
+            return [line.split(" ")[4] for line in file if f" - {kind} " in line]
+
+    def fuse_conf(self, text: str | None, mode: int = 0o644) -> None:
+        """Let /etc/fuse.conf be `text`, or None: not be there."""
+        path = self.path("/etc/fuse.conf")
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+            path.chmod(mode)
+
+
+def interrupt(process: subprocess.Popen[Any]) -> None:
+    """Ctrl-C: SIGINT for the whole process group of what Machine.start() has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGINT)

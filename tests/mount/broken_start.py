@@ -1,0 +1,20 @@
+"""A daemon that fails when it has mounted, and before it answers: broken_start.py SOURCE MOUNTPOINT."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from zarrfs.cli.common import errors_told
+from zarrfs.daemon import serve, session
+from zarrfs.options import parse
+
+
+async def broken(*args: Any) -> None:
+    raise RuntimeError("a fault of the test")
+
+
+if __name__ == "__main__":
+    serve._main = broken
+    with errors_told():
+        session.mount(sys.argv[1], sys.argv[2], parse([]))

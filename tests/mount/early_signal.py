@@ -1,0 +1,28 @@
+"""zarrfs in the foreground that gets a signal when it has mounted, and before it serves.
+
+early_signal.py SIGNAL SOURCE MOUNTPOINT
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from zarrfs.cli.common import errors_told
+from zarrfs.daemon import libfuse, session
+from zarrfs.options import parse
+
+mount = libfuse.mount
+
+
+def mount_and_signal(*arguments: Any) -> None:
+    mount(*arguments)
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+
+
+if __name__ == "__main__":
+    libfuse.mount = mount_and_signal
+    with errors_told():
+        session.mount(sys.argv[2], sys.argv[3], parse(["foreground"]))

@@ -1,0 +1,185 @@
+"""Owners, masks and set-user-ID bits, as several users meet them: who may read what, and what never acts."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.machine import Machine
+
+Mount = Callable[..., None]
+MNT, UP = "/srv/mnt", "/srv/up"
+FILES = {"f644": 0o644, "f600": 0o600, "f640": 0o640, "f004": 0o004, "none": 0}
+DIRECTORIES = {"d755": 0o755, "d750": 0o750, "d701": 0o701}
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """A machine with ann, bob, and cat, who is in ann's group; /srv/a.json has many modes, and `id`, set-user-ID."""
+    with Machine() as made:
+        for name in ("ann", "bob", "cat"):
+            made.user(name)
+        made.root(f"usermod -aG ann cat; mount -t tmpfs -o mode=755 none /srv; mkdir {MNT} {UP}")
+        program = Path(shutil.which("id") or "/usr/bin/id").read_bytes()
+        file = {"encoding": "base64", "data": base64.b64encode(b"text\n").decode()}
+        entries = [
+            {"path": "id", "mode": 0o106755, "encoding": "base64", "data": base64.b64encode(program).decode()},
+            *({"path": name, "mode": 0o100000 | mode, **file} for name, mode in FILES.items()),
+            *({"path": name, "mode": 0o040000 | mode} for name, mode in DIRECTORIES.items()),
+            *({"path": f"{name}/f", "mode": 0o100644, **file} for name in DIRECTORIES),
+            {"path": "shared", "mode": 0o042775},
+            {"path": "link", "mode": 0o120777, "data": "f644"},
+        ]
+        made.path("/srv/a.json").write_text(json.dumps(entries))
+        yield made
+
+
+@pytest.fixture
+def mount(machine: Machine) -> Iterator[Mount]:
+    """Mounts the archive as root, with options; unmounted in the end."""
+
+    def mounted(*options: str) -> None:
+        done = machine.run("zarrfs", "mount", "/srv/a.json", MNT, "-o", ",".join(("cache=none", *options)))
+        assert (done.returncode, done.stderr) == (0, "")
+
+    yield mounted
+    machine.root(f"umount -l {MNT}; rm -rf {UP}; mkdir {UP}", check=False)
+
+
+def mode_of(machine: Machine, path: str) -> int:
+    return stat.S_IMODE(machine.path(path).lstat().st_mode)
+
+
+def may(mode: int, uid: int, gid: int, user: int, groups: set[int], bit: int) -> bool:
+    """What POSIX says of `bit` (4, 2 or 1) and a user who is not root."""
+    shift = 6 if user == uid else 3 if gid in groups else 0
+    return bool(mode >> shift & bit)
+
+
+@pytest.mark.parametrize(
+    ("options", "files", "directories"),
+    [
+        ((), -1, -1),
+        (("umask=027",), ~0o027, ~0o027),
+        (("umask=077", "fmask=0"), -1, ~0o077),
+        (("umask=077", "dmask=022"), ~0o077, ~0o022),
+        (("fmask=044", "dmask=055"), ~0o044, ~0o055),
+        (("file_mode=0666", "dir_mode=0777", "fmask=0137", "dmask=027"), 0o640, 0o750),
+    ],
+)
+@pytest.mark.promise("S41")
+def test_who_may_read(
+    options: tuple[str, ...], files: int, directories: int, machine: Machine, mount: Mount
+) -> None:
+    """Every user tries everything; the kernel decides by what is shown."""
+    numbers = {name: int(machine.root(f"id -u {name}")) for name in ("ann", "bob", "cat")}
+    uid, gid = numbers["bob"], numbers["ann"]
+    mount("allow_other", f"uid={uid}", f"gid={gid}", *options)
+    fixed = "file_mode=0666" in options
+    shown = {name: files if fixed else mode & files for name, mode in FILES.items()}
+    shown |= {name: directories if fixed else mode & directories for name, mode in DIRECTORIES.items()}
+    assert {name: mode_of(machine, f"{MNT}/{name}") for name in shown} == shown
+    status = machine.path(f"{MNT}/f644").stat()
+    assert (status.st_uid, status.st_gid) == (uid, gid)
+    assert mode_of(machine, f"{MNT}/link") == 0o777
+    top = mode_of(machine, MNT)
+    for user, number in numbers.items():
+        groups = {number} | ({gid} if user == "cat" else set())
+        enter = may(top, uid, gid, number, groups, 1)
+        tried = [*FILES, *DIRECTORIES, *(f"{name}/f" for name in DIRECTORIES)]
+        script = "; ".join(f"head -c1 {name} >/dev/null 2>&1 || ls {name}/ >/dev/null 2>&1; echo $?" for name in tried)
+        said = machine.run("sh", "-c", f"cd {MNT}; {script}", user=user).stdout.split()
+        for name, status_ in zip(tried, said, strict=True):
+            above, _, below = name.rpartition("/")
+            expected = enter and may(shown[above or name], uid, gid, number, groups, 1 if above else 4)
+            if above:
+                inner = files if fixed else 0o644 & files
+                expected = expected and may(inner, uid, gid, number, groups, 4)
+            assert (status_ == "0") == expected, (user, name, below)
+
+
+def euid(machine: Machine, path: str) -> str:
+    """As whom a program, a copy of id, acts that ann executes."""
+    done = machine.run(path, user="ann")
+    if "euid=0" in done.stdout or "egid=0" in done.stdout:
+        return "root"
+    return "ann" if "(ann)" in done.stdout else done.stderr
+
+
+@pytest.mark.promise("S40")
+def test_set_user_id_never_acts(machine: Machine, mount: Mount) -> None:
+    """A copy of id, set-user-ID and owned by root: ann executes it."""
+    machine.root("cp /usr/bin/id /srv/id && chmod 6755 /srv/id")
+    assert euid(machine, "/srv/id") == "root", "this machine honours the bit, else this test shows nothing"
+    for options in (("allow_other",), ("allow_other", "suid"), ("allow_other", "suid", "file_mode=6755")):
+        mount(*options)
+        assert mode_of(machine, f"{MNT}/id") == 0o755
+        assert euid(machine, f"{MNT}/id") == "ann", options
+        machine.root(f"cp -a {MNT}/id /srv/copied")
+        assert euid(machine, "/srv/copied") == "ann"
+        machine.root(f"umount {MNT}; rm /srv/copied")
+    assert "6755" in machine.run("zarrfs", "ls", "-l", "--json", "/srv/a.json", "-o", "cache=none").stdout
+
+    mount("allow_other", "suid", f"upperdir={UP}")
+    machine.root(f"touch {MNT}/id")
+    assert mode_of(machine, f"{UP}/id") == mode_of(machine, f"{MNT}/id") == 0o755
+    assert euid(machine, f"{UP}/id") == euid(machine, f"{MNT}/id") == "ann"
+    machine.root(f"umount {MNT}")
+    mount("allow_other", f"upperdir={UP}")
+    machine.root(f"cp {MNT}/id {MNT}/own && chmod u+s {MNT}/own")
+    assert mode_of(machine, f"{MNT}/own") == 0o4755, "who made it has said so"
+    assert euid(machine, f"{MNT}/own") == "ann", "the mount is nosuid"
+    assert mode_of(machine, f"{MNT}/shared") == 0o2775
+
+
+@pytest.mark.promise("S40")
+def test_set_user_id_is_not_written(machine: Machine) -> None:
+    for number, (command, expected) in enumerate((
+        ("archive extract a.json -C out{}", "ann"), ("archive extract --set-id a.json -C out{}", "root"),
+        ("stage --copy a.json /srv/out{}", "ann"),
+    )):  # fmt: skip
+        words = command.format(number).split()
+        done = machine.run("env", "-C", "/srv", machine.command("zarrfs")[-1], *words, "-o", "cache=none")
+        assert done.returncode == 0, done.stderr
+        assert euid(machine, f"/srv/out{number}/id") == expected, command
+        assert machine.root(f"stat -c %a /srv/out{number}/shared") == "2775"
+    machine.root("cd /srv && mkdir of-bob && cp /usr/bin/id of-bob && chown -R bob of-bob && chmod 4755 of-bob/id")
+    machine.root("echo '{\"zarr_format\": 2}' > /srv/of-bob/.zgroup")
+    done = machine.run("zarrfs", "mount", "/srv/of-bob", MNT, "-o", "suid,allow_other")
+    assert done.returncode == 0, done.stderr
+    try:
+        assert euid(machine, f"{MNT}/id") == "ann", "bob's program would act as root, who mounts"
+    finally:
+        machine.root(f"umount {MNT}")
+
+
+@pytest.mark.promise("S41")
+def test_masks_of_a_writable_mount(machine: Machine, mount: Mount) -> None:
+    """They change what is shown, not what is stored; copies in the upper have the modes of the source."""
+    mount("allow_other", f"upperdir={UP}", "fmask=077", "dmask=027")
+    machine.root(f"umask 022; echo new > {MNT}/new; mkdir {MNT}/dir; echo more >> {MNT}/f644; touch {MNT}/d755/f")
+    shown = {"new": 0o600, "dir": 0o750, "f644": 0o600, "d755": 0o750, "d755/f": 0o600}
+    stored = {"new": 0o644, "dir": 0o755, "f644": 0o644, "d755": 0o755, "d755/f": 0o644}
+    assert {name: mode_of(machine, f"{MNT}/{name}") for name in shown} == shown
+    assert {name: mode_of(machine, f"{UP}/{name}") for name in stored} == stored
+    listed = {Path(line.split()[1]).name: int(line.split()[0], 8) for line in
+              machine.root(f"cd {MNT} && stat -c '%a %n' new dir f644").splitlines()}  # fmt: skip
+    assert listed == {"new": 0o600, "dir": 0o750, "f644": 0o600}
+    for user, name in itertools.product(("ann", "bob"), ("new", "f644", "d755/f")):
+        assert machine.run("cat", f"{MNT}/{name}", user=user).returncode == 1
+    machine.root(f"chmod 666 {MNT}/new")
+    assert (mode_of(machine, f"{MNT}/new"), mode_of(machine, f"{UP}/new")) == (0o600, 0o666)
+    machine.root(f"umount {MNT}; rm -rf {UP}; mkdir {UP}")
+    number = int(machine.root("id -u bob"))
+    mount("allow_other", f"upperdir={UP}", "file_mode=0640", "dir_mode=0750", f"uid={number}")
+    machine.root(f"echo more >> {MNT}/f644; echo x > {MNT}/d755/new; echo more >> {MNT}/id")
+    for top in (MNT, UP):
+        assert [mode_of(machine, f"{top}/{name}") for name in ("f644", "d755", "id")] == [0o640, 0o750, 0o640]
+        assert {machine.path(f"{top}/{name}").stat().st_uid for name in ("f644", "d755", "id")} == {number}

@@ -1,0 +1,238 @@
+"""Pages of the documentation as programs: their blocks, and their transcripts, which are run and compared.
+
+A block whose first line begins with "$ " is a transcript: commands, each followed by what it writes. In what it writes
+a line "..." stands for any lines. The commands of all other blocks are those of lines(), which
+tests/mount/test_every_command.py and test_every_line.py run; what is neither is in SHOWN, with the reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import PROGRAM
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+MARK = "-- the end of a command --"
+# What differs from run to run wherever it is written: times of files, times in logs, pids, ports of this machine
+MASKS = (
+    r"\b[A-Z][a-z]{2} [ \d]\d +(?:\d\d:\d\d|\d{4})\b",
+    r"\b\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?",
+    r"(?<=\bpid )\d+",
+    r"(?<=127\.0\.0\.1:)\d+",
+)
+
+
+DATA = ("yaml", "json", "ini")  # languages of blocks that are no commands
+# Other blocks that are no commands, or whose commands are not run as they stand, by how they begin: why
+SHOWN = {
+    "/data/combined.json  /mnt/data": "a line of fstab; fstab.md has those that are run",
+    "zarrfs/\n": "the tree of modules",
+    "combined.parq/.zmetadata": "files of a set",
+    "operation  ": "what the soak writes",
+    "scripts/demo": "tests/mount/test_every_line.py runs the demo; scripts/test is what runs this",
+    "journalctl -t": "tests/mount/test_logs.py asks a journal so",
+    "cd /opt/zarrfs": "a site's paths: tests/slurm and tests/flux install the same files",
+    "install -d /etc/flux": "a site's paths: tests/flux runs prolog and epilog",
+    "[job-manager]": "a file of Flux",
+    "flux archive create --name": "tests/flux/test_flux.py runs both commands where there is a Flux",
+    "Prolog=": "a file of Slurm, as scripts/slurm/slurm.conf.sample: tests/slurm runs with it",
+    "era5  ": "a table of data sets: tests/slurm has one",
+    "#!/bin/sh": "a job script: tests/slurm runs such",
+    "sbcast ": "a job script: tests/slurm runs such",
+    "root# ": "tests/mount/test_users_page.py runs them, as root",
+    "dpkg ": "tests/mount/test_debian_package.py",
+    "scripts/install-helper": "tests/mount/test_helper.py",
+    "scripts/soak": "tests/mount/test_soak.py runs it for less long",
+    "scripts/setup": "scripts/test runs it",
+}
+
+
+class Block(NamedTuple):
+    """A fenced block."""
+
+    page: Path
+    line: int  # of its first line in the page, from 1
+    language: str
+    text: str
+
+    @property
+    def transcript(self) -> bool:
+        """Whether it is commands and what they write."""
+        return self.text.startswith("$ ")
+
+    @property
+    def name(self) -> str:
+        """The page and the first line, by which a block is claimed."""
+        return f"{self.page.name}: {self.text.partition(chr(10))[0].strip()}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page; those in lists are taken out of their indentation."""
+    text = page.read_text()
+    found = []
+    for match in re.finditer(r"^([ ]*)```(\w*)[^\n]*\n(.*?)^\1```[ ]*$", text, re.DOTALL | re.MULTILINE):
+        inner = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
+        found.append(Block(page, text.count("\n", 0, match.start()) + 2, match[2], inner))
+    return found
+
+
+def pages() -> list[Path]:
+    """Every page of the documentation that people read."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def transcript(page: Path) -> list[tuple[str, str]]:
+    """(command, what it writes) of all blocks of `page` that begin with "$", in order."""
+    return [pair for block in blocks(page) if block.transcript for pair in commands(block.text)]
+
+
+class Line(NamedTuple):
+    """A command in a block that is no transcript."""
+
+    page: str
+    number: int  # in the page, from 1
+    text: str  # of the shell, in one line
+
+    @property
+    def name(self) -> str:
+        """Where it is."""
+        return f"{self.page}:{self.number}"
+
+
+def examples(block: Block) -> bool:
+    """Whether a block is what the help of a command ends with."""
+    return block.text.startswith("Examples:\n")
+
+
+def lines() -> list[Line]:
+    """The commands of all blocks but transcripts and those of SHOWN.
+
+    Of examples these are the indented lines, without the remarks behind them; of others all lines.
+    """
+    found: list[Line] = []
+    for block in (block for page in pages() for block in blocks(page)):
+        if block.transcript or block.language in DATA or block.text.startswith(tuple(SHOWN)) or usage(block):
+            continue
+        goes_on = False
+        for number, line in enumerate(block.text.splitlines(), block.line):
+            if examples(block) and not line.startswith("  "):
+                continue
+            text = re.sub(r" {3,}.*", "", line.strip()) if examples(block) else line.strip()
+            if goes_on:
+                found[-1] = found[-1]._replace(text=f"{found[-1].text} {text}")
+            else:
+                found.append(Line(block.page.name, number, text))
+            goes_on = text.endswith(("\\", "&&", "|"))
+            found[-1] = found[-1]._replace(text=found[-1].text.removesuffix("\\").rstrip())
+    return found
+
+
+def usage(block: Block) -> bool:
+    """Whether a block shows the form of a command, as its help does: scripts/write-docs writes it."""
+    return re.fullmatch(r"zarrfs [a-z -]*(\[OPTIONS\]|COMMAND).*\n", block.text) is not None
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """(command, what it writes) of one block. A command goes on after a backslash, an && and in a here document."""
+    found: list[tuple[str, str]] = []
+    until = ""  # the line with which a command ends
+    goes_on = False
+    for line in text.splitlines(keepends=True):
+        if until or goes_on:
+            found[-1] = found[-1][0] + line, ""
+            until = "" if line == until else until
+        elif line.startswith("$ "):
+            found.append((line[2:], ""))
+            here = re.search(r"<<-?'?(\w+)'?", line)
+            until = f"{here[1]}\n" if here else ""
+        else:
+            found[-1] = found[-1][0], found[-1][1] + line
+            continue
+        goes_on = not until and re.search(r"(\\|&&|\|)\n$", line) is not None
+    return found
+
+
+def check_transcript(
+    directory: Path, page: Path, *, names: Mapping[str, str] | None = None, masks: Sequence[str] = (),
+    env: Mapping[str, str] | None = None, cwd: Path | None = None, least: int = 1,
+) -> None:  # fmt: skip
+    """Run the commands of a page in `directory`, which it calls /data; what they write is what it says.
+
+    `names` says what names of the page are here (a server's, another directory's), `masks` (regular expressions) what
+    differs from run to run besides MASKS. All commands are run by one shell. Whatever is mounted in `directory`
+    afterwards is unmounted. `least`: so many commands must be there.
+    """
+    expected = transcript(page)
+    assert len(expected) >= least
+    names = {"/data": str(directory), **(names or {})}
+    done = run_script([command for command, _output in expected], cwd or directory, names, env)
+    unmount_all(directory)
+    outputs = masked(as_written(done, names), masks).split(f"{MARK}\n")
+    for (command, text), found in zip(expected, outputs, strict=False):
+        wanted = masked(text, masks)
+        if not matches(wanted, found):
+            changes = difflib.ndiff(wanted.splitlines(), found.splitlines())
+            raise AssertionError(f"{page.name}: $ {command}" + "\n".join(changes))
+    assert len(outputs) == len(expected) + 1, f"{page.name}: the shell ended at {expected[len(outputs) - 1][0]}"
+
+
+def run_script(
+    lines: Sequence[str], cwd: Path, names: Mapping[str, str], env: Mapping[str, str] | None = None
+) -> str:  # fmt: skip
+    """What a shell writes that runs `lines` (each ends its line), with MARK after each."""
+    script = "exec 2>&1\n"
+    for line in lines:
+        late = "sleep 0.3\n" if re.search(r"\blog\b", line) else ""  # a daemon writes its log in a thread
+        script += f"{late}{as_here(line, names)}echo '{MARK}'\n"
+    path = ":".join((os.path.dirname(PROGRAM), os.path.dirname(sys.executable), os.environ["PATH"], "/usr/sbin:/sbin"))
+    return subprocess.run(
+        ["bash", "-c", script], cwd=cwd, env=os.environ | {"LC_ALL": "C", "TZ": "UTC"} | dict(env or {}) | {"PATH": (
+            f"{env['PATH']}:{path}" if env and "PATH" in env else path)},
+        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, timeout=100, check=False,
+    ).stdout  # fmt: skip
+
+
+def as_here(text: str, names: Mapping[str, str]) -> str:
+    """`text` of a page with the names that things have here; a name ends where a word does."""
+    for name in sorted(names, key=len, reverse=True):
+        text = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w-])", lambda _match, name=name: names[name], text)
+    return text
+
+
+def as_written(text: str, names: Mapping[str, str]) -> str:
+    """What was written here, with the names that a page has for things."""
+    for name, here in sorted(names.items(), key=lambda pair: len(pair[1]), reverse=True):
+        text = text.replace(here, name)
+    return text
+
+
+def masked(text: str, masks: Sequence[str] = ()) -> str:
+    """`text` with a star for what differs from run to run."""
+    for mask in (*masks, *MASKS):
+        text = re.sub(mask, "*", text)
+    return text
+
+
+def matches(wanted: str, found: str) -> bool:
+    """Whether what was found is what was wanted, "..." being any lines."""
+    pattern = "".join("(?:.*\n)*" if line == "...\n" else re.escape(line) for line in wanted.splitlines(keepends=True))
+    return re.fullmatch(pattern, found) is not None
+
+
+def unmount_all(directory: Path) -> None:
+    """Unmount what is mounted in `directory`, the last first, and wait for its daemons if they can be waited for."""
+    with open("/proc/self/mountinfo") as file:
+        points = [line.split(" ")[4].replace("\\040", " ") for line in file]
+    for point in reversed(points):
+        if point.startswith(f"{directory}/"):
+            done = subprocess.run([PROGRAM, "umount", point], capture_output=True, timeout=60, check=False)
+            if done.returncode:
+                subprocess.run(["umount", "-l", point], capture_output=True, check=False)

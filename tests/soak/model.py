@@ -1,0 +1,167 @@
+"""Writers on the overlay of a soak: every change is made in a plain directory, too, and the two are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import random
+import shutil
+import stat
+import threading
+from pathlib import Path
+
+from tests.soak.places import Place
+from tests.soak.tally import Tally
+from tests.soak.world import World
+
+_NAMES = 40  # of each writer
+_SIZE_MAX = 300_000  # bytes
+
+
+class Model:
+    """`act` does one random change to a mount and to the model; each writer has names of its own."""
+
+    def __init__(self, world: World) -> None:
+        self._model = world.model
+        self._lower = world.place("overlay").values
+        self._copied: dict[str, None] = {}  # keys of the lower store that were changed
+        self._names = threading.local()
+        self._writers = 0
+
+    def act(self, place: Place, chance: random.Random, tally: Tally) -> int:
+        """One change."""
+        if not hasattr(self._names, "number"):
+            self._writers += 1
+            self._names.number = self._writers
+        mine = f"w{self._names.number}"
+        for root in (place.mountpoint, self._model):
+            (root / mine).mkdir(exist_ok=True)
+        one, other = (f"{mine}/{chance.randrange(_NAMES)}" for _ in range(2))
+        change = chance.choice((_write, _write, _append, _truncate, _remove, _rename, _link, _mapped, _directory))
+        if chance.random() < 0.1:
+            return self._copy_up(place, chance, self._names.number)
+        state = chance.getstate()
+        results = []
+        for root in (place.mountpoint, self._model):
+            chance.setstate(state)
+            results.append(_outcome(change, root, one, other, chance))
+        if results[0] != results[1]:
+            raise AssertionError(f"{change.__name__} {one} {other}: {results[0]}, but {results[1]} in a directory")
+        return 0
+
+    def _copy_up(self, place: Place, chance: random.Random, writer: int) -> int:
+        """A change to a file of the source: each writer has its share of them."""
+        keys = [key for at, key in enumerate(place.keys) if at % 2 == writer % 2 and key.startswith("a/")]
+        key, at, data = chance.choice(keys), chance.randrange(1400), chance.randbytes(chance.randrange(1, 2000))
+        own = self._model / key
+        if not own.exists():
+            own.parent.mkdir(exist_ok=True, parents=True)
+            own.write_bytes(self._lower[key])
+        for root in (place.mountpoint, self._model):
+            with (root / key).open("r+b") as file:
+                file.seek(at)
+                file.write(data)
+        self._copied[key] = None
+        return len(data)
+
+    def differences(self, place: Place) -> list[str]:
+        """What is another in the mount than in the model; nobody writes meanwhile."""
+        found = []
+        for folder in sorted(path.name for path in self._model.iterdir() if path.name.startswith("w")):
+            own, theirs = _tree(self._model / folder), _tree(place.mountpoint / folder)
+            keys = own.keys() | theirs.keys()
+            found += [f"{folder}/{key}: differs" for key in sorted(keys) if own.get(key) != theirs.get(key)]
+        for key in self._copied:
+            if (place.mountpoint / key).read_bytes() != (self._model / key).read_bytes():
+                found.append(f"{key}: differs")
+        return found
+
+
+def _outcome(change: object, root: Path, one: str, other: str, chance: random.Random) -> int | str:
+    """What a change gives: bytes, or the errno. A mount that has died is told, not compared."""
+    try:
+        return change(root, one, other, chance)  # type: ignore[operator,no-any-return]
+    except OSError as exc:
+        if exc.errno in (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV):  # these are the mount's own
+            raise
+        return f"errno {exc.errno}"
+
+
+def _tree(root: Path) -> dict[str, object]:
+    """Kind, size, mode and bytes of everything below a directory."""
+    found: dict[str, object] = {}
+    for folder, _, files in os.walk(root):
+        found[os.path.relpath(folder, root)] = stat.S_IMODE(os.stat(folder).st_mode)
+        for name in files:
+            path = Path(folder, name)
+            key = os.path.relpath(path, root)
+            found[key] = os.readlink(path) if path.is_symlink() else (path.stat().st_mode, path.read_bytes())
+    return found
+
+
+def _write(root: Path, one: str, other: str, chance: random.Random) -> int:
+    data = chance.randbytes(chance.randrange(_SIZE_MAX))
+    with (root / one).open("wb", buffering=0) as file:
+        file.write(data)
+        if chance.random() < 0.2:
+            os.fsync(file.fileno())
+    return len(data)
+
+
+def _append(root: Path, one: str, other: str, chance: random.Random) -> int:
+    data = chance.randbytes(chance.randrange(5000))
+    with (root / one).open("ab", buffering=0) as file:
+        file.write(data)
+    return len(data)
+
+
+def _truncate(root: Path, one: str, other: str, chance: random.Random) -> int:
+    os.truncate(root / one, chance.randrange(_SIZE_MAX))
+    return 0
+
+
+def _remove(root: Path, one: str, other: str, chance: random.Random) -> int:
+    path = root / one
+    if path.is_dir() and not path.is_symlink():
+        if chance.random() < 0.5:
+            shutil.rmtree(path)
+        else:
+            path.rmdir()
+    else:
+        path.unlink()
+    return 0
+
+
+def _rename(root: Path, one: str, other: str, chance: random.Random) -> int:
+    os.rename(root / one, root / other)
+    return 0
+
+
+def _link(root: Path, one: str, other: str, chance: random.Random) -> int:
+    if chance.random() < 0.5:
+        os.symlink(os.path.basename(other), root / one)
+    else:
+        os.link(root / other, root / one, follow_symlinks=False)
+    return 0
+
+
+def _directory(root: Path, one: str, other: str, chance: random.Random) -> int:
+    (root / one).mkdir()
+    (root / one / "inside").write_bytes(chance.randbytes(100))
+    return 0
+
+
+def _mapped(root: Path, one: str, other: str, chance: random.Random) -> int:
+    """Written through a shared mapping."""
+    descriptor = os.open(root / one, os.O_RDWR | os.O_NOFOLLOW)
+    with contextlib.closing(os.fdopen(descriptor, "r+b", buffering=0)):
+        size = os.fstat(descriptor).st_size
+        if not size:
+            return 0
+        data = chance.randbytes(min(size, 9000))
+        with mmap.mmap(descriptor, size) as memory:
+            at = chance.randrange(size - len(data) + 1)
+            memory[at : at + len(data)] = data
+    return len(data)

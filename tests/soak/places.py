@@ -1,0 +1,158 @@
+"""The mounts of a soak: each is mounted, disturbed, killed and mounted again with the program itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import run
+from tests.mount.mounting import alive, daemon_pid, mount_lines
+
+# What a mount says whose daemon was killed, and what is under it until it is mounted again.
+DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ENOENT)
+GRACE = 30.0  # seconds after the last fault in which a read that had begun may still fail
+_PATIENCE = 30.0  # seconds that a mount may stay in use by a request that is ending
+
+
+class Weather:
+    """Whether faults are being injected, or were a moment ago."""
+
+    def __init__(self) -> None:
+        self._stormy = False
+        self._calm_since = -GRACE
+
+    def set(self, stormy: bool) -> None:
+        """Faults begin or end."""
+        if self._stormy and not stormy:
+            self._calm_since = time.monotonic()
+        self._stormy = stormy
+
+    @property
+    def excuses(self) -> bool:
+        """Whether a read from a server may fail at this moment."""
+        return self._stormy or time.monotonic() - self._calm_since < GRACE
+
+
+@dataclasses.dataclass
+class Place:
+    """One mount: `values` is what each of its files holds; `remote`, where its server fails now and then."""
+
+    name: str
+    source: str
+    directory: Path
+    options: tuple[str, ...]
+    values: Mapping[str, memoryview]
+    weather: Weather
+    remote: bool = False
+    mortal: bool = False  # it may be unmounted and killed
+    writable: bool = False
+    epoch: int = 0  # changes whenever its daemon goes
+    logs: list[Path] = dataclasses.field(default_factory=list)
+    pids: list[int] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.keys = list(self.values)
+        self.mountpoint = self.directory / "mnt" / self.name
+        self.mountpoint.mkdir(parents=True, exist_ok=True)
+        self._changed = threading.Condition()
+        self._users = 0
+        self._alone = False
+
+    # -- who may be in it
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """For an operation of a worker: waits while somebody is alone with the mount."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """No worker has an operation in it meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = True
+            self._changed.wait_for(lambda: not self._users)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+    def excuses(self, code: int | None, epoch: int) -> bool:
+        """Whether an operation that began in `epoch` may have failed with `code`."""
+        if code in DEAD and (epoch != self.epoch or epoch % 2):
+            return True
+        return code == errno.EIO and self.remote and self.weather.excuses
+
+    # -- the daemon
+
+    def mount(self) -> None:
+        """Mount it; its daemon gets a log of its own. RuntimeError with what the program said."""
+        log = self.directory / "logs" / f"{self.name}.{len(self.logs)}.log"
+        log.parent.mkdir(exist_ok=True)
+        arguments = [part for option in self.options for part in ("-o", option)]
+        done = run("mount", self.source, self.mountpoint, "-o", f"log_file={log}", *arguments)
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: mount: status {done.returncode}: {done.stderr.strip()}")
+        self.logs.append(log)
+        self.pids.append(daemon_pid(self.mountpoint))
+        self.epoch += self.epoch % 2
+
+    def unmount(self) -> None:
+        """Unmount it while no worker uses it; the last requests may still be on their way."""
+        deadline = time.monotonic() + _PATIENCE
+        while (done := run("umount", self.mountpoint)).returncode:
+            if "in use" not in done.stderr or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name}: umount: status {done.returncode}: {done.stderr.strip()}")
+            time.sleep(0.1)
+        self.epoch += 1
+        if mount_lines(self.mountpoint) or alive(self.pids[-1]):
+            raise RuntimeError(f"{self.name}: umount has left a mount or its daemon {self.pids[-1]}")
+
+    def kill(self, program: str) -> None:
+        """kill -9, then cleaned by `program`: zarrfs, fusermount3, or whoever mounts next ("")."""
+        self.epoch += 1
+        os.kill(self.pids[-1], signal.SIGKILL)
+        while alive(self.pids[-1]):
+            time.sleep(0.01)
+        if not program:
+            return
+        deadline = time.monotonic() + _PATIENCE
+        while (done := self._clean(program)).returncode:  # readers hold it until their calls have failed
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name}: {program} does not clean a dead mount: {done.stderr.strip()}")
+            time.sleep(0.1)
+
+    def _clean(self, program: str) -> subprocess.CompletedProcess[str]:
+        if program == "zarrfs":
+            return run("umount", self.mountpoint)
+        return subprocess.run(
+            ["fusermount3", "-u", str(self.mountpoint)], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def signal(self, number: signal.Signals) -> None:
+        """A signal for the daemon."""
+        os.kill(self.pids[-1], number)
+
+    def stats(self) -> dict[str, Any]:
+        """Its counters."""
+        return dict(json.loads(os.getxattr(self.mountpoint, "user.zarrfs.stats")))

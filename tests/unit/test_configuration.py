@@ -1,0 +1,517 @@
+"""zarrfs.toml and variables: which of them wins, what a bad one says, which file is read at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import run
+from zarrfs import configuration
+from zarrfs.configfile import NEVER, OF_ONE_SOURCE
+from zarrfs.configuration import settings
+from zarrfs.errors import UsageError
+from zarrfs.options import TABLE, Options
+
+SOURCE = "s3://bucket/climate/era5.json"
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the system's file is, in this process."""
+    path = tmp_path / "system.toml"
+    monkeypatch.setattr(configuration, "SYSTEM", str(path))
+    return path
+
+
+@pytest.fixture
+def user(tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user's file is, here and in programs; the system has none here."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = tmp_path / "zarrfs/zarrfs.toml"
+    path.parent.mkdir()
+    return path
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def held(*items: str, source: str | None = None) -> Options:
+    """The options in force."""
+    return settings(items, [] if source is None else [source]).parsed.options
+
+
+def refused(*items: str, source: str | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        settings(items, [] if source is None else [source])
+    return str(caught.value)
+
+
+# -- precedence
+
+Values = dict[str, Any]
+NAMES = ("retries", "host_requests", "client", "strict")
+VALUES = {
+    "retries": st.integers(0, 99), "host_requests": st.integers(1, 99), "strict": st.booleans(),
+    "client": st.sampled_from(["auto", "fsspec", "obstore"]),
+}  # fmt: skip
+SAID = st.fixed_dictionaries({}, optional=VALUES)
+STORAGE = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 9), max_size=3)
+
+
+def toml(values: dict[str, Any]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("layers")
+
+
+@contextlib.contextmanager
+def variables(values: dict[str, Any]) -> Iterator[None]:
+    names = {f"ZARRFS_{name.upper()}": str(value) for name, value in values.items()}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+@given(st.lists(st.tuples(SAID, STORAGE), min_size=6, max_size=6), SAID, SAID)
+def test_the_stronger_place_wins_option_by_option(
+    place: Path, layers: list[tuple[Values, dict[str, int]]], environment: Values, line: Values
+) -> None:
+    """Against a plain dictionary. The layers are both files, each with its sections, the weakest first."""
+    files = []
+    for number, name in enumerate(("system.toml", "named.toml")):
+        (all_, all_storage), (wide, wide_storage), (near, near_storage) = layers[3 * number : 3 * number + 3]
+        sections = [("[options]", toml(all_)), ("[storage.s3]", toml(all_storage))]
+        for at, said, storage in ("s3://bucket/climate/", near, near_storage), ("s3://bucket", wide, wide_storage):
+            sections += [(f'[source."{at}"]', toml(said)), (f'[source."{at}".storage.s3]', toml(storage))]
+        sections.append(('[source."s3://bucket/clim"]', toml({"retries": 100, "client": "obstore"})))  # no whole name
+        files.append(write(place / name, "".join(f"{head}\n{text}" for head, text in sections)))
+    expected: dict[str, Any] = {}
+    storage: dict[str, int] = {}
+    for said, of_storage in layers:
+        expected |= said
+        storage |= of_storage
+    expected |= environment | line
+    items = [f"{name}={str(value).lower()}" for name, value in line.items()] + [f"config={files[1]}"]
+    with pytest.MonkeyPatch.context() as patch, variables(environment):
+        patch.setattr(configuration, "SYSTEM", str(files[0]))
+        found = held(*items, source=SOURCE)
+    assert {name: getattr(found, name) for name in NAMES} == {
+        name: expected.get(name, TABLE[name].default) for name in NAMES
+    }
+    assert found.storage.get("s3", {}) == storage
+
+
+def test_lists_replace_those_of_weaker_places(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(user, '[options]\nblobs = ["/a", "/b"]\nmissing_status = [404, 403]\nallow = "file,private"\n')
+    assert held().blobs == ("/a", "/b")
+    assert held().missing_status == (404, 403)
+    assert held().allow == ("file", "private")
+    assert held("blobs=/c", "blobs=/d").blobs == ("/c", "/d")
+    monkeypatch.setenv("ZARRFS_BLOBS", r"/x,/y\,z")
+    assert held().blobs == ("/x", "/y,z")
+    assert held("blobs=/c").blobs == ("/c",)
+    monkeypatch.setenv("ZARRFS_BLOBS", "")
+    assert held().blobs == ("/a", "/b")
+    write(user, '[options]\nblobs = []\nallow = []\n')
+    assert (held().blobs, held().allow) == ((), ())
+
+
+def test_defaults_of_a_command_are_the_weakest(user: Path) -> None:
+    assert settings([], defaults={"log_level": "warning"}).parsed.options.log_level == "warning"
+    write(user, '[options]\nlog_level = "debug"\n')
+    assert settings([], defaults={"log_level": "warning"}).parsed.options.log_level == "debug"
+
+
+def test_what_mount_says_of_itself_is_no_wish(user: Path) -> None:
+    write(user, "[options]\nro = true\n")
+    assert held("rw").ro is False
+    assert held().ro is True
+
+
+def test_storage_options_of_a_variable(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(user, '[storage.s3]\nkey = "a"\nanon = false\n[storage."s3://b"]\nanon = true\n')
+    monkeypatch.setenv("ZARRFS_STORAGE_OPTIONS", '{"s3": {"key": "b,c"}}')
+    found = held("s3.region=x").storage
+    assert found == {"s3": {"key": "b,c", "anon": False, "region": "x"}, "s3://b": {"anon": True}}
+
+
+def test_variables_and_options_do_not_collide() -> None:
+    """With what zarrfs itself and the scripts of schedulers put into the environment."""
+    for name in "STATE_DIR", "MOUNT", "STAGE", "STAGED", "DATASETS", "FLUX_DIR":
+        assert name.lower() not in TABLE
+
+
+# -- sources
+
+
+@pytest.mark.parametrize(
+    ("prefix", "source", "fits"),
+    [
+        ("s3://bucket", "s3://bucket/a", True), ("s3://bucket/", "s3://bucket", True),
+        ("s3://bucket", "s3://bucket2/a", False), ("s3a://bucket/a", "s3://bucket/a/b", True),
+        ("s3://bucket/a", "s3://bucket/ab", False), ("s3://", "s3://any", True), ("gs://b", "gcs://b/x", True),
+        ("https://host/", "https://me:pw@HOST/x?sig=1", True), ("https://host", "https://host:8443/x", False),
+        ("https://host/x", "https://host/x?sig=1", True), ("https://host", "http://host/x", False),
+        ("https://host", "https://host@evil.org/x", False), ("https://host", "https://host.evil.org/x", False),
+        ("s3://bucket", "zip://a::s3://bucket/x.zip", True), ("zip://a::s3://bucket", "zip://a::s3://bucket/x", True),
+        ("/data", "/data/x.json", True), ("/data/", "/data", True), ("/data", "/database", False),
+        ("/data", "file:///data/x", True), ("/data", "/data/../other", False), ("/data", "/other/../data/x", True),
+        ("flux:", "flux:job/1", True), ("flux:job/", "flux:archive", False), ("~/sets", "HOME/sets/a", True),
+    ],
+)  # fmt: skip
+def test_sections_are_of_sources_that_begin_so(user: Path, prefix: str, source: str, fits: bool) -> None:
+    write(user, f'[source."{prefix}"]\nretries = 77\n')
+    found = held(source=source.replace("HOME", os.path.expanduser("~")))
+    assert found.retries == (77 if fits else TABLE["retries"].default)
+
+
+def test_relative_sources_have_sections(user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(user, f'[source."{tmp_path}"]\nretries = 77\n')
+    monkeypatch.chdir(tmp_path)
+    assert held(source="refs.json").retries == 77
+
+
+def test_names_stand_for_sources(user: Path, tmp_path: Path) -> None:
+    write(tmp_path / "url", "https://me:pw@host/x?sig=1\n")
+    text = f'[source.a]\nsource = "{SOURCE}"\nretries = 7\n'
+    write(user, text + f'[source.b]\nsource = "@{tmp_path}/url"\nfsname = "c"\n')
+    found = settings([], ["a", "b", "./a"])
+    assert found.sources == [SOURCE, "https://me:pw@host/x?sig=1", "./a"]
+    assert (found.parsed.options.retries, found.parsed.options.fsname) == (7, "a")
+    assert held(source="b").fsname == "c"
+    write(tmp_path / "url", "")
+    assert refused(source="b") == f"{user} [source.b]: source = @{tmp_path}/url: expected one line"
+    (tmp_path / "url").unlink()
+    assert refused(source="b").endswith(f"source = @{tmp_path}/url: no such file or directory")
+    assert held(source="a").retries == 7
+
+
+def test_sections_of_the_first_source_win(user: Path) -> None:
+    write(user, '[source."/a"]\nretries = 1\nread_timeout = 1\n[source."/b"]\nretries = 2\nrequest_timeout = 2\n')
+    found = settings([], ["/a/x", "/b/x"]).parsed.options
+    assert (found.retries, found.read_timeout, found.request_timeout) == (1, 1, 2)
+
+
+# -- values
+
+
+def test_values_of_toml(user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/joe")
+    write(
+        user, 'options = {strict = true, retries = 9, request-timeout = 2.5, umask = "0022", cache_size = "5GiB", '
+        'cache_dir = "~/blocks", index_dir = "index", blobs = ["blobs", "https://host/b"]}'
+    )  # fmt: skip
+    found = held()
+    assert (found.strict, found.retries, found.request_timeout, found.umask) == (True, 9, 2.5, 0o022)
+    assert (found.cache_size, found.cache_dir) == (5 << 30, "/home/joe/blocks")
+    assert found.index_dir == f"{user.parent}/index"
+    assert found.blobs == (f"{user.parent}/blobs", "https://host/b")
+
+
+@pytest.mark.parametrize("where", ["file", "variable", "item"])
+@pytest.mark.parametrize("command", ["config", "mount", "doctor", "ls"])
+def test_every_command_says_the_same_of_a_bad_value(
+    command: str, where: str, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnt").mkdir()
+    operands = {"mount": [tmp_path, tmp_path / "mnt"], "ls": [tmp_path]}.get(command, [])
+    origin = {"file": f"{user}: [options] read_timeout: ", "variable": "$ZARRFS_READ_TIMEOUT: ", "item": ""}[where]
+    if where == "file":
+        write(user, "[options]\nread_timeout = 0\n")
+    if where == "variable":
+        monkeypatch.setenv("ZARRFS_READ_TIMEOUT", "0")
+    done = run(command, *(["--option", "read_timeout=0"] if where == "item" else []), *operands)
+    says = f"zarrfs: {origin}option read_timeout=0: expected a time from 10ms to 30d\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[options]\ncach_dir = '/x'", "[options] cach_dir: unknown option (did you mean cache_dir?)"),
+        ("[options]\nzzz = 1", "[options] zzz: unknown option"),
+        ("[options]\ncache_size = 5", "[options] cache_size: expected text, in quotes"),
+        ("[options]\ncache_size = '5'", "[options] cache_size: option cache_size=5: expected a size with a unit"),
+        ("[options]\nretries = -1", "[options] retries: option retries=-1: expected a whole number"),
+        ("[options]\nread_timeout = 0", "[options] read_timeout: option read_timeout=0: expected a time from 10ms to"),
+        ("[options]\nread_timeout = nan", "[options] read_timeout: option read_timeout=nan: expected a time, such as"),
+        ("[options]\nretries = 1e9", "[options] retries: option retries=1000000000.0: expected a whole number from 0"),
+        ("[options]\nindex_dir = 'http://h/x'", "[options] index_dir: option index_dir=http://h/x: expected a"),
+        ("[options]\nretries = true", "[options] retries: expected text, in quotes"),
+        ("[options]\nstrict = 1", "[options] strict: expected true or false"),
+        ("[options]\nstrict = ''", "[options] strict: expected true or false"),
+        ("[options]\numask = 0o22", "[options] umask: expected text, in quotes"),
+        ("[options]\nblobs = [1]", "[options] blobs: expected text, in quotes"),
+        ("[options]\nclient = ['auto']", "[options] client: expected text, in quotes"),
+        ("[options]\nbase = 'x'", "[options] base: belongs to one source: in a [source] section"),
+        ("[options]\nmetrics = '[::1]:9'", "[options] metrics: belongs to one source: in a [source] section"),
+        ("[options]\nconfig = 'x'", "[options] config: a file names no other"),
+        ("[source.'/x']\nnotify_pipe = 1", '[source."/x"] notify_pipe: is a descriptor of one process'),
+        ("[options]\nstorage_options = '{}'", "[options] storage_options: is for the command line"),
+        ('[options]\ncache_dir = "/q\\u0000x"', "[options] cache_dir: has a NUL character"),
+        ('[options]\ncache_dir = "~\\u0000x"', "[options] cache_dir: has a NUL character"),
+        ('[source.x]\nsource = "/q\\u0000x"', "[source.x] source: has a NUL character"),
+        (f"[storage.s3]\n{'a.' * 5000}b = 1", "[storage.s3] a: nested too deeply"),
+        (f"[options]\n{'a.' * 5000}b = 1", "[options] a: unknown option"),
+        (f"{'a.' * 5000}b = 1", "[a]: no section"),
+        ("[storage.s3]\na = " + "[" * 200 + "]" * 200, "[storage.s3] a: nested too deeply"),
+        ("#" * (1 << 20) + "\n", "holds more than 1 MiB"),
+        ("options = 1", "[options]: expected a section, not a value"),
+        ("retries = 1", "retries: no section: expected [options], [storage], [source]"),
+        ("[option]\n", "[option]: no section: expected [options], [storage], [source] (did you mean options?)"),
+        ("[storage]\ns3 = 1", "[storage.s3]: expected a section, not a value"),
+        ("[storage.'a b']\nx = 1", '[storage."a b"]: expected a protocol, as in [storage.s3], or'),
+        ("[storage.'s3://b/c']\nx = 1", '[storage."s3://b/c"]: expected a protocol'),
+        ("[storage.s3]\nx = 2020-01-01", "[storage.s3] x: is no value that an option can have"),
+        ("[source.'/x'.storage.s3]\nx = [2020-01-01]", '[source."/x".storage.s3] x: is no value'),
+        ("[source]\nx = 1", "[source.x]: expected a section, not a value"),
+        ("[source.x]\n", "[source.x]: a plain name needs source=; a path or URL that sources begin with is absolute"),
+        ("[source.x]\nsource = 1", "[source.x] source: expected text, in quotes"),
+        ("[source.'/x']\nsource = '/y'", '[source."/x"]: with source= its name is a plain word, without / : # ?'),
+        ("[source.'https://u:secret@h/']\n", '[source."https://h/"]: its name has a secret in it'),
+        ("[source.'/other']\nretrys = 1", '[source."/other"] retrys: unknown option (did you mean retries?)'),
+        ("[options\n", "not TOML: "),
+        ("\xff", "not TOML: "),
+        ("a = " + "[" * 9999, "not TOML: "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_with_its_place(user: Path, text: str, says: str) -> None:
+    user.write_bytes(text.encode("latin-1"))
+    said = refused(source="/x")
+    assert said.startswith(f"{user}: {says}")
+    assert "secret" not in said or "secret in it" in said
+    [found] = [one for one in configuration.files() if one.kind == "user"]
+    assert f"{user}: {found.outcome}" == said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("CACHE_SIZE", "5", "option cache_size=5: expected a size with a unit"),
+        ("STRICT", "maybe", "option strict=maybe: expected nothing, true or false"),
+        ("STORAGE_OPTIONS", '{"s3": "hush"', "option storage_options: expected JSON"),
+        ("CONFIG", "/nonexistent/x.toml", ""),
+    ],
+)
+def test_bad_variables(user: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str) -> None:
+    monkeypatch.setenv(f"ZARRFS_{variable}", value)
+    said = refused()
+    assert said.startswith(f"$ZARRFS_{variable}: {says}" if says else "/nonexistent/x.toml: no such file or directory")
+    assert "hush" not in said
+
+
+def test_every_option_is_one_of_files_or_says_why_not() -> None:
+    assert {*NEVER, *OF_ONE_SOURCE} <= TABLE.keys()
+
+
+# -- files
+
+
+def test_a_file_that_is_named_takes_the_place_of_the_users(
+    user: Path, system: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(system, "[options]\nretries = 1\n")
+    write(user, "[options]\nretries = 2\nhost_requests = 2\n")
+    named = write(user.parent / "named.toml", "[options]\nretries = 3\n")
+    assert (held().retries, held().host_requests) == (2, 2)
+    assert (held(f"config={named}").retries, held(f"config={named}").host_requests) == (3, 32)
+    monkeypatch.setenv("ZARRFS_CONFIG", str(named))
+    assert held().retries == 3
+    assert held("config=/dev/null").retries == 1
+    assert [(one.kind, one.outcome) for one in configuration.files()] == [("system", "read"), ("named", "read")]
+    assert refused("config=/nonexistent") == "/nonexistent: no such file or directory"
+    assert refused(f"config={user.parent}") == f"{user.parent}: is a directory"
+
+
+def test_files_that_are_not_there_are_none(user: Path) -> None:
+    assert held() == Options()
+    assert [one.outcome for one in configuration.files()] == ["missing", "missing"]
+
+
+SECRETS = [
+    '[storage.s3]\nsecret = "hush"\n', '[storage."s3://b"]\nkey = "hush"\n',
+    '[storage.http.headers]\nAuthorization = "hush"\n',
+    '[source.x]\nsource = "https://me:hush@host/"\n', '[source.x]\nsource = "https://host/?sig=hush"\n',
+    '[source."/x".storage.s3]\ntoken = "hush"\n', '[storage.s3.client_kwargs]\naws_secret_access_key = "hush"\n',
+    '[storage.http]\nproxy = "http://me:hush@host"\n',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_secrets_are_not_for_everybody(user: Path, text: str) -> None:
+    write(user, text, 0o644)
+    said = refused()
+    assert said.startswith(f"{user}: [s")
+    assert ": is a secret, and all may read this file: chmod o-r, or keep it in a file of its own" in said
+    assert "hush" not in said
+    write(user, text, 0o640)
+    held()
+
+
+def test_what_is_no_secret_is_for_everybody(user: Path) -> None:
+    text = '[storage.s3]\nanon = true\nendpoint_url = "http://h"\nsecret = "@/run/s3"\n[storage.gcs]\ntoken = "anon"\n'
+    write(user, text + '[source.x]\nsource = "https://host/?a=1"\n', 0o644)
+    assert refused() == "option s3.secret: /run/s3: no such file or directory"
+
+
+def test_files_of_others_are_not_read(user: Path, system: Path) -> None:
+    write(user, "", 0o666)
+    assert refused() == f"{user}: may be written by others: chmod go-w"
+    write(user, "", 0o644)
+    if os.geteuid() == 0:
+        os.chown(user, 1234, -1)
+        assert refused() == f"{user}: belongs to user 1234: without --config only root's and your own are read"
+        assert held(f"config={user}") == Options(config=str(user))
+        os.chown(user, 0, 1234)
+        user.chmod(0o664)
+        assert refused() == f"{user}: may be written by others: chmod go-w"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_a_system_file_that_is_kept_from_us_is_none() -> None:
+    code = (
+        "import os, sys, tomllib; from zarrfs import configuration as c, configfile; c.SYSTEM = sys.argv[1];"
+        "os.setuid(1234); os.environ['XDG_CONFIG_HOME'] = '/nonexistent';"
+        "print(c.settings([]).parsed.options.retries, c.files()[0].outcome)"
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        path = write(Path(directory) / "system.toml", "[options]\nretries = 1\n")
+        done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+    assert done.stdout == "4 not for this user: permission denied\n", done.stderr
+
+
+# -- secrets in files
+
+
+def test_values_come_from_files(user: Path, tmp_path: Path) -> None:
+    one = write(tmp_path / "one", "  geheim,\n")
+    two = write(tmp_path / "two", '{"Authorization": "Bearer x"}')
+    write(user, f'[storage.s3]\nsecret = "@{one}"\n[storage.http]\nheaders = {{X-Token = "@{one}", A = ["@{one}"]}}\n')
+    found = held(f"https://h.headers=@{two}", f"s3.key=@{one}", "s3.token=@@/x", "s3.x=@y").storage
+    assert found["s3"] == {"secret": "geheim,", "key": "geheim,", "token": "@/x", "x": "@y"}
+    assert found["http"] == {"headers": {"X-Token": "geheim,", "A": ["geheim,"]}}
+    assert found["https://h"] == {"headers": {"Authorization": "Bearer x"}}
+    assert held(f'storage_options={{"ftp": {{"password": "@{one}"}}}}').storage["ftp"] == {"password": "geheim,"}
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [(None, "no such file or directory"), (b" \n", "holds nothing"), (b"\xffhush", "neither text nor JSON"),
+     (b'{"hush', "neither text nor JSON"), (b"hush" * 300_000, "holds more than 1 MiB")],
+)  # fmt: skip
+def test_files_of_secrets_that_are_none(tmp_path: Path, content: bytes | None, rule: str) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    said = refused(f"s3.secret=@{path}")
+    assert said == f"option s3.secret: {path}: {rule}"
+
+
+def test_nothing_is_waited_for(user: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for special in (pipe, "/dev/zero"):
+        assert refused(f"s3.secret=@{special}") == f"option s3.secret: {special}: is no regular file"
+        assert refused(f"config={special}") == f"{special}: is no regular file"
+        write(user, f'[source.a]\nsource = "@{special}"\n')
+        assert refused(source="a") == f"{user} [source.a]: source = @{special}: is no regular file"
+    user.unlink()
+    os.mkfifo(user)
+    assert refused() == f"{user}: is no regular file"
+
+
+def test_pipes_of_shells_are_read() -> None:
+    line = 'sleep 0.2; echo "[options]"; echo "retries = 3"'
+    code = f'exec "$0" -m zarrfs config --config <({line}) -o s3.secret=@/dev/fd/3 3< <(echo geheim)'
+    command = ["bash", "-c", code, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "retries" in done.stdout
+
+
+def test_values_of_json_have_rules(user: Path) -> None:
+    deep = "[" * 200 + "]" * 200
+    assert refused(f"s3.a={deep}") == "option s3.a: nested too deeply"
+    assert refused(r's3.a="\u0000"') == "option s3.a: has a NUL character"
+    assert refused(f"s3.a={'[' * 100_000}") == "the value of a storage option is nested too deeply"
+    assert "option storage_options: expected JSON" in refused(f"storage_options={'[' * 100_000}")
+
+
+def test_half_a_secret_is_not_told() -> None:
+    said = refused("s3.secret=hush", "hush2")
+    assert said == r"option s3.secret: what follows its comma is no option (a comma in a value is \,)"
+    assert "did you mean strict" in refused("s3.anon=true", "stric")
+    assert "hush" not in refused("s3://b/c.secret=hush")
+
+
+# -- the program
+
+
+def test_config_tells_who_says_what(user: Path, system: Path, tmp_path: Path) -> None:
+    text = '[options]\nretries = 7\n[storage.s3]\nsecret = "hush"\nanon = true\n'
+    write(user, text + f'[source.a]\nsource = "{tmp_path}/x"\nbase = "https://h/?sig=hush"\n')
+    environment = os.environ | {"ZARRFS_RETRIES": "8", "ZARRFS_RETRYS": "9", "ZARRFS_STRICT": "1"}
+    done = run("config", "--json", "a", "-o", "strict=false", env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {one["option"]: (one["value"], one["origin"]) for one in found["options"]} == {
+        "retries": ("8", "$ZARRFS_RETRIES"), "strict": ("false", "the command line"),
+        "base": ("https://h/", f"{user} [source.a]"), "fsname": ("a", f"{user} [source.a]"),
+        "s3.secret": ("***", f"{user} [storage]"), "s3.anon": (True, f"{user} [storage]"),
+    }  # fmt: skip
+    assert found["source"] == f"{tmp_path}/x"
+    assert found["unknown_variables"] == ["ZARRFS_RETRYS"]
+    assert found["files"][1] == {"path": str(user), "kind": "user", "outcome": "read"}
+    done = run("config", "a", env=environment)
+    assert "hush" not in done.stdout
+    assert f"# {user}: read\n" in done.stdout
+
+
+def test_every_command_takes_them(user: Path, references: Path) -> None:
+    document = next(references.glob("*.json"))
+    write(user, f'[options]\nconflict = "error"\n[source.short]\nsource = "{document}"\n')
+    assert run("ls", "short").stdout == run("ls", document).stdout != ""
+    assert json.loads(run("refs", "stats", "--json", "short").stdout)
+    write(user, "[options]\nretrys = 1\n")
+    for words in ["ls", document], ["cache", "ls"], ["mount", document, "/mnt"], ["refs", "stats", document]:
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"zarrfs: {user}: [options] retrys: unknown option (did you mean retries?)\n"
+    assert run("ls", document, "-o", "config=/dev/null").returncode == 0
+
+
+def test_nothing_is_imported_for_files_that_are_not_there(user: Path) -> None:
+    code = "import sys; from zarrfs.configuration import settings; settings([], ['/x']); print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"tomllib", "zarrfs.configfile", "ctypes"} & set(eval(done.stdout))
+
+
+def test_names_of_sets_to_be_merged(user: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": {"x": "text"}}))
+    write(user, f'[source.a]\nsource = "{tmp_path}/a.json"\n')
+    done = run("refs", "merge", "--no-group", "p=a", "a", f"q={tmp_path}/a.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["refs"] == {
+        "p/x": "text", "x": "text", "q/x": "text"
+    }  # fmt: skip

@@ -1,0 +1,163 @@
+"""docs/dashboards: what they ask for is what a mount counts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zarrfs.monitoring.metrics import LATENCY, TEXTS
+
+DASHBOARDS = Path(__file__).parents[2] / "docs/dashboards"
+ALERTS = DASHBOARDS / "alerts.yml"
+KNOWN = TEXTS.keys() | {f"{LATENCY}_{part}" for part in ("bucket", "sum", "count")}
+LABELS = {"instance", "mount", "source", "host", "place", "errno", "le", "version", "kind"}
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DASHBOARDS / "zarrfs.json").read_text())
+    return found
+
+
+def queries(dashboard: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        yield from group["rules"]
+
+
+def names(query: str) -> set[str]:
+    """The metrics that a query names."""
+    return set(re.findall(r"\bzarrfs_\w+", query))
+
+
+def labels(query: str) -> set[str]:
+    """The labels that a query names."""
+    found = {name for inner in re.findall(r"\{([^}]*)\}", query) for name in re.findall(r"(\w+)\s*[=!]", inner)}
+    for inner in re.findall(r"\b(?:by|on|group_left) \(([^)]*)\)", query):
+        found |= set(inner.replace(" ", "").split(","))
+    return found
+
+
+def test_panels_ask_for_what_is_there(dashboard: dict[str, Any]) -> None:
+    asked = set().union(*map(names, queries(dashboard)))
+    assert asked <= KNOWN
+    assert set().union(*map(labels, queries(dashboard))) <= LABELS
+    for part in ("read_bytes", "network_bytes", "memory_hits", "disk_hits", "requests_repeated", "errors",
+                 "host_requests", "disk_errors", "prefetch_used", "log_lines_lost"):  # fmt: skip
+        assert f"zarrfs_{part}_total" in asked
+    for query in queries(dashboard):
+        assert '{instance=~"$instance",mount=~"$mount"' in query
+        for name in re.findall(r"(?:rate|increase)\((\w+)", query):
+            assert name.endswith(("_total", "_bucket", "_sum", "_count")), query
+
+
+def test_panels_have_a_place_and_a_name(dashboard: dict[str, Any]) -> None:
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 20
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        places = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert max(x for x, _ in places) < 24
+        assert not taken & places, panel["title"]
+        taken |= places
+        assert panel["title"]
+        if panel["type"] != "row":
+            assert panel["description"]
+            letters = [target["refId"] for target in panel["targets"]]
+            assert len(set(letters)) == len(letters) > 0
+            assert {part["datasource"]["uid"] for part in (panel, *panel["targets"])} == {"${datasource}"}
+
+
+def test_variables(dashboard: dict[str, Any]) -> None:
+    variables = {one["name"]: one for one in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$(\w+)", " ".join(queries(dashboard)))) - {"__rate_interval"}
+    assert used | {"datasource"} == variables.keys()
+    for name in ("instance", "mount"):
+        assert names(variables[name]["query"]["query"]) <= KNOWN
+
+
+def test_alerts_ask_for_what_is_there() -> None:
+    for rule in rules():
+        assert names(rule["expr"]) <= KNOWN
+        assert names(rule["expr"])
+        assert labels(rule["expr"]) <= LABELS
+        assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= LABELS
+
+
+@pytest.fixture
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("no promtool here")
+    return found
+
+
+def test_prometheus_can_read_all_of_it(promtool: str, dashboard: dict[str, Any], tmp_path: Path) -> None:
+    def plain(query: str) -> str:
+        return query.replace("$__rate_interval", "5m").replace("$instance", ".*").replace("$mount", ".*")
+
+    recorded = [{"record": f"q{number}", "expr": plain(query)} for number, query in enumerate(queries(dashboard))]
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "q", "rules": recorded}]}))
+    done = subprocess.run(
+        [promtool, "check", "rules", ALERTS, tmp_path / "queries.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_alerts_come_when_they_should(promtool: str, tmp_path: Path) -> None:
+    """Reads fail after ten minutes; the daemon is gone after twenty, and its file is what it was."""
+    mount = 'instance="n1",mount="/mnt/data",source="s"'
+    series = {
+        f'zarrfs_errors_total{{{mount},errno="EIO"}}': "0x10 7x9 _x30",
+        f'zarrfs_mount_info{{{mount},kind="zarr"}}': "1x20 _x30",
+        f"zarrfs_written_timestamp_seconds{{{mount}}}": "0+60x20 1200x30",
+    }
+    at = {1: (), 12: ("ZarrfsReadsFail",), 28: ("ZarrfsDaemonGone", "ZarrfsFileIsOld")}
+    about = {"ZarrfsReadsFail": {"errno": "EIO"}, "ZarrfsDaemonGone": {"source": "s", "kind": "zarr"},
+             "ZarrfsFileIsOld": {"source": "s"}}  # fmt: skip
+    tests = []
+    for rule in rules():
+        name = rule["alert"]
+        for minute, firing in at.items():
+            expected: list[dict[str, Any]] = []
+            if name in firing:
+                common = {"instance": "n1", "mount": "/mnt/data", **about[name], **rule["labels"]}
+                expected = [{"exp_labels": common}]
+            tests.append({"eval_time": f"{minute}m", "alertname": name, "exp_alerts": expected})
+    for test in tests:  # what is said is not compared: promtool would, were it not told
+        for alert in test["exp_alerts"]:
+            alert["exp_annotations"] = annotations(test["alertname"], alert["exp_labels"])
+    case = {
+        "rule_files": [str(ALERTS)], "evaluation_interval": "1m",
+        "tests": [{
+            "interval": "1m", "alert_rule_test": tests,
+            "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        }],
+    }  # fmt: skip
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(case))
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def annotations(name: str, about: dict[str, str]) -> dict[str, str]:
+    """What an alert says, with its labels filled in."""
+    [rule] = [one for one in rules() if one["alert"] == name]
+    found = {}
+    for key, text in rule["annotations"].items():
+        text = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda match: about[match[1]], text)
+        found[key] = re.sub(r"\{\{ \$value[^}]*\}\}", "7", text)
+    return found

@@ -1,0 +1,178 @@
+"""Which failures get a line in the log, and what it says."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+
+import pytest
+
+from zarrfs import errors, failures
+from zarrfs.errors import AccessDenied, NotFound, ReadError, TargetMissing, to_errno
+from zarrfs.failures import BURST, RATE, REMEMBERED, SILENCE, Failures
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Failures:
+    """The failures that to_errno() tells, with a clock of the test."""
+    found = Failures(clock)
+    monkeypatch.setattr(errors, "FAILURES", found)
+    return found
+
+
+def add(told: Failures, key: str, number: int = 1, operation: str = "read", code: str = "EIO") -> None:
+    for _ in range(number):
+        told.add("missing", f"{operation} {key}: gone [{code}]", {"operation": operation, "key": key, "errno": code})
+
+
+def test_the_same_failure_is_told_once_a_minute(
+    told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(told, "a", 154)
+    add(told, "b")
+    assert caplog.messages == ["read a: gone [EIO]", "read b: gone [EIO]"]
+    clock.now += SILENCE - 1
+    add(told, "a")
+    told.flush()
+    assert len(caplog.messages) == 2
+    clock.now += 1
+    add(told, "a")
+    assert caplog.messages[2:] == ["read a: gone [EIO] (154 more like it since the last line)"]
+    assert caplog.records[-1].facts == {"operation": "read", "key": "a", "errno": "EIO", "more": 154}  # type: ignore[attr-defined]
+    assert told.counts == {"EIO": 157}
+
+
+def test_what_was_left_out_is_told_when_nothing_follows(
+    told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(told, "a", 3)
+    add(told, "b")
+    clock.now += SILENCE
+    told.flush()
+    told.flush()
+    assert caplog.messages[2:] == ["read a: gone [EIO] (2 more like it since the last line)"]
+    add(told, "a", 5)  # within a minute of that line
+    add(told, "b")  # of which nothing is remembered
+    assert caplog.messages[3:] == ["read b: gone [EIO]"]
+    told.flush(end=True)
+    assert caplog.messages[4:] == ["read a: gone [EIO] (5 more like it since the last line)"]
+    told.flush(end=True)
+    assert len(caplog.messages) == 5
+
+
+def test_another_errno_operation_or_kind_is_another_failure(
+    told: Failures, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(told, "a")
+    add(told, "a", operation="lookup")
+    told.add("changed", "read a: changed [EIO]", {"operation": "read", "key": "a", "errno": "EIO"})
+    assert len(caplog.messages) == 3
+
+
+def test_all_lines_together_are_bounded(told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(10_000):
+        add(told, str(number))
+        clock.now += 0.01  # a hundred a second
+    add(told, "x", 3, "lookup", "EACCES")
+    assert len(caplog.messages) <= BURST + 100 * RATE + 1
+    lines = len(caplog.messages)
+    clock.now += SILENCE
+    told.flush()
+    [said] = [text for text in caplog.messages[lines:] if "without a line" in text]
+    missed = 10_003 - lines
+    assert said == (
+        f"{missed:,} failures without a line of their own: {missed - 3:,} read EIO, 3 lookup EACCES"
+    )
+    assert told.counts == {"EIO": 10_000, "EACCES": 3}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_lost(
+    seed: int, told: Failures, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines, and the numbers in them, make up the failures, whatever order they come in."""
+    monkeypatch.setattr(failures, "REMEMBERED", 10)
+    chance = random.Random(seed)
+    for _ in range(3000):
+        add(told, str(int(chance.expovariate(0.05))))
+        clock.now += chance.choice((0, 0, 0.01, 0.3, 5 if chance.random() < 0.05 else 0))
+        if chance.random() < 0.02:
+            told.flush()
+    told.flush(end=True)
+    extra = [getattr(record, "facts", {}) for record in caplog.records]
+    own = sum("key" in facts for facts in extra)
+    repeated = sum("key" in facts and "more" in facts for facts in extra)
+    # a line with a number is of one failure more, but where flush() has written it, which nobody has counted
+    assert own - repeated <= 3000 - sum(facts.get("more", 0) for facts in extra) <= own
+    assert len(told._told) <= 10
+    assert told.counts == {"EIO": 3000}
+
+
+def test_few_failures_are_remembered(told: Failures, clock: Clock) -> None:
+    for number in range(REMEMBERED + 500):
+        clock.now += 1.0
+        add(told, str(number))
+    assert len(told._told) <= REMEMBERED
+
+
+# -- what a line says
+
+
+def line(exc: Exception, caplog: pytest.LogCaptureFixture, operation: str = "read", key: str = "a/0.0") -> str:
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "zarrfs"):
+        to_errno(exc, operation, key)
+    [text] = caplog.messages
+    return text
+
+
+def test_a_line_has_what_is_known(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+    error = ReadError("https://h/x.nc", "HTTP status 503 (5 attempts)")
+    error.about("https://h/x.nc", 18368, 8000, 5)
+    error.about("https://h/x.nc", 0, 10**6)  # of somebody farther away
+    assert line(error, caplog) == "read a/0.0: https://h/x.nc [18368, +8000]: HTTP status 503 (5 attempts) [EIO]"
+    assert caplog.records[-1].facts == {  # type: ignore[attr-defined]
+        "operation": "read", "key": "a/0.0", "errno": "EIO", "kind": "unreadable", "url": "https://h/x.nc",
+        "offset": 18368, "length": 8000, "attempt": 5,
+    }  # fmt: skip
+    missing = TargetMissing("https://h/y.nc", "HTTP status 404", 404)
+    missing.about("https://h/y.nc", 0, 0, 1)  # a question about it, not a range of it
+    assert line(missing, caplog, "getattr") == "getattr a/0.0: https://h/y.nc: HTTP status 404 [EIO]"
+    assert caplog.records[-1].facts["status"] == 404  # type: ignore[attr-defined]
+    assert "offset" not in caplog.records[-1].facts  # type: ignore[attr-defined]
+    elsewhere = AccessDenied("/srv/a", "permission denied")
+    elsewhere.about("/srv/b", 5, 6)
+    assert line(elsewhere, caplog) == "read a/0.0: /srv/a: permission denied: /srv/b [5, +6] [EACCES]"
+    assert line(elsewhere.at("set/refs.0.parq"), caplog, key="r") == (
+        "read r: set/refs.0.parq: permission denied: /srv/b [5, +6] [EACCES]"
+    )
+
+
+def test_what_nobody_expected_is_told_with_its_place(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        {}["x"]  # type: ignore[index]
+    except KeyError as exc:
+        said = line(exc, caplog, "readdir", "")
+    assert said.startswith("readdir /: KeyError: 'x' at test_failures.py:")
+    assert said.endswith(" [EIO]")
+    assert line(OSError(errno.ENOSPC, "No space left on device"), caplog, "write").endswith("[ENOSPC]")
+
+
+def test_answers_are_no_failures(told: Failures, caplog: pytest.LogCaptureFixture) -> None:
+    assert to_errno(NotFound("x"), "lookup", "x") == errno.ENOENT
+    assert not caplog.messages
+    assert not told.counts

@@ -1,0 +1,30 @@
+"""Inode numbers: what is left of those that the kernel has forgotten."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sized
+
+from zarrfs.fuse.inodes import InodeTable
+from zarrfs.store.api import Kind
+
+
+def tables(inodes: InodeTable) -> dict[str, int]:
+    """How many bytes each table has, whatever is in it."""
+    return {name: sys.getsizeof(value) for name, value in vars(inodes).items() if isinstance(value, Sized)}
+
+
+def test_no_table_stays_as_large_as_it_was() -> None:
+    inodes = InodeTable()
+    before = tables(inodes)
+    numbers = []
+    for index in range(50_000):
+        numbers.append(inodes.lookup(f"{index}", (Kind.FILE, Kind.DIRECTORY)[index % 2], identity=index))
+        inodes.lookup(f"{index}", (Kind.FILE, Kind.DIRECTORY)[index % 2], identity=index)
+        inodes.sizes[numbers[-1]] = index
+    numbers += [inodes.orphan(f"old/{index}", Kind.FILE) for index in range(50_000)]
+    assert all(size > 100 * before[name] for name, size in tables(inodes).items())
+    for number in numbers:
+        assert inodes.forget(number, 2)
+    assert len(inodes) == 1
+    assert {name: size for name, size in tables(inodes).items() if size > before[name] + 300_000} == {}

@@ -1,0 +1,269 @@
+"""Lines of the log, and the places that they go to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarrfs.monitoring import logs
+from zarrfs.monitoring.loglines import json_line, text_line
+from zarrfs.monitoring.logplaces import File, Journal, Syslog, priority
+from zarrfs.monitoring.logs import Queued
+
+ABOUT = {"mountpoint": "/mnt/data", "source": "https://a.example/refs.json"}
+FACTS = {
+    "operation": "read", "key": "a/0", "url": "https://h/x", "offset": 5, "length": 6, "errno": "EIO", "attempt": 3,
+    "kind": "unreadable",
+}  # fmt: skip
+
+
+def record(message: str = "read a/0: broken [EIO]", level: int = logging.ERROR, **more: Any) -> logging.LogRecord:
+    about = {"levelno": level, "levelname": logging.getLevelName(level), "msg": message, **more}
+    return logging.makeLogRecord(about | {"created": 1_700_000_000.25, "msecs": 250.0})
+
+
+# -- lines
+
+
+def test_a_line_of_text() -> None:
+    assert text_line(record()) == f"zarrfs[{os.getpid()}]: ERROR: read a/0: broken [EIO]"
+    stamped = text_line(record(), stamped=True)
+    assert stamped.startswith(time.strftime("%Y-%m-%d %H:%M:%S,250 zarrfs[", time.localtime(1_700_000_000)))
+
+
+def test_a_line_of_json() -> None:
+    assert json.loads(json_line(record(facts=FACTS), ABOUT)) == {
+        "time": "2023-11-14T22:13:20.250Z", "level": "error", "message": "read a/0: broken [EIO]", "pid": os.getpid(),
+        **ABOUT, **FACTS,
+    }  # fmt: skip
+
+
+@given(st.text(max_size=50), st.text(max_size=50))
+def test_any_name_is_one_line(key: str, source: str) -> None:
+    """A name may not forge lines, or write to a terminal what that obeys."""
+    one = record(f"read {key}: broken", facts={"key": key})
+    line = text_line(one)
+    assert len(line.splitlines()) == 1
+    assert not any(ord(char) < 32 or char == "\x7f" for char in line)
+    found = json_line(one, {"source": source})
+    assert len(found.splitlines()) == 1
+    assert "://" in key or json.loads(found)["key"] == key
+    assert json.loads(found)["source"] == source
+
+
+def test_names_that_are_no_text() -> None:
+    name = os.fsdecode(b"a\xff")
+    assert File("/x", {}, False).line(record(name)).endswith(b": a\\udcff\n")
+    assert json.loads(File("/x", {}, True).line(record("x", facts={"key": name})))["key"] == name
+    assert b"a\\udcff" in Journal("/x", {}, False).line(record(name))
+
+
+def test_urls_have_no_secrets() -> None:
+    """Whoever forgot to clean them."""
+    url = "https://user:hunter2@h/x?X-Amz-Signature=hunter2"
+    for line in (
+        text_line(record(f"{url}: broken")), json_line(record(f"{url}: broken", facts={"url": url}), {}),
+        str(Journal("/x", {}, False).line(record("x", facts={"url": url}))),
+    ):  # fmt: skip
+        assert "hunter2" not in line
+
+
+def test_a_traceback_stays_in_its_object() -> None:
+    try:
+        int("inner")
+    except ValueError as exc:
+        one = record("where it came from:", logging.DEBUG, exc_info=(type(exc), exc, exc.__traceback__))
+    found = json_line(one, {})
+    assert json.loads(found)["traceback"].endswith("base 10: 'inner'")
+    assert "\n" not in found
+    assert text_line(one).splitlines()[-1].endswith("base 10: 'inner'")
+
+
+def test_a_message_has_a_bound() -> None:
+    assert len(text_line(record("x" * 10**6))) < 8100
+
+
+# -- the journal and syslog
+
+
+def entry(data: bytes) -> dict[str, str]:
+    """What journald makes of a datagram."""
+    found = {}
+    while data:
+        name, sign, rest = data.partition(b"\n")[0].partition(b"=")
+        if sign:
+            data = data[len(name) + len(rest) + 2 :]
+        else:
+            [length] = struct.unpack("<Q", data[len(name) + 1 : len(name) + 9])
+            rest, data = data[len(name) + 9 : len(name) + 9 + length], data[len(name) + 10 + length :]
+        found[name.decode()] = rest.decode()
+    return found
+
+
+def test_an_entry_of_the_journal() -> None:
+    found = entry(Journal("/x", ABOUT, False).line(record(facts=FACTS)))
+    assert found == {
+        "MESSAGE": "read a/0: broken [EIO]", "PRIORITY": "3", "SYSLOG_IDENTIFIER": "zarrfs",
+        "ZARRFS_MOUNTPOINT": "/mnt/data", "ZARRFS_SOURCE": "https://a.example/refs.json", "ZARRFS_OPERATION": "read",
+        "ZARRFS_KEY": "a/0", "ZARRFS_URL": "https://h/x", "ZARRFS_OFFSET": "5", "ZARRFS_LENGTH": "6",
+        "ZARRFS_ERRNO": "EIO", "ZARRFS_ATTEMPT": "3", "ZARRFS_KIND": "unreadable",
+    }  # fmt: skip
+    forged = entry(Journal("/x", {"source": "s"}, False).line(record("x", facts={"key": "a\nPRIORITY=0\nB=c"})))
+    assert forged["ZARRFS_KEY"] == "a\nPRIORITY=0\nB=c"
+    assert (forged["PRIORITY"], "B" in forged) == ("3", False)
+    said = json.loads(entry(Journal("/x", ABOUT, True).line(record(facts=FACTS)))["MESSAGE"])
+    assert said["key"] == "a/0"
+
+
+def test_levels() -> None:
+    names = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG")
+    assert [priority(record(level=getattr(logging, name))) for name in names] == [2, 3, 4, 6, 7]
+
+
+@pytest.fixture
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s") / "log"  # a short path: that of a socket has 107 bytes
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
+def test_syslog_by_either_socket_and_started_anew(kind: socket.SocketKind, place: Path) -> None:
+    log = Syslog(str(place), ABOUT, False)
+    line = log.line(record("hello"))
+    assert line == f"<27>zarrfs[{os.getpid()}]: ERROR: hello".encode()
+    with pytest.raises(FileNotFoundError):
+        log.send(line)
+    for _ in range(2):
+        with socket.socket(socket.AF_UNIX, kind) as server:
+            server.bind(str(place))
+            if kind is socket.SOCK_STREAM:
+                server.listen()
+            log.send(line)
+            taken = server if kind is socket.SOCK_DGRAM else server.accept()[0]
+            with taken:
+                assert taken.recv(1000).rstrip(b"\0") == line
+        place.unlink()
+    with pytest.raises(OSError, match=r"No such file|Connection refused"):
+        log.send(line)
+    assert Syslog("/x", ABOUT, True).line(record("hello")).startswith(f"<27>zarrfs[{os.getpid()}]: {{".encode())
+
+
+# -- files
+
+
+def test_a_file_that_is_moved_is_made_anew(tmp_path: Path) -> None:
+    log = File(str(tmp_path / "log"), {}, False)
+    log.send(b"one\n")
+    (tmp_path / "log").rename(tmp_path / "log.1")
+    log.send(b"two\n")
+    (tmp_path / "log").unlink()
+    log.send(b"three\n")
+    assert ((tmp_path / "log.1").read_text(), (tmp_path / "log").read_text()) == ("one\n", "three\n")
+    log.reopen()
+    log.send(b"four\n")
+    assert (tmp_path / "log").read_text() == "three\nfour\n"
+    assert (tmp_path / "log").stat().st_mode & 0o7777 == 0o644
+
+
+@pytest.fixture
+def no_larger_files() -> Iterator[None]:
+    """Files of at most 10 bytes, as if the disk were full then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_that_was_cut_ends(tmp_path: Path, no_larger_files: None) -> None:
+    log = File(str(tmp_path / "log"), {}, False)
+    log.send(b"12345\n")
+    for _ in range(2):
+        with pytest.raises(OSError, match="File too large"):
+            log.send(b"67890\n")
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    log.send(b"abc\n")
+    log.send(b"def\n")
+    assert (tmp_path / "log").read_text() == "12345\n6789\nabc\ndef\n"
+
+
+# -- the queue
+
+
+class Slow:
+    """A place that waits until it may go on, and fails on request."""
+
+    def __init__(self) -> None:
+        self.free, self.sent, self.fails = threading.Event(), [], False
+        self.waits = threading.Event()
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        return record.getMessage().encode()
+
+    def send(self, data: bytes) -> None:
+        self.waits.set()
+        self.free.wait()
+        if self.fails:
+            raise OSError(errno.ENOSPC, "full")
+        self.sent.append(data.decode())
+
+    def reopen(self) -> None:
+        pass
+
+
+def test_a_place_that_hangs_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_QUEUED", 10)
+    place = Slow()
+    handler = Queued(place)
+    began = time.monotonic()
+    handler.handle(record("first"))
+    assert place.waits.wait(10)
+    for number in range(1000):
+        handler.handle(record(str(number)))
+    handler.finish()
+    assert time.monotonic() - began < 3
+    assert handler.lost == 990
+    place.free.set()
+    until = time.monotonic() + 10
+    while len(place.sent) < 12 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert place.sent[:3] == ["first", "990 lines of the log are lost: they could not be written", "0"]
+    assert place.sent[3:12] == [str(number) for number in range(1, 10)]
+
+
+def test_lines_that_fail_are_counted_and_told() -> None:
+    place = Slow()
+    place.free.set()
+    place.fails = True
+    handler = Queued(place)
+    for number in range(3):
+        handler.handle(record(str(number)))
+    until = time.monotonic() + 10
+    while handler.lost < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    place.fails = False
+    handler.handle(record("again"))
+    handler.finish()
+    assert place.sent == ["again", "3 lines of the log are lost: they could not be written"]
+
+
+def test_a_record_that_is_no_line_fails_nobody() -> None:
+    place = Slow()
+    place.free.set()
+    handler = Queued(place)
+    handler.handle(record("%d", args=("x",)))
+    handler.finish()
+    assert handler.lost == 1

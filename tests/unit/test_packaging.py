@@ -1,0 +1,140 @@
+"""The wheel and the sdist: the same bytes from one commit, complete, and a program when installed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WHEN = "1760000000"  # of the commit, as it were
+
+
+def checkout(directory: Path) -> Path:
+    """A copy of what this checkout has, as another clone at another time would have it."""
+    for top in ("zarrfs", "scripts", "systemd", "docs", ".ci", "tests/unit"):
+        if (ROOT / top).exists():
+            skipped = shutil.ignore_patterns("__pycache__", "data")
+            shutil.copytree(ROOT / top, directory / top, ignore=skipped, copy_function=shutil.copy)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, directory / name)
+    (directory / ".venv").symlink_to(ROOT / ".venv")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two directories with what two clones have built."""
+    places = []
+    for name, mask in (("one", 0o022), ("another", 0o077)):
+        before = os.umask(mask)
+        try:
+            clone = checkout(tmp_path_factory.mktemp(name) / "clone")
+            os.utime(clone / "README.md", (time.time() - 10_000 * (mask + 1),) * 2)
+            environment = {**os.environ, "SOURCE_DATE_EPOCH": WHEN}
+            command = [clone / "scripts/build", clone / "out"]
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=100)
+        finally:
+            os.umask(before)
+        places.append(clone / "out")
+    return places[0], places[1]
+
+
+def only(directory: Path, pattern: str) -> Path:
+    (found,) = directory.glob(pattern)
+    return found
+
+
+def test_two_clones_build_the_same_bytes(built: tuple[Path, Path]) -> None:
+    sums = [{path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in place.iterdir()} for place in built]
+    assert len(sums[0]) == 2
+    assert sums[0] == sums[1]
+
+
+def test_the_wheel_has_the_program_and_nothing_else(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(only(built[0], "*.whl")) as wheel:
+        names = wheel.namelist()
+        metadata = message_from_bytes(wheel.read(next(name for name in names if name.endswith("/METADATA"))))
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "zarrfs").rglob("*.py")} | {"zarrfs/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert metadata["License-Expression"] == "MIT"
+    assert {"s3", "gcs", "azure", "sftp", "parquet", "flux", "fast"} <= set(metadata.get_all("Provides-Extra", []))
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+
+
+def test_the_sdist_has_what_packagers_take(built: tuple[Path, Path]) -> None:
+    with tarfile.open(only(built[0], "*.tar.gz")) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"docs/man/zarrfs.1", "systemd/zarrfs@.service", "scripts/test", "CHANGELOG.md", "LICENSE"} <= names
+
+
+def test_the_wheel_is_a_program_in_a_fresh_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
+    place = tmp_path / "venv"
+    venv.create(place, symlinks=True)
+    site = place / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "-q", "--python", place / "bin/python", "install", "--no-deps", "--no-index", only(built[0], "*.whl")],
+        check=True, timeout=100,
+    )  # fmt: skip
+    # the dependencies are those of the tests' environment; zarrfs itself is not, as it comes later in the path
+    (site / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+
+    def run(*arguments: object) -> str:
+        command = [place / "bin/zarrfs", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path).stdout
+
+    where = [place / "bin/python", "-c", "import zarrfs; print(zarrfs.__file__)"]
+    found = subprocess.run(where, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert found.startswith(str(place))
+    assert run("--version").startswith("zarrfs ")
+    (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a/b": "hello"}}')
+    (tmp_path / "mnt").mkdir()
+    run("mount", "refs.json", "mnt")
+    try:
+        assert (tmp_path / "mnt/a/b").read_text() == "hello"
+    finally:
+        run("umount", "mnt")
+    remove = [*pip, "-q", "--python", place / "bin/python", "uninstall", "-y", "zarrfs"]
+    subprocess.run(remove, check=True, timeout=100)
+    assert not (place / "bin/zarrfs").exists()
+    assert not list(site.glob("zarrfs*"))
+
+
+@pytest.mark.parametrize(
+    ("said", "fine"),
+    [
+        ("License-Expression: MIT", True), ("License-Expression: LGPL-2.1-or-later", True),
+        ("License-Expression: GPL-3.0-only OR BSD-3-Clause", True),
+        ("License-Expression: MIT AND GPL-3.0-only", False),
+        ("License: AGPL-3.0", False), ("Classifier: License :: OSI Approved :: Apache Software License", True),
+        ("Classifier: License :: GNU General Public License v3 (GPLv3)", False),
+        ("License: Proprietary", False), ("Keywords: none", False),
+    ],
+)  # fmt: skip
+def test_licences_that_may_not_be_passed_on_are_found(said: str, fine: bool, tmp_path: Path) -> None:
+    (tmp_path / "thing-1.dist-info").mkdir()
+    (tmp_path / "thing-1.dist-info/METADATA").write_text(f"Metadata-Version: 2.4\nName: thing\nVersion: 1\n{said}\n")
+    command = [sys.executable, ROOT / "scripts/licences", "--check", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("thing 1: ")
+    assert (done.returncode == 0) == fine
+    assert ("thing" in done.stderr) != fine
+
+
+def test_licences_of_what_zarrfs_needs_may_be_passed_on() -> None:
+    command = [sys.executable, ROOT / "scripts/licences", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"pyfuse3", "numpy", "zarrfs"} <= {line.split()[0] for line in done.stdout.splitlines()}

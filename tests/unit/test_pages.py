@@ -1,0 +1,69 @@
+"""Every block of the documentation is accounted for: it is run by a test, or there is a reason why not.
+
+Transcripts ("$ ") are run, and what they write is compared. All other commands are run by
+tests/mount/test_every_command.py and test_every_line.py. What is neither has a reason in tests/pages.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pages import DATA, ROOT, SHOWN, Block, blocks, lines, pages, usage
+
+# Tests that run the transcripts of pages; each names its pages
+RUN = {
+    "tests/mount/test_arrays_page.py": ["array-views.md"],
+    "tests/mount/test_configuration_page.py": ["configuration.md"],
+    "tests/mount/test_fstab.py": ["fstab.md", "systemd.md"],
+    "tests/mount/test_howto_pages.py": [
+        "howto-credentials.md", "howto-gcs.md", "howto-hpc.md", "howto-http.md", "howto-performance.md", "howto-s3.md",
+    ],
+    "tests/mount/test_install_page.py": ["install.md"],
+    "tests/mount/test_logs_page.py": ["logs.md", "metrics.md"],
+    "tests/mount/test_readme.py": ["README.md"],
+    "tests/mount/test_running_page.py": ["running-changes.md"],
+    "tests/mount/test_stage_page.py": ["stage-in.md"],
+    "tests/mount/test_stats_page.py": ["stats.md"],
+    "tests/mount/test_tutorial.py": ["tutorial.md"],
+    "tests/mount/test_users_page.py": ["users.md", "doctor.md"],
+    "tests/mount/test_views_page.py": ["zarr-views.md"],
+    "tests/mount/test_writes_page.py": ["writes.md"],
+    "tests/slurm/test_slurm.py": ["stage-in-slurm.md"],
+    "tests/unit/test_info_page.py": ["info-and-check.md"],
+}  # fmt: skip
+# Commands that another test runs, and by which words it is seen in that test
+ELSEWHERE = {
+    "scripts/install-helper": ("tests/mount/test_helper.py", "install-helper"),
+    "scripts/setup": ("scripts/test", "scripts/setup"),
+    "dpkg -i": ("tests/mount/test_debian_package.py", "-i /tmp/zarrfs.deb"),
+    "dpkg -r": ("tests/mount/test_debian_package.py", "dpkg -r"),
+    "scripts/build-deb": ("tests/mount/test_debian_package.py", "build-deb"),
+    "scripts/soak": ("tests/mount/test_soak.py", "soak"),
+    "root# ": ("tests/mount/test_users_page.py", "root# "),
+}
+def all_blocks() -> list[Block]:
+    """Every block of every page."""
+    return [block for page in pages() for block in blocks(page)]
+
+
+@pytest.mark.parametrize("block", [b for b in all_blocks() if b.transcript], ids=lambda b: f"{b.page.name}-{b.line}")
+def test_a_transcript_is_run(block: Block) -> None:
+    name = block.page.name
+    [test] = [file for file, named in RUN.items() if name in named]
+    assert name in (ROOT / test).read_text()
+
+
+def test_every_other_block_is_run_or_has_a_reason() -> None:
+    others = [b for b in all_blocks() if not b.transcript]
+    ran = {line.name for line in lines()}
+    left = [b for b in others if b.language not in DATA and not usage(b) and not b.text.startswith(tuple(SHOWN))]
+    for block in left:
+        numbers = range(block.line, block.line + block.text.count("\n"))
+        assert any(f"{block.page.name}:{number}" in ran for number in numbers), block.name
+    assert [begin for begin in SHOWN if not any(b.text.startswith(begin) for b in others)] == []
+
+
+@pytest.mark.parametrize("words", ELSEWHERE)
+def test_what_is_run_elsewhere(words: str) -> None:
+    file, seen = ELSEWHERE[words]
+    assert seen in (ROOT / file).read_text()

@@ -1,0 +1,129 @@
+"""What may be shown of URLs, options, command lines and the text of others."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarrfs.cli.arguments import shown_arguments
+from zarrfs.errors import ReadError
+from zarrfs.options import Options
+from zarrfs.redaction import cleaned, is_secret, shown_item, shown_storage, without_secrets
+from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.transfer.systems import store_host
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:hush@host/a", "https://host/a"),
+        ("https://token@host/a", "https://host/a"),
+        ("webdav://me:hush@host/a", "webdav://host/a"),
+        ("redis://me:hush@host/a?b=c", "redis://host/a?b=c"),
+        ("abfs://container@account.dfs/a", "abfs://container@account.dfs/a"),
+        ("https://h/a?X-Amz-Signature=hush&b=1", "https://h/a"),
+        ("https://h/a?sv=1&sig=hush", "https://h/a"),
+        ("https://h/a#access_token=hush", "https://h/a"),
+        ("https://h/a?jwt=hush", "https://h/a"),
+        ("https://h/a?b=1#c", "https://h/a?b=1#c"),
+        ("zip://a::https://me:hush@h/b.zip?token=hush", "zip://a::https://h/b.zip"),
+        ("https://me:hush@[::1]:80/a", "https://[::1]:80/a"),
+        ("https://me:hush@[h/a?sig=hush", "https://..."),
+        ("https://h/a?next=https://me:hush@g/", "https://h/a?next=https://g/"),
+        ("/a/b?c=d#e", "/a/b?c=d#e"),
+        ("HTTPS://Host/a?b", "HTTPS://Host/a?b"),
+    ],
+)
+def test_urls(url: str, shown: str) -> None:
+    assert without_secrets(url) == shown
+    assert cleaned(f"cannot read <{url}>, sorry") in (f"cannot read <{shown}>, sorry", f"cannot read <{url}>, sorry")
+
+
+@given(st.text("ab:/@?#=&%[]. ", max_size=40))
+def test_nothing_makes_it_fail(text: str) -> None:
+    for url in text, f"https://{text}", f"https://me:hush@host/{text}", f"zip://{text}::https://me:hush@h/{text}":
+        assert "hush" not in without_secrets(url)
+        assert "hush" not in cleaned(url)
+
+
+def test_text_of_others() -> None:
+    assert cleaned("403, message='Forbidden', url='https://h/x?sig=hush'") == "403, message='Forbidden', url='https://h/x'"
+    assert cleaned("GET /x?a=1&X-Amz-Signature=hush&b=2 failed") == "GET /x?a=1&X-Amz-Signature=***&b=2 failed"
+    for name in ("jwt", "auth", "session", "sessionid", "pwd"):
+        assert cleaned(f"GET /x?a=1&{name}=hush failed") == f"GET /x?a=1&{name}=*** failed"
+    assert cleaned("GET /x?key=a/b failed") == "GET /x?key=a/b failed"
+    assert cleaned("a=b, c?d") == "a=b, c?d"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("secret", "x", True), ("key", "x", True), ("token", "anon", False), ("token", "/a/b.json", False),
+        ("anon", True, False), ("secret", "@/run/x", False), ("secret", "", False),
+        ("endpoint_url", "http://h", False), ("endpoint_url", "http://a:b@h", True),
+        ("headers", {"Authorization": "x"}, True), ("headers", {"A": "x"}, False),
+        ("client_kwargs", {"a": [{"password": "x"}]}, True), ("connection_string", "x", True), ("secret", 5, False),
+    ],
+)  # fmt: skip
+def test_which_options_are_secrets(name: str, value: object, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+
+
+def test_only_what_is_harmless_is_shown_of_storage_options() -> None:
+    assert shown_storage("endpoint_url", "http://a:b@h/") == "http://h/"
+    assert shown_storage("anything", "x") == shown_storage("headers", {"A": "x"}) == "***"
+    assert (shown_storage("anon", True), shown_storage("secret", "@/run/x")) == (True, "@/run/x")
+    assert shown_item("s3://my.bucket.secret=hush") == "s3://my.bucket.secret=***"
+    assert shown_item("storage-options={hush}") == "storage-options=***"
+    assert shown_item("base=https://me:hush@h/?a=b") == "base=https://h/?a=b"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("zarrfs mount https://me:hush@h/x?sig=hush /mnt", "zarrfs mount https://h/x /mnt"),
+        ("zarrfs ls a -o ro,s3.secret=hush,retries=2", "zarrfs ls a -o ro,s3.secret=***,retries=2"),
+        ("zarrfs ls a -os3.secret=hush", "zarrfs ls a -os3.secret=***"),
+        ("zarrfs ls a -vo s3.secret=hush", "zarrfs ls a -vo s3.secret=***"),
+        ("zarrfs ls a --option=s3.secret=hush", "zarrfs ls a --option=s3.secret=***"),
+        ("zarrfs ls a --option s3.secret=hu,sh,strict", "zarrfs ls a --option s3.secret=***,***,strict"),
+        (r"zarrfs ls a -o s3.secret=hu\,sh,ro", "zarrfs ls a -o s3.secret=***,ro"),
+        ("zarrfs ls a -o http.headers={hush,hush},s3.anon=1", "zarrfs ls a -o http.headers=***,***,s3.anon=1"),
+        ("zarrfs ls a --storage-options {hush}", "zarrfs ls a --storage-options ***"),
+        ("zarrfs ls a --storage-options={hush}", "zarrfs ls a --storage-options=***"),
+        ("zarrfs ls a --base https://me:hush@h/", "zarrfs ls a --base https://h/"),
+        ("zarrfs ls a --base=https://me:hush@h/", "zarrfs ls a --base=https://h/"),
+        ("zarrfs run a -- curl https://me:own@h/ -o x", "zarrfs run a -- curl https://h/ -o x"),
+        ("zarrfs run a -- zarrfs ls b -os3.secret=hush", "zarrfs run a -- zarrfs ls b -os3.secret=***"),
+        ("zarrfs mount -- https://u:p@h/x.json?token=abc m", "zarrfs mount -- https://h/x.json m"),
+        ("zarrfs mount -qos3.secret=hush a m", "zarrfs mount -qos3.secret=*** a m"),
+        ("zarrfs mount -oro https://u:p@h.x/y?token=abc m", "zarrfs mount -oro https://h.x/y m"),
+        ("zarrfs mount -o=s3.secret=hush a m", "zarrfs mount -o=s3.secret=*** a m"),
+        ("mount.zarrfs a m -vos3.secret=hush,ro", "mount.zarrfs a m -vos3.secret=***,ro"),
+        ("mount.zarrfs a /mnt -o rw,user_id=0,s3.key=hush", "mount.zarrfs a /mnt -o rw,user_id=0,s3.key=***"),
+        ("zarrfs ls dir/x.y=z", "zarrfs ls dir/x.y=z"),
+    ],
+)
+def test_command_lines(line: str, shown: str) -> None:
+    assert shown_arguments(line.split(" ")) == shown.split(" ")
+
+
+@pytest.mark.parametrize("protocol", ["s3", "gs", "abfs", "az"])
+def test_a_bucket_with_a_password_is_refused_before_a_library_tells_it(protocol: str) -> None:
+    async def main() -> None:
+        files = RemoteFiles(Options(retries=0))
+        try:
+            await files.read(f"{protocol}://key:hush@bucket/x", 0, 1, 0, 1)
+        finally:
+            await files.aclose()
+
+    with pytest.raises(ReadError, match=f"^{protocol}://bucket/x: user:password@ is for servers") as caught:
+        trio.run(main)
+    assert "hush" not in str(caught.value)
+
+
+def test_hosts_of_statistics_have_no_password() -> None:
+    assert store_host("s3", "key:hush@bucket/x", "") == "s3://bucket"
+    assert store_host("abfs", "container@account/x", "") == "abfs://container@account"

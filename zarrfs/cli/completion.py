@@ -1,0 +1,24 @@
+"""zarrfs completion SHELL."""
+
+from __future__ import annotations
+
+import click
+
+from zarrfs.cli.common import SETTINGS
+
+EPILOG = """\b
+Examples:
+  eval "$(zarrfs completion bash)"                             (in ~/.bashrc)
+  zarrfs completion zsh > ~/.zfunc/_zarrfs                     (in a directory of $fpath)
+  zarrfs completion fish > ~/.config/fish/completions/zarrfs.fish
+\b
+The Debian package installs all three."""
+
+
+@click.command(epilog=EPILOG, context_settings=SETTINGS)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Write the program that lets SHELL complete commands, options, their values, and mount points."""
+    from zarrfs.cli.completing import script
+
+    click.echo(script(shell))

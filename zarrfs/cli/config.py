@@ -1,0 +1,88 @@
+"""zarrfs config [SOURCE]: which options are in force, and who says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zarrfs import options
+from zarrfs.cli import common, show
+from zarrfs.redaction import shown_storage, without_secrets
+
+if TYPE_CHECKING:
+    from zarrfs.configuration import Layer
+
+EPILOG = """\b
+Examples:
+  zarrfs config
+  zarrfs config s3://bucket/refs.json
+  zarrfs config era5 --json
+\b
+Files: /etc/zarrfs/zarrfs.toml, and $XDG_CONFIG_HOME/zarrfs/zarrfs.toml or the one of --config; zarrfs.toml(5)."""
+
+
+@click.command(context_settings=common.SETTINGS, epilog=EPILOG)
+@click.argument("source", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
+@click.option("--config", metavar="FILE", help=options.TABLE["config"].metadata["help"])
+@click.option(
+    "-o", "--option", "items", multiple=True, metavar="NAME[=VALUE],...", help="Options, as other commands take them."
+)
+@common.process_options
+def config(source: str | None, as_json: bool, config: str | None, items: tuple[str, ...]) -> None:
+    """Tell which options files, variables and -o set, for SOURCE or for all, and who says so.
+
+    Each option is one line: its name, its value and its origin; values of storage options are hidden. Options that
+    nobody says have their defaults, or those of the command.
+    """
+    from zarrfs import configuration
+
+    with common.errors_told(common.verbosity() == "debug"):
+        said = [part for item in items for part in options.split_commas(item)]
+        said += [f"config={config}"] if config else []
+        found = configuration.settings(said, [] if source is None else [source])
+        report: dict[str, Any] = {
+            "files": [one._asdict() for one in found.files],
+            "source": without_secrets(found.sources[0]) if found.sources else None,
+            "options": _rows(found.layers),
+            "unknown_variables": configuration.unknown_variables(),
+        }
+        if as_json:
+            sys.stdout.write(json.dumps(report) + "\n")
+        else:
+            _write(report)
+        sys.stdout.flush()
+
+
+def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
+    """An object for each option that anybody says: name, value as it may be shown, origin; in the table's order."""
+    rows: dict[str, dict[str, Any]] = {}
+    for layer in layers:  # the last one wins
+        for name, value in layer.said.values.items():
+            if name != "storage_options":
+                rows[name] = {"option": name, "value": options.written(name, value), "origin": layer.origin}
+        for place, storage in layer.said.storage.items():
+            for key, value in storage.items():
+                name, shown = f"{place}.{key}", shown_storage(key, value)
+                origin = layer.origin.replace(" [options]", " [storage]")
+                rows[name] = {"option": name, "value": shown, "origin": origin}
+    order = {name: number for number, name in enumerate(options.TABLE)}
+    return sorted(rows.values(), key=lambda row: order.get(row["option"], len(order)))
+
+
+def _write(report: dict[str, Any]) -> None:
+    """The report as lines; those with # are no options."""
+    lines = [f"# {one['path']}: {one['outcome']}" for one in report["files"]]
+    if report["source"] is not None:
+        lines.append(f"# {report['source']}")
+    lines += [f"# ${name}: no option of zarrfs" for name in report["unknown_variables"]]
+    rows = [
+        (row["option"], value if isinstance(value := row["value"], str) else json.dumps(value), row["origin"])
+        for row in report["options"]
+    ]
+    wide, wider = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    lines += [f"{name:<{wide}}  {value:<{wider}}  {origin}" for name, value, origin in rows]
+    sys.stdout.write("".join(f"{show.shown(line)}\n" for line in lines))

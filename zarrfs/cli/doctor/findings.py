@@ -1,0 +1,70 @@
+"""What a check finds, and how long it may take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from zarrfs.errors import ZarrfsError
+from zarrfs.options import Options
+from zarrfs.redaction import cleaned
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+_LIMIT = 3.0  # seconds: a directory of a dead server, or a mount whose daemon is stopped, never answers
+
+
+class Finding(NamedTuple):
+    """One line: what was looked at, whether it is as it should be, the fact, and what to do about it."""
+
+    check: str
+    state: str
+    fact: str
+    advice: str = ""
+
+
+def problem_finding(check: str, problem: str) -> Finding:
+    """A problem that says the fact, a colon, and what to do."""
+    fact, _, advice = problem.partition(": ")
+    return Finding(check, PROBLEM, fact, advice)
+
+
+Check = Callable[[Options], Iterable[Finding]]
+
+
+def looked_at(check: Check, options: Options, limit: float = _LIMIT, otherwise: str = WARNING) -> list[Finding]:
+    """What `check` finds within `limit` seconds; that it does not answer, or fails, is a finding `otherwise`."""
+    name = (check.__doc__ or check.__name__).partition(":")[0]
+    found: list[Finding] = []
+
+    def look() -> None:
+        try:
+            for one in check(options):
+                found.append(one)
+        except (ZarrfsError, OSError, ValueError) as exc:
+            found.append(Finding(name, otherwise, cleaned(str(exc))))
+        except BaseException as exc:
+            found.append(Finding(name, otherwise, f"cannot be looked at: {type(exc).__name__}: {cleaned(str(exc))}"))
+
+    thread = threading.Thread(target=look, daemon=True)  # one that hangs does not keep the program from ending
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        return [*found, Finding(name, otherwise, f"no answer within {limit:g} s", "a server or a daemon may be down")]
+    return found
+
+
+def shown(one: Finding) -> str:
+    """A finding as a line."""
+    advice = f": {one.advice}" if one.advice else ""
+    return f"{one.state:<8} {one.check + ':':<15} {one.fact}{advice}"
+
+
+def size_text(count: int) -> str:
+    """Bytes for people: at most four digits, and a unit."""
+    number, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.0f} {unit}" if number >= 10 or unit == "B" else f"{number:.1f} {unit}"

@@ -1,0 +1,144 @@
+"""What zarrfs doctor looks at of a user's files: caches, records of jobs, dead mounts, configuration, packages."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, size_text
+from zarrfs.errors import MountError
+from zarrfs.jobs import nodelocal
+from zarrfs.mountpoints import mounts
+from zarrfs.options import Options
+
+_ROOM = 64 << 20  # bytes: less is too little for the index of a large source
+_PACKAGES = {  # by what they serve
+    "s3": "s3fs", "gcs": "gcsfs", "azure": "adlfs", "sftp": "sshfs", "fast": "obstore", "parquet": "pyarrow",
+    "flux": "lz4",
+}  # fmt: skip
+
+
+def indexes(options: Options) -> Iterator[Finding]:
+    """indexes: whether the directory of compiled documents can be used."""
+    from zarrfs.sources.indexcache import usual_directory
+
+    if options.cache == "none":
+        yield Finding("indexes", OK, "none are kept (cache=none)")
+        return
+    where = os.path.abspath(options.index_dir or usual_directory())
+    advice = "sources are compiled at every mount: name another one with index_dir="
+    yield from _directory("indexes", where, PROBLEM if options.index_dir else WARNING, advice, shared=False)
+    if os.path.isdir(where):
+        kept = sum(name.endswith(".index") for name in os.listdir(where))
+        yield Finding("indexes", OK, f"{kept:,} documents are compiled already")
+
+
+def blocks(options: Options) -> Iterator[Finding]:
+    """blocks: whether the cache on disk can be used."""
+    if options.cache_dir is None or options.cache == "none":
+        yield Finding("blocks", OK, "none are kept on disk (cache_dir= names a directory for them)")
+        return
+    yield from _directory("blocks", options.cache_dir, WARNING, "nothing will be kept on disk", shared=True)
+
+
+def runtime(options: Options) -> Iterator[Finding]:
+    """records: whether there is a place for those of zarrfs stage and run."""
+    from zarrfs.jobs import records
+
+    reasons = []
+    for path in records.places():
+        parent = _existing(path)
+        if os.access(parent, os.W_OK | os.X_OK):
+            yield Finding("records", OK, f"of stage and run: {path}")
+            return
+        reasons.append(f"{parent} cannot be written to")
+    yield Finding("records", WARNING, "; ".join(reasons), f"zarrfs stage and run need one: set {records.VARIABLE}")
+
+
+def leftovers(options: Options) -> Iterator[Finding]:
+    """leftovers: mounts whose daemon has died, and what jobs have left."""
+    ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
+    dead, silent = mounts.unanswered(ours)
+    for path in dead:
+        yield Finding("leftovers", WARNING, f"{path}: its daemon has died", f"zarrfs umount {path}")
+    for path in silent:
+        yield Finding("leftovers", WARNING, f"{path}: its daemon does not answer", "it may be stopped, or very busy")
+    from zarrfs.jobs import records
+    from zarrfs.jobs.unstage import why_stale
+
+    damaged: list[MountError] = []
+    stale = [one for one in records.found(damaged) if why_stale(one)]
+    for one in stale:
+        yield Finding("leftovers", WARNING, f"{one.dest}: staged, and nobody needs it", "zarrfs unstage --stale")
+    for exc in damaged:
+        yield Finding("leftovers", WARNING, str(exc), "remove it")
+    if not (dead or silent or stale or damaged):
+        yield Finding("leftovers", OK, f"none; {len(ours)} mounts of zarrfs")
+
+
+def configuration(options: Options) -> Iterator[Finding]:
+    """configuration: which files are read."""
+    from zarrfs import configuration as settings
+
+    read = []
+    for path, _kind, outcome in settings.files(options.config):
+        if outcome == "read":
+            read.append(path)
+        elif outcome != "missing":
+            state = WARNING if "not for this user" in outcome else PROBLEM
+            yield Finding("configuration", state, f"{path}: {outcome}")
+    for name in settings.unknown_variables():
+        yield Finding("configuration", WARNING, f"{name} is no option of zarrfs")
+    yield Finding("configuration", OK, f"read: {', '.join(read)}" if read else "no zarrfs.toml")
+
+
+def packages(options: Options) -> Iterator[Finding]:
+    """packages: those that some sources need."""
+    there, missing = [], []
+    for extra, name in _PACKAGES.items():
+        try:
+            there.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(f"{name} (zarrfs[{extra}])")
+    text = ", ".join(there) or "none of the optional ones"
+    yield Finding("packages", OK, text + (f"; not installed: {', '.join(missing)}" if missing else ""))
+
+
+def _directory(check: str, path: str, state: str, advice: str, shared: bool) -> Iterator[Finding]:
+    """Whether a directory is there, or can be made, ours to write to, on a disk with room; `state` where it is not."""
+    place = _existing(path)
+    try:
+        status, disk = os.stat(place), os.statvfs(place)
+    except OSError as exc:
+        yield Finding(check, state, f"{path}: {(exc.strerror or str(exc)).lower()}", advice)
+        return
+    made = "" if place == path else " (not there yet)"
+    if not stat.S_ISDIR(status.st_mode):
+        yield Finding(check, state, f"{place} is no directory", advice)
+        return
+    if disk.f_flag & os.ST_RDONLY or not os.access(place, os.W_OK | os.X_OK):
+        yield Finding(check, state, f"{place} cannot be written to", advice)
+        return
+    free, kind = disk.f_bavail * disk.f_frsize, nodelocal.shared_type(place)
+    text = f"{path}{made}, {size_text(free)} free"
+    if free < _ROOM:
+        yield Finding(check, WARNING, text, "make room, or name another one")
+    elif place == path and status.st_mode & 0o022 and not shared:
+        yield Finding(check, WARNING, f"{text}, and others may write to it (mode {stat.S_IMODE(status.st_mode):04o})",
+                      f"chmod go-w {path}: their files are not believed, but may be in the way")  # fmt: skip
+    elif place == path and status.st_uid not in (0, os.geteuid()) and not shared:
+        yield Finding(check, WARNING, f"{text}, of user {status.st_uid}", "name one of your own")
+    else:
+        yield Finding(check, OK, f"{text}{f', on {kind}' if kind else ''}")
+
+
+def _existing(path: str) -> str:
+    """The directory, or the one above it that is there."""
+    while not os.path.lexists(path) and path != "/":
+        path = os.path.dirname(path)
+    return path
+
+
+CHECKS = (indexes, blocks, runtime, leftovers, configuration, packages)

@@ -1,0 +1,172 @@
+"""What zarrfs doctor looks at of a source: it is opened as a mount would, and a little of it is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Check, Finding
+from zarrfs.errors import AccessDenied, ReadError, StoreError, ZarrfsError
+from zarrfs.options import Options
+from zarrfs.redaction import cleaned, links, without_secrets
+from zarrfs.sources import Plan, discard, open_plan, plan_source
+from zarrfs.store.api import Kind, Store, join_key
+from zarrfs.transfer.storeoptions import proxied
+
+_READ = 4096  # bytes
+_LOOKED = 500  # entries, to find one with bytes in a target
+_PORTS = {"http": 80, "https": 443}
+_CREDENTIALS = {  # by protocol: where they come from
+    "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE, ~/.aws/credentials, or -o s3.anon=true for public buckets",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or -o gs.token=anon for public buckets",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and a key, or -o az.anon=true for public ones",
+    "http": "-o http.headers=..., a netrc file, or the token in the URL may be wrong or missing",
+}
+# (what the reason says, what to do); the first that fits
+_ADVICE = (
+    (r"name or service not known|name resolution|nodename nor servname|dns error|getaddrinfo|no address",
+     "the name of the server is unknown here: look for a typing error, at the machine's DNS, or for {proxy}"),
+    (r"certificate|ssl|tls",
+     "the server's certificate is not believed: with an authority of your site's own, SSL_CERT_FILE names its file"),
+    (r"\b407\b|proxy", "the proxy refuses: look at {proxy}"),
+    (r"\b401\b|\b403\b|permission denied|forbidden|access ?denied|credential|signature|not authorized|unauthorized",
+     "credentials: {credentials}"),
+    (r"connect|refused|unreachable|no route", "nothing answers there: a firewall, a wrong port, or {proxy}"),
+    (r"timed? ?out|deadline|no answer", "no answer in time: a firewall, or {proxy}"),
+    (r"\b404\b|\b410\b|no such (file|key|bucket)|not found|does not exist", "look for a typing error in the URL"),
+    (r"\b(429|5\d\d)\b|slow ?down", "the server has a problem of its own: try again later"),
+    (r"not enabled|allow=|allow_path", "docs/trust.md says what a document may reach"),
+)  # fmt: skip
+
+
+def open_and_read(source: str) -> Check:
+    """A check of `source`."""
+
+    def check(options: Options) -> Iterator[Finding]:
+        """source: whether it can be opened and read."""
+        import trio
+
+        url = links(source)[-1]
+        yield from _server(url)
+        timeout, retries = min(options.request_timeout, 10), min(options.retries, 1)
+        quick = dataclasses.replace(options, request_timeout=timeout, retries=retries)
+        try:
+            plan = plan_source(source, quick)
+        except ZarrfsError as exc:
+            reason = getattr(exc, "rule", str(exc))
+            status = "" if re.search(r"status \d", reason) else _status(url)
+            text = cleaned(f"{exc}{f' (its server says {status})' if status else ''}")
+            yield Finding("source", PROBLEM, text, advice_for(f"{status} {reason}", url))
+            return
+        try:
+            yield Finding("source", OK, f"{without_secrets(plan.source)}: {plan.kind}")
+            for warning in plan.warnings:
+                yield Finding("source", WARNING, cleaned(warning))
+            yield trio.run(_read_some, plan, quick)
+        finally:
+            discard(plan)
+
+    return check
+
+
+def advice_for(reason: str, url: str) -> str:
+    """What to do about a source or target that says `reason`; "" where nothing is known to help."""
+    protocol = urlsplit(url).scheme.partition("+")[0]
+    protocol = {"https": "http", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}.get(protocol, protocol)
+    variable = proxied()
+    trusting = 'http.client_kwargs={"trust_env": true}'
+    proxy = f"the proxy of {variable}, used with -o '{trusting}'" if variable else "a proxy (-o http.proxy=URL)"
+    if not protocol:
+        return ""
+    for words, advice in _ADVICE:
+        if re.search(words, reason, re.IGNORECASE):
+            credentials = _CREDENTIALS.get(protocol, "those of this protocol are wrong or missing")
+            return advice.format(proxy=proxy, credentials=credentials)
+    return ""
+
+
+def _server(url: str) -> Iterator[Finding]:
+    """What of a server of HTTP is there: its name, its port, what it answers at this URL."""
+    parts = urlsplit(url)
+    host = parts.hostname
+    if parts.scheme not in _PORTS or host is None or proxied():
+        return
+    port = parts.port or _PORTS[parts.scheme]
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as exc:
+        yield Finding("server", PROBLEM, f"{host}: {exc.strerror or exc}".lower(), advice_for("name resolution", url))
+        return
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError as exc:
+        reason = (exc.strerror or str(exc)).lower()
+        yield Finding("server", PROBLEM, f"{host} ({address}) port {port}: {reason}", advice_for("connect", url))
+        return
+    yield Finding("server", OK, f"{host} ({address}) port {port} answers")
+
+
+def _status(url: str) -> str:
+    """What a server of HTTP answers to who has only the URL, as "403"; "" for success, or where there is none."""
+    import http.client
+
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or parts.hostname is None:
+        return ""
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=5)
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", path, headers={"Range": "bytes=0-0"})
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return ""
+    finally:
+        connection.close()
+    return str(status) if status >= 400 else ""
+
+
+async def _read_some(plan: Plan, options: Options) -> Finding:
+    """Read a little of a file whose bytes lie in a target, else of any."""
+    store = open_plan(plan, dataclasses.replace(options, upperdir=None, grid=options.grid or "ask"))
+    try:
+        try:
+            key, place = await _some_file(store)
+            if not key:
+                return Finding("target", OK, "there is no file to read")
+            data = await store.get(key, 0, _READ)
+        except (ReadError, StoreError) as exc:
+            url = getattr(exc, "where", "")
+            denied = isinstance(exc, AccessDenied)
+            reason = f"{getattr(exc, 'reason', exc)} {'access denied' if denied else ''}"
+            advice = advice_for(reason, str(url) or plan.url or "")
+            return Finding("target", PROBLEM, cleaned(str(exc)), advice)
+        where = f" ({cleaned(without_secrets(place))})" if place else ""
+        return Finding("target", OK, f"{key}: {len(data):,} bytes read{where}")
+    finally:
+        await store.aclose()
+
+
+async def _some_file(store: Store) -> tuple[str, str]:
+    """(key, URL) of a file with bytes in a target; (key, "") of another one, ("", "") where there is none."""
+    some, looked, folders = "", 0, [""]
+    while folders and looked < _LOOKED:
+        folder = folders.pop(0)
+        async for info in store.list_dir(folder):
+            looked += 1
+            key = join_key(folder, info.name)
+            if info.kind is Kind.DIRECTORY:
+                folders.append(key)
+            elif info.kind is Kind.FILE and info.size != 0:
+                place = await store.locate(key)
+                regions = place.get("regions") or [place]
+                url = next((str(one["url"]) for one in regions if isinstance(one, dict) and one.get("url")), "")
+                if url:
+                    return key, url
+                some = some or key
+            if looked >= _LOOKED:
+                break
+    return some, ""

@@ -1,0 +1,1 @@
+"""The life of a mount: start, readiness, signals, refresh, changed settings, end."""

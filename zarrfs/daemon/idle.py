@@ -1,0 +1,44 @@
+"""Idle: a mount that nobody uses is unmounted after idle_timeout=; with an automount it comes back at the next use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from zarrfs.errors import MountError
+from zarrfs.fuse.operations import Operations
+from zarrfs.mountpoints import mounts
+
+log = logging.getLogger("zarrfs")
+
+_LEAST, _MOST = 0.05, 5.0  # seconds between looks
+
+
+async def unmount_when_idle(
+    operations: Operations, mountpoint: str, timeout: Callable[[], float | None], device: int | None
+) -> None:
+    """Unmount when nothing was open, and nothing asked for, for `timeout()` seconds; None and 0: never.
+
+    `device`: st_dev of the mount.
+
+    Whoever has its directory in the mount, or keeps it, is in the way of that: then it is tried again later. What the
+    kernel answers by itself is no use that could be seen; nor are statfs and extended attributes, which monitors ask.
+    """
+    uses, since = operations.uses, trio.current_time()
+    while True:
+        limit = timeout() or None
+        await trio.sleep(_MOST if limit is None else min(max(limit / 8, _LEAST), _MOST))
+        now = trio.current_time()
+        if operations.open_handles or operations.uses != uses:
+            uses, since = operations.uses, now
+        elif limit is not None and now - since >= limit:
+            try:
+                await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+            except MountError as exc:
+                log.debug("idle for %g s, but %s", now - since, exc)
+                since = now
+            else:
+                log.info("%s: unmounted, idle for %g s (idle_timeout=)", mountpoint, round(now - since, 1))
+                return

@@ -1,0 +1,110 @@
+"""What the kernel is told after a refresh: what it knows of names and attributes is not true any more.
+
+Since Linux 6.16 one message does it for all names, those that are absent too: each was learnt in an epoch, and is
+looked up again in the next one. Directories whose inode stays the same stay what they are, so nobody loses the one
+that it works in. Older kernels are told of every name, in a thread; absent ones are remembered for that.
+
+Source: FUSE_NOTIFY_INC_EPOCH, FUSE_NOTIFY_INVAL_ENTRY and FUSE_NOTIFY_INVAL_INODE of linux/fuse.h (protocol 7.44).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import pyfuse3
+import trio
+from pyfuse3 import FileNameT, InodeT
+
+from zarrfs.errors import ZarrfsError
+from zarrfs.fuse.operations import Operations
+from zarrfs.store.api import Kind, split_key
+
+log = logging.getLogger("zarrfs")
+
+_INC_EPOCH = 8
+_DEVICE = os.makedev(10, 229)  # /dev/fuse: Documentation/admin-guide/devices.txt
+_SETTLES = 0.05  # seconds: an answer that was sent before is in the kernel's tables by then
+_BATCH = 256  # questions to the store before others have a turn
+
+
+def devices() -> set[int]:
+    """The descriptors of /dev/fuse that this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISCHR(status.st_mode) and status.st_rdev == _DEVICE:
+                found.add(int(name))
+    return found
+
+
+class Invalidation:
+    """Makes the kernel look again. `device`: the descriptor of the mount, None where nobody knows it."""
+
+    def __init__(self, operations: Operations, device: int | None) -> None:
+        self._operations, self._device = operations, device
+        if not self._next_epoch():
+            operations.absent = OrderedDict()
+
+    async def names(self, known: dict[str, int]) -> None:
+        """After show(): no name that was looked up before is believed any more. `known`: what it was before."""
+        operations = self._operations
+        directories = operations.inodes.directories()
+        if self._next_epoch():
+            await trio.to_thread.run_sync(_attributes, directories)
+            return
+        absent = list(operations.absent or ())
+        operations.absent = OrderedDict()
+        gone = [key for key, inode in known.items() if operations.inodes.kind(inode) is not Kind.DIRECTORY]
+        gone += await self._no_directories(known, directories)
+        entries = [(known[above], split_key(key)[1]) for key in gone if (above := split_key(key)[0]) in known]
+        names = [(inode, os.fsencode(name)) for inode, name in entries]
+        await trio.to_thread.run_sync(_entries, [*names, *absent])
+        await trio.to_thread.run_sync(_attributes, directories)
+
+    async def _no_directories(self, known: dict[str, int], directories: Iterable[int]) -> list[str]:
+        """Keys of directories that are none any more."""
+        found, were = [], set(directories)
+        for number, (key, inode) in enumerate(known.items()):
+            if key and inode in were:
+                try:
+                    info = await self._operations.store.info(key, sized=False)
+                    if info.kind is not Kind.DIRECTORY:
+                        found.append(key)
+                except (ZarrfsError, OSError):  # to be told of one name too many is harmless
+                    found.append(key)
+            if not number % _BATCH:
+                await trio.lowlevel.checkpoint()
+        return found
+
+    def _next_epoch(self) -> bool:
+        """Whether the kernel has epochs; then this is the next one. It changes a number, and waits for nothing."""
+        if self._device is None:
+            return False
+        try:
+            os.write(self._device, struct.pack("=IiQ", 16, _INC_EPOCH, 0))  # struct fuse_out_header
+        except OSError as exc:
+            log.debug("no epochs: %s", exc)
+            return False
+        return True
+
+
+def _entries(names: list[tuple[int, bytes]]) -> None:
+    """In a thread: the kernel waits there for lookups that go on in the same directory."""
+    time.sleep(_SETTLES)
+    for inode, name in names:
+        with contextlib.suppress(OSError):  # it does not know it any more
+            pyfuse3.invalidate_entry(InodeT(inode), FileNameT(name))
+
+
+def _attributes(inodes: list[int]) -> None:
+    for inode in inodes:
+        with contextlib.suppress(OSError):
+            pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)

@@ -1,0 +1,140 @@
+"""Refresh: plan the source again, open what it is now, and show that from then on.
+
+What is open goes on in the version that it was opened in (shown.py). A source that cannot be used any more changes
+nothing. docs/running-changes.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from typing import Any
+
+import trio
+
+from zarrfs.daemon import notify
+from zarrfs.daemon.invalidation import Invalidation
+from zarrfs.errors import SourceError, ZarrfsError
+from zarrfs.fuse.operations import Operations
+from zarrfs.fuse.pagecache import Pusher
+from zarrfs.fuse.versions import Version
+from zarrfs.options import Options
+from zarrfs.sources import Plan, check_view, discard, fingerprint, open_plan, plan_source
+from zarrfs.sources.parquet import ParquetStore
+from zarrfs.store.api import Store
+from zarrfs.store.index import IndexStore
+
+log = logging.getLogger("zarrfs")
+
+
+def forbid_device(store: Store, device: int | None) -> None:
+    """Let no target lie on the file system `device` (st_dev), which shows this very store; None: it has none."""
+    while (lower := getattr(store, "lower", None)) is not None:  # of an overlay, or of a view
+        store = lower
+    if device is not None and isinstance(store, IndexStore | ParquetStore):
+        store.forbid_device(device)
+
+
+class Refresher:
+    """Refreshes one mount, one time after the other. `options` are those that a new version is opened with."""
+
+    def __init__(
+        self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None
+    ) -> None:
+        """`device`: st_dev of the mount."""
+        self.options = options
+        self._operations, self._plan = operations, plan
+        self._kernel, self.device = kernel, device
+        self._lock = trio.Lock()
+
+    @property
+    def source(self) -> str:
+        """What is mounted."""
+        return self._plan.source
+
+    @property
+    def pending(self) -> bool:
+        """Whether a refresh waits for its turn: it will see what the source is now."""
+        return self._lock.statistics().tasks_waiting > 0
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this mount is never refreshed, if it is not."""
+        if self.options.upperdir is None:
+            return None
+        return (f"{self._plan.source}: a mount with an upper directory is not refreshed: its changes "
+                "are those of one version; unmount it and mount it again")  # fmt: skip
+
+    async def refresh(self, force: bool = False) -> dict[str, Any]:
+        """What came of it: {"result": "refreshed" or "unchanged", "seconds"} or {"error"}; never raises.
+
+        A document that is what it was is unchanged, unless a target has changed, or with `force`.
+        """
+        refusal = self.refusal
+        if refusal is not None:
+            return {"error": refusal}
+        async with self._lock:
+            notify.tell_manager("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            began = time.monotonic()
+            try:
+                result = "refreshed" if await self._refresh(force) else "unchanged"
+            except ZarrfsError as exc:
+                log.error("not refreshed, and shown as it was: %s", exc)
+                return {"error": str(exc)}
+            except Exception as exc:
+                log.exception("not refreshed, and shown as it was")
+                return {"error": f"internal error: {type(exc).__name__}: {exc}"}
+            finally:
+                notify.tell_manager("READY=1")
+            seconds = time.monotonic() - began
+            log.info("%s: %s in %.2f s", self._plan.source, result, seconds)
+            return {"result": result, "seconds": round(seconds, 3)}
+
+    async def _refresh(self, force: bool) -> bool:
+        operations, old = self._operations, self._operations.current
+        options = dataclasses.replace(self.options, asked_since=time.time())
+        plan = await trio.to_thread.run_sync(self._planned, options, abandon_on_cancel=True)
+        try:
+            if _same(plan, self._plan) and not (force or old.changed):
+                return False
+            store = open_plan(plan, options)
+        finally:
+            discard(plan)  # whoever has it open keeps it
+        if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
+            await store.aclose()
+            rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
+            raise SourceError(plan.source, rule)
+        for warning in plan.warnings:
+            log.warning("%s: %s", plan.source, warning)
+        forbid_device(store, self.device)
+        version = Version(store, options)
+        version.pusher = Pusher(store) if old.pusher is not None else None
+        known = operations.inodes.known() if operations.absent is not None else {}
+        version.adjust(self.options)  # which may have changed meanwhile
+        operations.show(version)
+        self._plan = plan
+        operations.begin(version, version.get_ready)
+        await self._kernel.names(known)
+        return True
+
+    def _planned(self, options: Options) -> Plan:
+        """In a thread: the plan of the source as it is now."""
+        named = self._plan.named or self._plan.source
+        plan = dataclasses.replace(plan_source(named, options), named=named)
+        try:
+            check_view(plan, options)
+        except BaseException:
+            discard(plan)
+            raise
+        return plan
+
+
+def _same(plan: Plan, other: Plan) -> bool:
+    """Whether two plans are of the same document, and it is known to be."""
+    if not fingerprint(plan) or fingerprint(plan) != fingerprint(other):
+        return False
+    return plan == dataclasses.replace(
+        other, index=plan.index, mtime_ns=plan.mtime_ns, temporary=plan.temporary, digest=plan.digest,
+        warnings=plan.warnings,
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""The life of one mount: readiness, signals, unmount."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyfuse3
+import trio
+
+from zarrfs.daemon import invalidation, libfuse, notify
+from zarrfs.daemon.idle import unmount_when_idle
+from zarrfs.daemon.refreshing import Refresher, forbid_device
+from zarrfs.daemon.settings import Settings
+from zarrfs.errors import MountError
+from zarrfs.fuse import pagecache
+from zarrfs.fuse.control import Control
+from zarrfs.fuse.operations import Operations
+from zarrfs.monitoring import logs, process, publish, report
+from zarrfs.mountpoints import mounts
+from zarrfs.options import Options
+from zarrfs.sources import Plan, check_view, open_plan
+from zarrfs.store.api import Store
+from zarrfs.store.recording import Record, Recorder, records_to_warm, warm_mount
+from zarrfs.transfer.memory import give_back
+
+log = logging.getLogger("zarrfs")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_NICE = -5  # the daemon, where it may: with 64 readers on 2 cores it would have a share of a thirtieth
+
+
+def serve(
+    plan: Plan,
+    mountpoint: str,
+    options: Options,
+    kernel: Sequence[str],
+    ready: Callable[[], None],
+    detach: bool = False,
+) -> None:
+    """Mount and serve until the mount is gone. Threads, sockets and loops are made from here on."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
+    _set_priority(options.nice)
+    check_view(plan, options)
+    # whoever lists a directory looks names up: then is soon enough to ask for each chunk
+    of_store = dataclasses.replace(options, grid=options.grid or "list")
+    store = open_plan(plan, of_store)
+    records = records_to_warm(options)
+    writable = options.upperdir is not None and not options.ro
+    about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
+    operations = _operations(store, options, about, lambda: _announce(options, ready))
+    watch = publish.Watch(publish.exporter(options.metrics), mountpoint, about)
+    operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
+    others = invalidation.devices()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals(): they would leave a dead mount
+    try:
+        with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
+            libfuse.mount(operations, mountpoint, libfuse.options_of(plan.source, options, kernel, writable))
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        raise
+    mount = mounts.mount_at(mountpoint)
+    device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
+    forbid_device(store, device)
+    kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
+    refresher = Refresher(operations, plan, of_store, kernel_names, device)
+    if detach:
+        os.setsid()  # not before the mount: an automount waits for its own process group
+    gc.collect()
+    gc.freeze()  # what is there now stays for as long as the mount
+    gc.set_threshold(10_000, 20, 20)
+    try:
+        trio.run(_main, operations, refresher, mountpoint, options, records, watch)
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+def _set_priority(nice: int | None) -> None:
+    """Before there are threads, which inherit it; else many readers take the processor from their own daemon."""
+    if nice is None and os.getpriority(os.PRIO_PROCESS, 0) != 0:
+        return  # whoever started us has decided
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE if nice is None else nice)
+    except PermissionError:
+        if nice is not None:
+            log.warning("-o nice=%d: not permitted", nice)
+
+
+def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], None]) -> Operations:
+    """The handlers for a store; an upper is locked. SourceError where another mount uses it."""
+    if options.upperdir is None:
+        return Operations(store, options, about, ready)
+    from zarrfs.fuse.writes import WritableOperations
+    from zarrfs.store.overlay import Overlay
+
+    assert isinstance(store, Overlay)
+    store.upper.lock(exclusive=not options.ro)
+    if options.ro:
+        return Operations(store, options, about, ready)
+    os.umask(0)  # the kernel has applied that of who makes a file
+    return WritableOperations(store, options, about, ready)
+
+
+@contextlib.contextmanager
+def _guarded(mountpoint: str) -> Iterator[None]:
+    """Leave the directory at `mountpoint` with mode 000 beneath what gets mounted on it.
+
+    A user's mount needs write permission there, so an earlier guard is lifted first.
+    """
+    descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
+    beneath = f"/proc/self/fd/{descriptor}"
+    try:
+        os.chmod(beneath, 0o700)
+        yield
+        os.chmod(beneath, 0)
+    except OSError as exc:
+        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
+    finally:
+        os.close(descriptor)
+
+
+def _announce(options: Options, ready: Callable[[], None]) -> None:
+    """Tell everybody who waits that the mount answers; must not raise."""
+    try:
+        if options.pid_file is not None:
+            with open(options.pid_file, "w") as file:
+                file.write(f"{os.getpid()}\n")
+        if options.notify_pipe is not None:
+            os.write(options.notify_pipe, b"\n")
+            os.close(options.notify_pipe)
+    except OSError as exc:
+        log.warning("cannot tell that the mount is ready: %s", exc)
+    notify.tell_manager("READY=1")
+    ready()
+
+
+async def _main(
+    operations: Operations, refresher: Refresher, mountpoint: str, options: Options, records: Iterator[Record] | None,
+    watch: publish.Watch,
+) -> None:  # fmt: skip
+    settings, began = Settings(operations, refresher, options), time.monotonic()
+    try:
+        async with trio.open_nursery() as nursery:
+            operations.background = nursery
+            operations.control = Control(nursery, refresher.refresh, settings.apply)
+            await nursery.start(_signals, operations, refresher, mountpoint, options)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            nursery.start_soon(_widen, operations, mountpoint, options)
+            operations.begin(operations.current, operations.current.get_ready)
+            nursery.start_soon(watch.run, operations.stats)
+            nursery.start_soon(notify.tell_use, operations, refresher.source, mountpoint)
+            idle = functools.partial(unmount_when_idle, device=refresher.device)
+            nursery.start_soon(idle, operations, mountpoint, lambda: settings.options.idle_timeout)
+            if operations.recorder is not None:
+                nursery.start_soon(operations.recorder.run)
+            if records is not None and options.warm is not None:
+                warm = functools.partial(warm_mount, operations.store, options.warm, records)
+                operations.begin(operations.current, warm)
+            await pyfuse3.main(min_tasks=64, max_tasks=128)
+            nursery.cancel_scope.cancel()
+    finally:
+        notify.tell_manager("STOPPING=1")
+        with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
+            await operations.aclose()
+        if operations.recorder is not None:
+            operations.recorder.close()
+        _remove_pid_file(options)
+        seconds = time.monotonic() - began
+        log.info("%s", report.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
+
+
+def _remove_pid_file(options: Options) -> None:
+    if options.pid_file is not None:
+        with contextlib.suppress(OSError, ValueError):
+            with open(options.pid_file) as file:
+                ours = int(file.read(20)) == os.getpid()
+            if ours:
+                os.unlink(options.pid_file)
+
+
+async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
+    """Get large requests out of the kernel; where that is not permitted, push pages ahead of them."""
+    raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead, operations.started)
+    await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
+    if not raised and operations.store.immutable and operations.may_push:
+        operations.current.pusher = pagecache.Pusher(operations.store)
+
+
+async def _signals(
+    operations: Operations,
+    refresher: Refresher,
+    mountpoint: str,
+    options: Options,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics, memory and tasks."""
+    with trio.open_signal_receiver(*_SIGNALS) as received:
+        task_status.started()
+        async for number in received:
+            if number == signal.SIGHUP:
+                logs.reopen()
+                if refresher.refusal is not None:
+                    log.warning("%s", refresher.refusal)
+                elif operations.background is not None and not refresher.pending:
+                    operations.background.start_soon(refresher.refresh)
+            elif number == signal.SIGUSR1:
+                log.info("statistics: %s", json.dumps(operations.stats()))
+                await trio.to_thread.run_sync(give_back)
+                log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
+                for line in report.task_lines():
+                    log.info("tasks: %s", line)
+            else:
+                await _stop(mountpoint, options, refresher.device)
+
+
+async def _stop(mountpoint: str, options: Options, device: int | None) -> None:
+    """Unmount. While somebody uses the mount: refuse, or with on_exit=abort leave a dead endpoint.
+
+    A lazy unmount would leave an empty directory under running readers, and a Zarr reader takes the absence
+    of a chunk for the fill value: silently wrong data. A dead endpoint is an error that everybody sees.
+    """
+    try:
+        await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)
+    except MountError as exc:
+        if options.on_exit != "abort":
+            log.error("%s (on_exit=abort would leave a dead endpoint)", exc)
+            return
+        log.error("%s; on_exit=abort: leaving a dead endpoint", exc)
+        _remove_pid_file(options)
+        logs.finish()
+        os._exit(1)

@@ -1,0 +1,241 @@
+"""From a plan to a running daemon: fork, wait for its word, errors back to the terminal.
+
+The order matters, and each step is where it is because another order hangs (docs/design.md, "Starting").
+This module is imported before the fork and must stay light: what needs pyfuse3 and trio is in serve.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import re
+import signal
+import stat
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.monitoring import logs
+from zarrfs.mountpoints import mounts, requirements
+from zarrfs.options import Options, Parsed
+from zarrfs.redaction import without_secrets
+from zarrfs.sources import Plan, absolute_source, discard, plan_source
+from zarrfs.sources.blobrefs import absolute
+from zarrfs.transfer.machine import end_with_parent, readable
+
+log = logging.getLogger("zarrfs")
+
+READY = b"\n"
+
+
+def mount(
+    source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None] = lambda text: None
+) -> None:
+    """Mount `source`; returns when the mount answers, or with foreground=, when it has ended.
+
+    Whatever is wrong with the options, the mount point or the source is raised before anything is mounted
+    (UsageError, MountError, SourceError). `tell` is given warnings, one line each.
+    """
+    options = parsed.options
+    if parsed.writable and options.view is not None and options.upperdir is None:
+        raise UsageError("option view: a view is not written to; with upperdir=DIR changes go to DIR")
+    if options.foreground:
+        with contextlib.suppress(ValueError):  # a library's thread
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means a refresh
+    mountpoint = mounts.canonical(mountpoint)
+    note = mounts.check_mountpoint(mountpoint)
+    if note:
+        tell(note)
+    requirements.check(mountpoint, options)
+    _check_files(options)
+    plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"))
+    if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
+        raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
+    for warning in plan.warnings:
+        tell(f"{plan.source}: {warning}")
+    for_others = os.geteuid() == 0 and options.allow_other
+    if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
+        tell(f"{plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
+    if parsed.writable and options.upperdir is None and plan.path is not None and plan.kind == "zarr":
+        options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # its own upper
+    if options.upperdir is not None:
+        _check_upper(options.upperdir, plan, mountpoint)
+    elif parsed.writable:
+        tell(f"{mountpoint}: mounted read-only: there is no upper directory to write to")
+    options = dataclasses.replace(
+        options,
+        fsname=options.fsname or without_secrets(source),
+        log_file=options.log_file and os.path.abspath(options.log_file),
+        pid_file=options.pid_file and os.path.abspath(options.pid_file),
+        blobs=tuple(map(absolute, options.blobs)),
+        index_dir=options.index_dir and os.path.abspath(options.index_dir),
+        base=options.base and (options.base if "://" in options.base else os.path.abspath(options.base)),
+    )
+    plan = dataclasses.replace(plan, named=absolute_source(source))
+    run = mount_foreground if options.foreground else mount_background
+    try:
+        run(plan, mountpoint, options, parsed.kernel)
+    finally:
+        discard(plan)
+
+
+def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
+    """Raise MountError for an upper directory that would show, or write to, something else's files."""
+    if _lies_in(mountpoint, upper):
+        raise MountError(f"{mountpoint}: lies inside upperdir={upper}, which would show itself in itself")
+    if _lies_in(upper, mountpoint):
+        raise MountError(f"{mountpoint}: upperdir={upper} lies inside the mount point, which would hide it")
+    source = os.path.realpath(plan.path) if plan.path is not None else upper
+    if source != upper and _lies_in(upper, source):
+        raise MountError(f"{mountpoint}: upperdir={upper} lies inside the source {plan.source}")
+    if source != upper and _lies_in(source, upper):
+        raise MountError(f"{mountpoint}: the source {plan.source} lies inside upperdir={upper}")
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    return (path + "/").startswith(directory.rstrip("/") + "/")
+
+
+def _check_files(options: Options) -> None:
+    """Raise UsageError for a file or descriptor that the daemon could not write to."""
+    for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
+        try:
+            if path is not None:
+                _try_file(path)
+        except OSError as exc:
+            raise UsageError(f"option {name}={path}: {(exc.strerror or str(exc)).lower()}") from None
+    if options.pid_file is not None and not _is_pid_file(options.pid_file):
+        raise UsageError(f"option pid_file={options.pid_file}: is there already, and has no process number in it")
+    try:
+        if options.notify_pipe is not None:
+            os.fstat(options.notify_pipe)
+    except OSError:
+        raise UsageError(f"option notify_pipe={options.notify_pipe}: no such descriptor") from None
+
+
+def _is_pid_file(path: str) -> bool:
+    """Whether a file may be replaced by our process number, and removed in the end."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return regular and re.fullmatch(rb"\s*|[0-9]{1,10}\n?", file.read(100)) is not None
+    except OSError:
+        return True  # there is none
+
+
+def _try_file(path: str) -> None:
+    """Raise OSError for a file that could not be written to. It is not made: the mount may yet fail."""
+    try:
+        # not waiting for the reader of a FIFO: one without a reader is an error
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK))
+    except FileNotFoundError:
+        directory = os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path) or "."
+        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+
+def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
+    """Mount in a daemon; returns once the mount answers, else raises MountError."""
+    read_end, write_end = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        end_with_parent(parent, signal.SIGKILL)  # until the mount is ready
+        _daemon(plan, mountpoint, options, kernel, write_end)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb", buffering=0) as pipe:
+        said = _await_word(pipe.fileno(), options.mount_timeout)
+    if said == READY:
+        return
+    if said is None:
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(MountError):
+            mounts.unmount(mountpoint, lazy=True)
+        said = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+    with contextlib.suppress(MountError):
+        mounts.clear_dead(mountpoint)  # it may have mounted already
+    reason = said.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
+    raise MountError(f"{mountpoint}: {reason}")
+
+
+def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
+    """Mount in this process and serve until unmounted, SIGTERM or SIGINT."""
+    from zarrfs.daemon.serve import serve
+
+    logs.configure(options, True, mountpoint, plan.source)
+    try:
+        serve(plan, mountpoint, options, kernel, lambda: log.info("mounted on %s; Ctrl-C unmounts", mountpoint))
+    except BaseException:
+        with contextlib.suppress(MountError):
+            mounts.clear_dead(mountpoint)  # it may have mounted already
+        raise
+    finally:
+        logs.finish()
+
+
+def _await_word(descriptor: int, timeout: float) -> bytes | None:
+    """What the daemon writes until it closes the pipe or is ready; None at the end of `timeout` seconds."""
+    said, deadline = b"", time.monotonic() + timeout
+    while said != READY:
+        if not readable(descriptor, deadline - time.monotonic()):
+            return None
+        part = os.read(descriptor, 4096)
+        if not part:
+            break
+        said += part
+    return said
+
+
+def _daemon(
+    plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int
+) -> NoReturn:
+    """The child: serves the mount and never returns."""
+    from zarrfs.daemon.serve import serve
+
+    told = False
+
+    def ready() -> None:
+        nonlocal told
+        told = True
+        end_with_parent(None)
+        os.dup2(1, 2)  # whoever waits for the end of our stderr, $(mount ...) say, goes on now
+        os.write(pipe, READY)
+        os.close(pipe)
+
+    status = 1
+    try:
+        os.chdir("/")
+        _close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
+        logs.configure(options, False, mountpoint, plan.source)
+        serve(plan, mountpoint, options, kernel, ready, detach=True)
+        status = 0
+    except BaseException as exc:
+        text = str(exc) if isinstance(exc, ZarrfsError) else "".join(traceback.format_exception(exc))
+        if told:
+            log.critical("%s: the daemon ends: %s", mountpoint, text)
+        else:
+            with contextlib.suppress(OSError):
+                os.write(pipe, text.encode(errors="replace"))
+    finally:
+        logs.finish()
+        os._exit(status)
+
+
+def _close_descriptors(keep: set[int]) -> None:
+    """stdin and stdout become /dev/null; everything not kept is closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    low = 3
+    for descriptor in [*sorted(keep - {0, 1, 2}), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(low, descriptor)
+        low = descriptor + 1

@@ -1,0 +1,70 @@
+"""Settings: options of a mount that may change while it runs, as `mount -o remount` and `zarrfs refresh --set` do."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import trio
+
+from zarrfs.daemon.refreshing import Refresher
+from zarrfs.errors import UsageError
+from zarrfs.fuse.shown import ShownOperations
+from zarrfs.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Options, parse, split_commas
+
+log = logging.getLogger("zarrfs")
+
+CHANGEABLE = (
+    "memory_limit", "array_cache", "cache_size", "cache_min_free", "cache_validity", "prefetch", "host_requests",
+    "host_bytes", "retries", "read_timeout", "log_level", "idle_timeout",
+)  # fmt: skip
+_NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
+
+
+class Settings:
+    """The options in force of one mount."""
+
+    def __init__(self, operations: ShownOperations, refresher: Refresher, options: Options) -> None:
+        self.options = options
+        self._operations, self._refresher = operations, refresher
+
+    async def apply(self, text: str) -> dict[str, Any]:
+        """Change what `text`, options as of -o, says: {"changed": {name: value}} or {"error"}, and then nothing is."""
+        try:
+            # in a thread: a value may be the name of a file, on a disk that hangs
+            changes = await trio.to_thread.run_sync(changed, self.options, split_commas(text), abandon_on_cancel=True)
+        except UsageError as exc:
+            return {"error": str(exc)}
+        self.options = dataclasses.replace(self.options, **changes)
+        self._refresher.options = dataclasses.replace(self._refresher.options, **changes)
+        for version in self._operations.versions:
+            version.adjust(self._refresher.options)
+        if "log_level" in changes:
+            log.setLevel(self.options.log_level.upper())
+        if changes:
+            log.info("changed: %s", ", ".join(f"{name}={value}" for name, value in changes.items()))
+        return {"changed": changes}
+
+
+def changed(options: Options, items: list[str]) -> dict[str, Any]:
+    """What `items` change in `options`. UsageError for one that says something else than is in force, but may not."""
+    changes: dict[str, Any] = {}
+    for item in items:
+        name = item.partition("=")[0].strip()
+        name = name if "." in name else name.replace("-", "_")
+        if name in _NOT_OURS or name.startswith(("x-", "X-", "x_", "X_")):
+            continue
+        said = parse([item]).options
+        if name not in TABLE:
+            for protocol, values in said.storage.items():  # s3.anon=true
+                known = options.storage.get(protocol, {})
+                if any(known.get(key) != value for key, value in values.items()):
+                    raise UsageError(f"option {name}: cannot change while mounted: unmount, and mount again")
+            continue
+        value, now = getattr(said, name), getattr(options, name)
+        if name in CHANGEABLE:
+            changes[name] = value
+        elif value != now and not (isinstance(now, tuple) and set(value) <= set(now)):
+            raise UsageError(f"option {name}: cannot change while mounted: unmount, and mount again")
+    return {name: value for name, value in changes.items() if value != getattr(options, name)}

@@ -1,0 +1,78 @@
+"""Control: what a running mount is told through extended attributes that it never lists.
+
+Reading `user.zarrfs.refresh:TOKEN` starts a refresh, the first time, and tells what has become of it: nobody waits in
+the kernel, and who is interrupted may ask again. `user.zarrfs.set:TOKEN:NUMBER:PART` hands over text, as names are
+short, and `user.zarrfs.set:TOKEN:COUNT` applies what the parts say together, once. Who may: operations.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR
+
+log = logging.getLogger("zarrfs")
+
+REFRESH, SET = REFRESH_XATTR.decode(), SET_XATTR.decode()
+PART = 160  # characters of text in one name, of at most 255 bytes
+_REMEMBERED = 64  # tokens
+_PARTS = 256  # of one text
+
+
+class Control:
+    """Answers for one mount. `refresh` is given whether it is to be forced, `settle` items of options."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        refresh: Callable[[bool], Awaitable[dict[str, Any]]],
+        settle: Callable[[str], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self._nursery, self._do_refresh, self._settle = nursery, refresh, settle
+        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()  # by name
+        self._texts: OrderedDict[str, dict[int, str]] = OrderedDict()  # parts by token
+
+    def answer(self, name: str) -> bytes:
+        """What the attribute `name` says, as JSON: {"state": "running"}, {"error"}, or what came of it."""
+        if name.startswith(REFRESH):
+            force = name.endswith(":force")
+            return self._once(name, lambda: self._do_refresh(force))
+        token, _, rest = name.removeprefix(SET).partition(":")
+        number, colon, part = rest.partition(":")
+        if not number.isdecimal() or not number.isascii() or int(number) > _PARTS:
+            return json.dumps({"error": "no such request"}).encode()
+        if colon:
+            parts = self._texts.setdefault(token, {})
+            parts[int(number)] = part
+            _bound(self._texts)
+            return b"{}"
+        parts = self._texts.get(token, {})
+        text = "".join(parts.get(index, "") for index in range(int(number)))
+        return self._once(name, lambda: self._settle(text))
+
+    def _once(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
+        if name not in self._answers:
+            self._answers[name] = {"state": "running"}
+            _bound(self._answers)
+            self._nursery.start_soon(self._run, name, work)
+        return json.dumps(self._answers[name]).encode()
+
+    async def _run(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        try:
+            answer = await work()
+        except Exception as exc:  # of one request: the mount goes on
+            log.exception("a request of control failed")
+            answer = {"error": f"internal error: {type(exc).__name__}: {exc}"}
+        if name in self._answers:
+            self._answers[name] = answer
+
+
+def _bound(table: OrderedDict[str, Any]) -> None:
+    while len(table) > _REMEMBERED:
+        table.popitem(last=False)

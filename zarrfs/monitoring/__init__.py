@@ -1,0 +1,1 @@
+"""What is told of a running mount: its log, its counters, its memory and its tasks."""

@@ -1,0 +1,246 @@
+"""What the values of options mean: one parser for each kind; a ValueError of theirs says what was expected."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+
+
+def size(text: str) -> int:
+    """Bytes: a number with a unit (B, KiB, MiB, GiB, TiB, PiB, EiB; kB, MB, ... are decimal)."""
+    match = re.fullmatch(r"([0-9]{1,18})(B|([kKMGTPE])(i?)B?)", text)
+    if not match:
+        raise ValueError("a size with a unit, such as 64MiB")
+    number, unit, letter, binary = int(match[1]), match[2], match[3], match[4]
+    if unit == "B":
+        return number
+    power = "kmgtpe".index(letter.lower()) + 1
+    return number * int((1024 if binary or not unit.endswith("B") else 1000) ** power)
+
+
+def human(count: float) -> str:
+    """Bytes in a unit that fits: 7.3 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+_UNITS = {  # of systemd.time(7), but for months and years
+    "us usec": 1e-6, "ms msec": 0.001, "s sec second seconds": 1, "m min minute minutes": 60, "h hr hour hours": 3600,
+    "d day days": 86_400, "w week weeks": 604_800,
+}  # fmt: skip
+_SECONDS = {name: seconds for names, seconds in _UNITS.items() for name in names.split()}
+_TIME = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]+)", re.ASCII)
+
+
+def seconds(text: str) -> float:
+    """Seconds as a number, or with units as systemd.time(7) has them: 500ms, 90 s, 5m, 1h30min, 2d."""
+    given = text.strip() + ("s" if re.fullmatch(r"[0-9.]+", text.strip()) else "")
+    parts = _TIME.findall(given)
+    if not parts or _TIME.sub("", given) or any(unit not in _SECONDS for _, unit in parts):
+        raise ValueError("a time, such as 30s or 500ms")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def octal(text: str) -> int:
+    """Permission bits in octal."""
+    if not re.fullmatch(r"[0-7]{1,4}", text):
+        raise ValueError("permission bits in octal, such as 0444")
+    return int(text, 8)
+
+
+def natural(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError("a whole number")
+    return int(text)
+
+
+def niceness(text: str) -> int:
+    """As nice(1) has it: -20 (before all others) to 19."""
+    if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
+        raise ValueError("a whole number from -20 to 19")
+    return int(text)
+
+
+def statuses(text: str) -> tuple[int, ...]:
+    """Statuses of HTTP, with commas between them."""
+    if not re.fullmatch(r"4\d\d(,4\d\d)*", text):
+        raise ValueError("statuses of HTTP from 400 to 499, such as 404,403")
+    return tuple(int(part) for part in text.split(","))
+
+
+def user_id(text: str) -> int:
+    """A user or group number; the last one, -1 to the system, is none."""
+    number = natural(text)
+    if number >= 2**32 - 1:
+        raise ValueError("a number below 4294967295")
+    return number
+
+
+def flag(text: str) -> bool:
+    """A flag: named alone it is on; NAME=false turns it off."""
+    try:
+        return {"": True, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError("nothing, true or false") from None
+
+
+def words(*choices: str) -> Callable[[str], str]:
+    """One of `choices`."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return text
+
+    parse.choices = choices  # type: ignore[attr-defined]  # what shells complete
+    return parse
+
+
+def text(value: str) -> str:
+    """Any text but the empty one."""
+    if not value:
+        raise ValueError("a value")
+    return value
+
+
+def is_url(value: str) -> bool:
+    """Whether `value` is a URL, or a chain of them, where the path of a local file is meant."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:[/:]|(?i:file|local):", value) is not None
+
+
+def local(value: str) -> str:
+    """A local file or directory as it is written, relative to where the program is started; ValueError for a URL."""
+    if is_url(value):
+        raise ValueError("a path on this machine, not a URL")
+    return text(value)
+
+
+def path(value: str) -> str:
+    """A file by its absolute path, as it is when the option is read."""
+    return os.path.abspath(local(value))
+
+
+def directory(value: str) -> str:
+    """A directory by its real path, as it is when the option is read."""
+    return os.path.realpath(local(value))
+
+
+def address(value: str) -> tuple[str, int] | None:
+    """(host, port) of ADDRESS:PORT, [ADDRESS]:PORT for IPv6; None for other text."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", value)
+    if match is None or int(match[3]) > 65_535:
+        return None
+    return match[1] or match[2], int(match[3])
+
+
+def metrics_place(value: str) -> str:
+    """Where metrics go: an address with a port, or an absolute path."""
+    if not value.startswith("/") and address(value) is None:
+        raise ValueError("ADDRESS:PORT, such as 127.0.0.1:9400 or [::1]:9400, or the absolute path of a file")
+    return value
+
+
+def place_name(name: str) -> bool:
+    """Whether storage options may be of `name`: a protocol, or one and a host or bucket of it."""
+    return re.fullmatch(r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?", name) is not None
+
+
+def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
+    """JSON: for each protocol (s3), or server or bucket (s3://bucket), an object with options of fsspec's."""
+    wanted = 'JSON such as {"s3": {"anon": true}}'
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(f"{wanted} ({exc})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{wanted}, an object")  # noqa: TRY004
+    for name, options in found.items():
+        if not place_name(name):
+            raise ValueError(f"{wanted}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
+        if not isinstance(options, dict):
+            raise ValueError(f"{wanted}: what {name} has is no object")  # noqa: TRY004
+    return tuple(found.items())
+
+
+_FILE_SIZE = 1 << 20  # bytes, of a file that holds options or a value
+DEPTH = 64  # of objects and lists in each other, in the value of a storage option
+
+
+def content(path: str) -> tuple[bytes, os.stat_result]:
+    """What a file of options, or one that holds a value, has in it; OSError, or ValueError: the rule that it breaks.
+
+    It is a regular file, /dev/null, or a pipe without a name, which shells make of <(...). Nothing else is waited for.
+    """
+    import stat
+
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        descriptor = file.fileno()
+        status = os.fstat(descriptor)
+        if stat.S_ISFIFO(status.st_mode) and os.readlink(f"/proc/self/fd/{descriptor}").startswith("pipe:"):
+            os.set_blocking(descriptor, True)
+        elif not stat.S_ISREG(status.st_mode) and os.path.realpath(path) != os.devnull:
+            raise ValueError("is no regular file")
+        data = file.read(_FILE_SIZE + 1)
+    if len(data) > _FILE_SIZE:
+        raise ValueError("holds more than 1 MiB")
+    return data, status
+
+
+def from_files(value: object, depth: int = 0) -> object:
+    """The value of a storage option, with what the file /path holds in place of text that is "@/path", at any depth.
+
+    Blanks and newlines around it do not count; what begins with { is JSON. "@@..." is text that begins with "@".
+    ValueError names the file, or the rule.
+    """
+    if depth > DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, dict):
+        return {name: from_files(one, depth + 1) for name, one in value.items()}
+    if isinstance(value, list):
+        return [from_files(one, depth + 1) for one in value]
+    if not isinstance(value, str):
+        return value
+    if "\0" in value:
+        raise ValueError("has a NUL character")
+    if value.startswith("@@"):
+        return value[1:]
+    return _held(value[1:]) if value.startswith("@/") else value
+
+
+def _held(path: str) -> object:
+    """What the file of a secret holds."""
+    try:
+        data, _ = content(path)
+    except OSError as exc:
+        raise ValueError(f"{path}: {(exc.strerror or str(exc)).lower()}") from None
+    except ValueError as exc:
+        raise ValueError(f"{path}: {exc}") from None
+    try:
+        held = data.decode().strip()
+        found: object = json.loads(held) if held.startswith("{") else held
+    except (ValueError, RecursionError):  # which would show what is in it
+        raise ValueError(f"{path}: neither text nor JSON") from None
+    if not held:
+        raise ValueError(f"{path}: holds nothing")
+    if "\0" in held:
+        raise ValueError(f"{path}: has a NUL character")
+    return found
+
+
+ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside names of protocols
+
+
+def allowed(value: str) -> tuple[str, ...]:
+    """Words of allow=: one, or more with commas between them."""
+    words = tuple(value.split(","))
+    if not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
+        raise ValueError(f"{', '.join(ALLOWED)}, or a protocol")
+    return words

@@ -1,0 +1,123 @@
+"""What must not be shown: passwords in URLs, signed queries, values of storage options (docs/configuration.md).
+
+Everything that is written where others may read it (logs, errors, attributes, reports, ps) goes through here.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+HIDDEN = "***"  # in place of a value
+
+_SEPARATOR = re.compile(r"://(?:[^/?#\[\]]*@)?\[[^\]/?#]*\]|::")
+_SECRET = re.compile(
+    r"sig|token|key|secret|passw|pwd|credential|x-amz-|x-goog-|policy|auth|session|cookie|bearer|jwt|connection_string",
+    re.IGNORECASE,
+)
+_USERS = ("http", "https", "ftp", "ftps", "sftp", "ssh", "smb", "webdav", "webdavs", "dav", "davs")  # have user@host
+_PASSWORD = re.compile(r"(?<=://)[^/?#@\s]*:[^/?#@\s]*@")
+_PARAMETER = re.compile(  # without "key", which is a path's name in some stores
+    r"([?&][\w.%-]*(?:sig|token|secret|passw|pwd|credential|jwt|auth|session)[\w.%-]*=)[^\s&#\"'<>`]+", re.IGNORECASE
+)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>`]+")
+# Storage options whose values tell nobody who the user is; of all others the name alone is shown.
+_HARMLESS = frozenset(
+    (
+        "anon", "account_name", "account_host", "allow_redirects", "asynchronous", "cache_regions", "consistency",
+        "default_block_size", "default_cache_type", "encoded", "endpoint_url", "host", "max_redirects", "port",
+        "project", "region", "region_name", "requester_pays", "simple_links", "size_policy", "ssl", "timeout",
+        "trust_env", "use_listings_cache", "use_ssl", "username", "verify", "verify_ssl", "version_aware",
+    )
+)  # fmt: skip
+_WELL_KNOWN = ("", "anon", "cache", "cloud", "google_default")  # values of token= that are no secrets (gcsfs)
+
+
+def links(url: str) -> list[str]:
+    """The links of a chain, outermost first; the "::" of an IPv6 address in brackets separates nothing."""
+    found, start = [], 0
+    for match in _SEPARATOR.finditer(url):
+        if match[0] == "::":
+            found.append(url[start : match.start()])
+            start = match.end()
+    return [*found, url[start:]]
+
+
+def without_secrets(url: str) -> str:
+    """`url` without user:password@, and without a query or fragment that looks signed."""
+    shown = "::".join(_without_secrets(link) for link in links(url))
+    return _PASSWORD.sub("", shown) if "@" in shown else shown  # of a URL in a query, or in what is no chain
+
+
+def _without_secrets(url: str) -> str:
+    if "://" not in url or not ("@" in url or "?" in url or "#" in url):
+        return url
+    try:
+        scheme, netloc, path, query, fragment = urlsplit(url)
+    except ValueError:  # nothing that could be opened, but it may hold a password
+        return url.partition("://")[0] + "://..."
+    user, at, host = netloc.rpartition("@")
+    shown = (
+        scheme,
+        host if at and (scheme.lower() in _USERS or ":" in user) else netloc,
+        path,
+        "" if _signed(query) else query,
+        "" if _signed(fragment) else fragment,
+    )
+    return url if shown == (scheme, netloc, path, query, fragment) else urlunsplit(shown)
+
+
+def _signed(query: str) -> bool:
+    return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
+
+
+def cleaned(text: str) -> str:
+    """Text that was not written here, such as a library's error, with each URL in it as without_secrets() has it.
+
+    Signatures and tokens are hidden in queries that have lost their URL as well.
+    """
+    if "://" in text:
+        text = _URL.sub(lambda match: without_secrets(match[0]), text)
+    return _PARAMETER.sub(rf"\1{HIDDEN}", text) if "=" in text else text
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether the value of a storage option is what its owner keeps to himself: a key, a password, a header with one.
+
+    The name of a file that has it, "@/path", is none.
+    """
+    if isinstance(value, dict):
+        return any(is_secret(str(inner), one) for inner, one in value.items())
+    if isinstance(value, list | tuple):
+        return any(is_secret(name, one) for one in value)
+    if not isinstance(value, str) or value.startswith("/") or value in _WELL_KNOWN or names_file(value):
+        return False
+    return bool(_SECRET.search(name)) or without_secrets(value) != value
+
+
+def names_file(value: str) -> bool:
+    """Whether a value is to be read from a file: @/path."""
+    return value.startswith("@/")
+
+
+def shown_storage(name: str, value: object) -> object:
+    """The value of a storage option as others may see it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str) and names_file(value):
+        return value
+    if name not in _HARMLESS or isinstance(value, dict | list | tuple):
+        return HIDDEN
+    return without_secrets(value) if isinstance(value, str) else value
+
+
+def shown_item(item: str) -> str:
+    """An item of -o, NAME=VALUE, as others may see it; what has no name that may be shown is hidden."""
+    name, equals, value = item.partition("=")
+    if not equals:
+        return without_secrets(item)
+    if name.replace("-", "_").lstrip("_") == "storage_options":
+        return f"{name}={HIDDEN}"
+    if "." in name:
+        return f"{without_secrets(name)}={shown_storage(name.rpartition('.')[2], value)}"
+    return f"{name}={without_secrets(value)}"

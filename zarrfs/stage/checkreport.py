@@ -1,0 +1,91 @@
+"""What a check has found: entries that cannot be read, or are not what the metadata of Zarr says."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
+
+from zarrfs.errors import NotFound, ReadError, ZarrfsError
+
+# as ReadError.kind and Unsound.kind
+BAD_KINDS = (
+    "missing", "unreadable", "wrong hash", "out of range", "changed", "bad metadata", "undecodable",
+    "outside grid",
+)  # fmt: skip
+
+
+class Unsound(ZarrfsError):
+    """A file that can be read, but is not what the metadata of Zarr says; `kind` is one of BAD_KINDS."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        self.kind = kind
+        super().__init__(reason)
+
+
+class Bad(NamedTuple):
+    """An entry that cannot be read."""
+
+    key: str
+    kind: str  # one of BAD_KINDS
+    url: str | None  # where its bytes should be
+    reason: str
+
+
+@dataclasses.dataclass
+class Report:
+    """What a check has found so far; it grows while the check runs."""
+
+    keep: int = 20  # how many of each list are kept
+    ok: int = 0
+    read: int = 0  # bytes
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of bad ones
+    bad: list[Bad] = dataclasses.field(default_factory=list)
+    links: int = 0  # symbolic links
+    dangling: int = 0  # of them, those that lead nowhere within the tree: not an error
+    left_out: int = 0  # entries that the document's compiler refused
+    problems: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (entry, rule) of those
+    expected_files: int | None = None
+    expected_bytes: int | None = None
+
+    @property
+    def files(self) -> int:
+        """Files that have been dealt with."""
+        return self.ok + self.counts.total()
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.counts and not self.left_out
+
+    def add(self, key: str, exc: BaseException, url: str | None = None) -> None:
+        """Count an entry that cannot be read."""
+        bad = bad_entry(key, exc, url)
+        self.counts[bad.kind] += 1
+        if len(self.bad) < self.keep:
+            self.bad.append(bad)
+
+    def as_json(self) -> dict[str, Any]:
+        """The report, ready for JSON."""
+        return {
+            "clean": self.clean,
+            "ok": self.ok,
+            **{kind.replace(" ", "_"): self.counts[kind] for kind in BAD_KINDS},
+            "left_out": self.left_out,
+            "bytes_read": self.read,
+            "links": self.links,
+            "links_dangling": self.dangling,
+            "bad": [bad._asdict() for bad in self.bad],
+            "problems": [{"entry": entry, "rule": rule} for entry, rule in self.problems],
+        }
+
+
+def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
+    """An entry that cannot be read, for that reason; `url`: where its bytes should be, if the reason does not say."""
+    if isinstance(exc, ReadError):
+        return Bad(key, exc.kind, exc.where, exc.reason)
+    if isinstance(exc, Unsound):
+        return Bad(key, exc.kind, url, str(exc))
+    if isinstance(exc, NotFound):
+        return Bad(key, "missing", url, exc.reason or "is listed, but not there")
+    return Bad(key, "unreadable", url, str(exc) or type(exc).__name__)
