@@ -22,9 +22,11 @@ from tests.unit.test_tls import authority as authority
 from tests.unit.test_tls import server as server
 
 MESSAGES = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
-# What begins a script: "m" mounts with a log, "ro" reads a file of a mount, and shows the log
+# What begins a script: "m" mounts with a log, "killed" ends the daemon and waits until the kernel knows,
+# "ro" reads a file of a mount, and shows the log
 BEGIN = """
 m() { zarrfs mount -o log_file=log,retries=0 "$@"; }
+killed() { kill -9 $(cat pid); while ls mnt >/dev/null 2>&1; do sleep 0.01; done; }
 log() {  # when all of it is written
     for _ in $(seq 500); do
         getfattr --only-values -n user.zarrfs.stats mnt | grep -q '"lost": 0, "waiting": 0}' && break
@@ -44,8 +46,8 @@ SCRIPTS = {
     "…: lies inside the source …, which would show itself in itself": "mkdir zlib/a; zarrfs mount zlib zlib/a",
     "…: not mounted": "zarrfs umount mnt",
     "…: cannot unmount: in use by pid …": "m refs.json mnt; exec 9<mnt/a; zarrfs umount mnt; exec 9<&-",
-    "Transport endpoint is not connected": "m -o pid_file=pid refs.json mnt; kill -9 $(cat pid); sleep 0.2; cat mnt/a",
-    "…: its daemon has died": "m -o pid_file=pid refs.json mnt; kill -9 $(cat pid); sleep 0.2; zarrfs stats mnt",
+    "Transport endpoint is not connected": "m -o pid_file=pid refs.json mnt; killed; cat mnt/a",
+    "…: its daemon has died": "m -o pid_file=pid refs.json mnt; killed; zarrfs stats mnt",
     "unknown option '…' (did you mean …?)": "zarrfs mount -o cachedir=/tmp refs.json mnt",
     "option … needs a value: …": "zarrfs mount -o cache_dir refs.json mnt",
     "option …: expected a size with a unit, such as 64MiB": "zarrfs mount -o cache_size=10 refs.json mnt",

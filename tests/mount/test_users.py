@@ -308,6 +308,7 @@ def test_a_killed_daemon_and_who_holds_a_mount(machine: Machine) -> None:
     assert mount(machine) == (0, "")
     daemon = json.loads(ann(machine, "getfattr", "--only-values", "-n", "user.zarrfs.mount", "mnt")[1])["pid"]
     machine.root(f"kill -9 {daemon}")
+    assert eventually(lambda: "not connected" in ann(machine, "ls", "mnt")[2])
     assert mount(machine) == (0, f"zarrfs: {HOME}/mnt: cleared a mount whose daemon had died\n")
 
 
