@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
 import json
 import os
@@ -298,6 +299,23 @@ def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
 
     run(tmp_path / "db", body, cache_dir=str(tmp_path / "cache"))
     assert names(tmp_path / "cache/blobs") == {REF, blobref(b"other")} == set(done)
+
+
+def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
+    """From threads that all find no directory yet: each is kept."""
+    for number in range(30):
+        disk, begin = DiskBlobs(str(tmp_path / str(number)), 16 * MIB, 0), threading.Barrier(5)
+        blobs = [b"%d" % at for at in range(5)]
+
+        def put(data: bytes, disk: DiskBlobs = disk, begin: threading.Barrier = begin) -> None:
+            begin.wait(10)
+            disk.put(blobref(data), data)
+
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            list(pool.map(put, blobs))
+        assert names(tmp_path / f"{number}/blobs") == {blobref(data) for data in blobs}
+        assert set(os.listdir(tmp_path / str(number))) == {"blobs", "zarrfs-blocks-1"}
+        disk.close()
 
 
 def test_a_disk_without_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

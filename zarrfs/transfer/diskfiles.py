@@ -133,7 +133,7 @@ class Layout:
 
     def _open_blobs(self, root: Handle, make: bool) -> Handle:
         """The directory of blobs, if it is one that we have made; FileNotFoundError, with `make` FileExistsError."""
-        scratch = f"../{self._scratch}.blobs"
+        scratch = f"../{self._scratch}{next(self._numbers):x}.blobs"  # a name of its own: threads may come at once
         if make:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(scratch, self._mode, dir_fd=root)
