@@ -298,8 +298,8 @@ def test_a_store_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
             assert refresh(root) == "refreshed"
             assert (root / ".zarray").read_bytes() == (store / ".zarray").read_bytes() != old
             assert (root / "2").read_bytes() == (store / "2").read_bytes()
-            # what the kernel has, or, where memory was short meanwhile, what is there now as far as the old one went
-            assert held.read() in (old, (store / ".zarray").read_bytes()[: len(old)])
+            with contextlib.suppress(OSError):  # where memory was short, the kernel has it no more
+                assert held.read() == old
 
 
 def test_old_versions_are_closed(tmp_path: Path) -> None:

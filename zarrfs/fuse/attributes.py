@@ -33,7 +33,7 @@ from zarrfs.fuse.shown import OpenFile, handler
 from zarrfs.fuse.staleness import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.options import Options
-from zarrfs.store.api import Info, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
 
 P = ParamSpec("P")
@@ -261,6 +261,9 @@ class AttributeOperations(Operations):
         if self._in_upper(inode):
             return
         key = self.nodes.key(inode)
+        below = await self.overlay.below(key)
+        if below is not None and below.kind is Kind.FILE and self.nodes.is_other(inode, below.identity):
+            raise Refused(key, errno.ESTALE)  # the kernel looks the name up again
         try:
             status = await self.overlay.copy_up(key, size)
         except NotFound:
@@ -389,16 +392,18 @@ class AttributeOperations(Operations):
             key, found = await self._find(inode)
             if found.status is None and found.info is not None:
                 found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
-                if self.nodes.identity(inode) in (None, found.info and found.info.identity):
+                if not self.nodes.is_other(inode, found.info.identity if found.info is not None else None):
                     return self._fill_found(found, inode)
             elif found.status is not None and wanted in (None, file_of(found.status)):
                 return self._fill_found(found, inode)
         except NotFound:
             pass
         for fh in self._opened.get(inode, ()):  # removed by somebody else: a plain directory has other users
-            descriptor = self._files[fh].descriptor
-            if descriptor is not None:
-                return self._fill_status(os.fstat(descriptor), inode)
+            file = self._files[fh]
+            if file.descriptor is not None:
+                return self._fill_status(os.fstat(file.descriptor), inode)
+            if file.validator is not None:
+                return self._fill(self._new_entry(), file.validator.info, inode)
         raise NotFound(f"inode {inode}")
 
     def _fill_found(self, found: Found, inode: int) -> EntryAttributes:

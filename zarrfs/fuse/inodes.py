@@ -42,9 +42,14 @@ class InodeTable:
         except KeyError:
             raise NotFound(f"inode {inode}") from None
 
-    def identity(self, inode: int) -> int | None:
-        """What Info.identity was when the inode was made."""
-        return self._identities.get(inode)
+    def is_other(self, inode: int, identity: int | None) -> bool:
+        """Whether an inode is of another file than the one with this Info.identity, as far as both are known."""
+        return identity is not None and self._identities.get(inode, identity) != identity
+
+    def learn(self, inode: int, identity: int | None) -> None:
+        """Info.identity of what an inode stands for."""
+        if identity is not None:
+            self._identities[inode] = identity
 
     def kind(self, inode: int) -> Kind:
         """What the kernel takes an inode for; it must stay that."""
@@ -88,12 +93,9 @@ class InodeTable:
         """The inode of `key`, counted as looked up once more."""
         inode = self._inodes.get(key)
         if inode is not None and self._kinds.get(inode, _FILE) is kind:
-            same = self._identities.get(inode) == identity
-            if inode < self._first:  # of an older version
-                same = kind is Kind.DIRECTORY
-                if same and identity is not None:
-                    self._identities[inode] = identity
-            if same:
+            old = inode < self._first  # of an older version
+            if kind is Kind.DIRECTORY if old else not self.is_other(inode, identity):
+                self.learn(inode, identity)
                 self._more[inode] = self._more.get(inode, 0) + 1
                 return inode
         # what the inode stood for, if there was one, lives on without a name until the kernel forgets it
@@ -103,8 +105,7 @@ class InodeTable:
         self._inodes[key] = inode
         if kind is not _FILE:
             self._kinds[inode] = kind
-        if identity is not None:
-            self._identities[inode] = identity
+        self.learn(inode, identity)
         return inode
 
     def shared(self, inode: int) -> bool:

@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import pyfuse3
@@ -136,9 +136,10 @@ class Operations(ShownOperations):
         else:
             if self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode):
                 raise pyfuse3.FUSEError(errno.ESTALE)  # refreshed meanwhile: the kernel looks it up again
-            other = self.inodes.identity(inode) not in (None, info.identity)  # another has taken the name
-            if other and not self.inodes.survives(inode):
-                info = self._held(inode)
+            if self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode):
+                with contextlib.suppress(NotFound):
+                    return self._fill(self._new_entry(), self._held(inode), inode)
+                raise pyfuse3.FUSEError(errno.ESTALE)  # another has taken the name, and nobody has this one open
         return self._fill(self._new_entry(), info, inode)
 
     @handler
@@ -213,19 +214,16 @@ class Operations(ShownOperations):
         self.counters["open"] += 1
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
-        key, version = self.inodes.key(inode), self.current
-        descriptor, pages = None, None
-        if not self.inodes.is_old(inode):
-            descriptor, pages = await self._open(version, key, self.inodes.identity(inode))
+        version, file = self.current, OpenFile(self.inodes.key(inode), inode, None)
+        pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if self.inodes.is_old(inode):  # it may have become that meanwhile
-            if descriptor is not None:
-                os.close(descriptor)
+            self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
         keep = pages is not None and self._versions.get(inode, pages) == pages
         if pages is not None and not version.store.immutable:
             self._versions[inode] = pages
         version.users += 1
-        file = OpenFile(key, inode, descriptor, version=version)
+        file.version = version
         return FileInfo(fh=self._handle(self._files, file), keep_cache=keep)
 
     @handler
@@ -242,6 +240,8 @@ class Operations(ShownOperations):
                 await self._begin(version, file.key)
             if file.descriptor is not None:
                 data = await read_file(file.descriptor, off, size)
+            elif version.validated is not None and file.validator is not None:
+                data = await version.validated.get_same(file.key, file.validator, off, size)
             else:
                 data = await version.values.get(file.key, off, size)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
@@ -323,27 +323,28 @@ class Operations(ShownOperations):
             return min(1.0, self._negative_timeout)
         return self._negative_timeout
 
-    async def _open(
-        self, version: Version, key: str, identity: int | None
-    ) -> tuple[int | None, tuple[int, ...] | None]:
-        """(descriptor or None, what tells versions of the value apart, or None where nothing does).
+    async def _open(self, version: Version, file: OpenFile) -> Hashable:
+        """Let `file` hold the value that is there. Returns what tells that from others; None where nothing does.
 
-        ESTALE where another file than `identity` has taken the name: the kernel then looks it up again.
+        ESTALE where another file than that of the inode has taken the name: the kernel then looks it up again.
         """
         if version.store.immutable:
-            return None, ()
+            return ()
+        if version.validated is not None:
+            file.validator = await version.validated.validator(file.key)
+            if self.inodes.is_other(file.inode, file.validator.info.identity):
+                raise pyfuse3.FUSEError(errno.ESTALE)
+            self.inodes.learn(file.inode, file.validator.info.identity)
+            return file.validator.value if file.validator.certain else None
         if version.descriptors is None:
-            info = await version.values.info(key)
-            known = info.size is not None and info.mtime_ns is not None
-            return None, (info.size or 0, info.mtime_ns or 0) if known else None
-        descriptor = await version.descriptors.open_value(key)
-        status = os.fstat(descriptor)
-        if identity not in (None, status.st_ino):
-            os.close(descriptor)
+            info = await version.values.info(file.key)
+            return None if None in (info.size, info.mtime_ns) else (info.size, info.mtime_ns)
+        file.descriptor = await version.descriptors.open_value(file.key)
+        status = os.fstat(file.descriptor)
+        if self.inodes.is_other(file.inode, status.st_ino):
+            self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
-        return descriptor, (
-            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
-        )  # fmt: skip
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     async def _begin(self, version: Version, key: str) -> None:
         """The first read of a file: what is read next may be fetched ahead, unless there is a newer version."""
@@ -359,8 +360,10 @@ class Operations(ShownOperations):
         return await version.store.info(key)
 
     def _held(self, inode: int) -> Info:
-        """The attributes of a file that has lost its name, from a descriptor of it; NotFound without one."""
+        """The attributes of a file that has lost its name, from who has it open; NotFound where nobody has."""
         for file in self._files.values():
+            if file.inode == inode and file.validator is not None:
+                return file.validator.info
             if file.inode == inode and file.descriptor is not None:
                 status = os.fstat(file.descriptor)
                 return Info("", Kind.FILE, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns,

@@ -11,7 +11,7 @@ import errno
 import functools
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator
 from typing import Any, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -24,7 +24,7 @@ from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.versions import Version
 from zarrfs.monitoring import process
-from zarrfs.store.api import Info, Store, join_key
+from zarrfs.store.api import Info, Store, Validator, join_key
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +72,7 @@ class OpenFile:
     begun: bool = False  # some of it was read
     upper: bool = False  # of a writable mount: the descriptor is that of a file in the upper directory
     version: Version | None = None  # which it was opened in; None: there is but one
+    validator: Validator | None = None  # of the value, in a store that has such
 
 
 class ShownOperations(pyfuse3.Operations):
@@ -87,7 +88,7 @@ class ShownOperations(pyfuse3.Operations):
         self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
         self.background: trio.Nursery | None = None  # for work that no request waits for
         self.inodes = InodeTable()
-        self._versions: dict[int, tuple[int, ...]] = {}  # of the pages that the kernel may have, by inode
+        self._versions: dict[int, Hashable] = {}  # of the pages that the kernel may have, by inode
         self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1

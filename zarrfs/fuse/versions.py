@@ -9,7 +9,7 @@ from typing import Any
 from zarrfs.errors import ZarrfsError
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.options import Options
-from zarrfs.store.api import AdjustableStore, DescriptorStore, PrefetchStore, Store
+from zarrfs.store.api import AdjustableStore, DescriptorStore, PrefetchStore, Store, ValidatedStore
 from zarrfs.store.readahead import KeyReadAhead
 from zarrfs.transfer.memory import memory_limit
 
@@ -34,6 +34,9 @@ class Version:
         self.ahead = KeyReadAhead(self.values, options.prefetch)
         self.prefetching = self.values if isinstance(self.values, PrefetchStore) else None
         self.descriptors = self.values if isinstance(self.values, DescriptorStore) else None
+        self.validated: ValidatedStore | None = None
+        if isinstance(self.values, ValidatedStore) and not self.values.immutable:
+            self.validated = self.values
         self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
         self.users = 0
         self.retired = False

@@ -19,7 +19,7 @@ import trio
 
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, TargetMissing
 from zarrfs.options import Options
-from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, keys_below, split_key
+from zarrfs.store.api import Buffer, Info, Kind, Usage, Validator, check_key, join_key, keys_below, split_key
 from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer.tasks import at_once
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -82,6 +82,14 @@ class UnlistedStore:
                 if not await self._is_directory(key, exc):
                     raise
         raise IsDirectory(key)
+
+    async def validator(self, key: str) -> Validator:
+        """As ValidatedStore.validator."""
+        return await self._store.validator(key)
+
+    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
+        """As ValidatedStore.get_same."""
+        return await self._store.get_same(key, validator, start, length)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """As Store.list_dir: documents and nodes come first, then chunks, both sorted."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 from zarrfs.errors import SourceError, ZarrfsError
-from zarrfs.store.api import Buffer, DescriptorStore, Info, Kind, PrefetchStore, join_key
+from zarrfs.store.api import Buffer, DescriptorStore, Getter, Info, Kind, PrefetchStore, join_key, one_version
 from zarrfs.store.extents import data_extents
 from zarrfs.store.overlay import Overlay
 from zarrfs.transfer.local import read_file
@@ -119,11 +120,19 @@ class Tree:
 
     async def pieces(self, node: Node, start: int, stop: int) -> AsyncIterator[Buffer]:
         """The bytes [start, stop) of a file, none of them missing; SourceError where they cannot be had."""
-        descriptor = -1 if node.status is None else self.open(node)
+        descriptor = -1
+        if node.status is not None:
+            descriptor = self.open(node)
+            get: Getter = functools.partial(read_file, descriptor)
+        else:
+            assert self.overlay.lower is not None
+            size = await self.size(node)
+            with _reading(self.place(node), node.key):
+                get = await one_version(self.overlay.lower, node.key, size)
         try:
             while start < stop:
                 with _reading(self.place(node), node.key):
-                    piece = await self._read(node, descriptor, start, min(PIECE, stop - start))
+                    piece = await get(start, min(PIECE, stop - start))
                 if not len(piece):
                     raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
                 yield piece
@@ -131,12 +140,6 @@ class Tree:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-
-    async def _read(self, node: Node, descriptor: int, start: int, length: int) -> Buffer:
-        if descriptor >= 0:
-            return await read_file(descriptor, start, length)
-        assert self.overlay.lower is not None
-        return await self.overlay.lower.get(node.key, start, length)
 
     async def read(self, node: Node, start: int, stop: int) -> bytes:
         """As pieces(), in one."""

@@ -22,7 +22,17 @@ from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, to
 from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing, close_all
 from zarrfs.stage.materialisewrite import Done as Done
 from zarrfs.stage.walk import check_length, extents
-from zarrfs.store.api import DescriptorStore, Info, Kind, PrefetchStore, Store, join_key, ordinary_mode
+from zarrfs.store.api import (
+    DescriptorStore,
+    Getter,
+    Info,
+    Kind,
+    PrefetchStore,
+    Store,
+    join_key,
+    one_version,
+    ordinary_mode,
+)
 from zarrfs.store.copying import copy_data, write_all
 from zarrfs.store.filling import EXISTING, Filling, Folder, InTheWay, ends_all
 from zarrfs.store.index import IndexStore, Part
@@ -335,8 +345,9 @@ class _Run:
             if not large:
                 room = await self._room.take(held(item.info))
                 parts = []
+                get = await one_version(self._store, item.key, item.info.size or 0)
                 async for start, length in extents(self._store, item.key, item.info):
-                    data = await self._store.get(item.key, start, length)
+                    data = await get(start, length)
                     check_length(item.key, len(data), start, length)
                     parts.append(Part(start, length, data))
                 item.content = parts
@@ -407,15 +418,16 @@ class _Run:
 
         async def one(start: int, length: int) -> None:
             try:
-                await self._piece(writing, start, length)
+                await self._piece(writing, get, start, length)
             except Exception as exc:
                 failed.append(exc)
                 nursery.cancel_scope.cancel()
             finally:
                 some.release()
 
+        key, info = writing.item.key, writing.item.info
+        get = await one_version(self._store, key, info.size or 0)
         async with trio.open_nursery() as nursery:
-            key, info = writing.item.key, writing.item.info
             try:
                 async for low, length in stretches(self._store, key, info):
                     await some.acquire()
@@ -425,7 +437,7 @@ class _Run:
                 nursery.cancel_scope.cancel()
         return failed[0] if failed else None
 
-    async def _piece(self, writing: Writing, start: int, length: int) -> None:
+    async def _piece(self, writing: Writing, get: Getter, start: int, length: int) -> None:
         parts = None if self._index is None else self._index.parts(writing.item.key, start, start + length)
         if parts is None:
             parts, at_hand = [Part(start, length, None)], 0
@@ -434,7 +446,7 @@ class _Run:
         for part in parts[at_hand:]:
             room = await self._room.take(part.length)
             try:
-                data = await self._store.get(writing.item.key, part.start, part.length)
+                data = await get(part.start, part.length)
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:

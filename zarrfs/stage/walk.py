@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import trio
 
 from zarrfs.errors import IsDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.store.api import Buffer, Info, Kind, Store, join_key
+from zarrfs.store.api import Buffer, Info, Kind, Store, join_key, one_version
 from zarrfs.store.links import follow
 
 PIECE = 4 << 20
@@ -109,8 +109,9 @@ async def pieces(store: Store, key: str, start: int = 0, length: int | None = No
         raise IsDirectory(key)
     size = info.size or 0
     stop = size if length is None else min(size, start + length)
+    get = await one_version(store, at, size)
     while start < stop:
-        piece = await store.get(at, start, min(PIECE, stop - start))
+        piece = await get(start, min(PIECE, stop - start))
         if not len(piece):
             raise ReadError(at, f"ends at {start}, not at {size}")
         yield piece

@@ -6,11 +6,12 @@ Source: Zarr v3 core protocol, abstract store interface, and the file system sto
 from __future__ import annotations
 
 import enum
+import functools
 import stat
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from zarrfs.errors import InvalidKey, NameTooLong
+from zarrfs.errors import InvalidKey, NameTooLong, TargetChanged
 from zarrfs.options import Options
 from zarrfs.transfer.api import Buffer as Buffer
 
@@ -128,6 +129,46 @@ class DescriptorStore(Store, Protocol):
     async def open_value(self, key: str) -> int:
         """A descriptor of the value, for the caller to close: it stays that value, whatever is set later."""
         ...
+
+
+class Validator(NamedTuple):
+    """What tells a value from those that come before and after it under its key. Source: RFC 9110, section 8.8."""
+
+    value: Hashable
+    info: Info  # its size known
+    certain: bool = True  # no other value has the same; else it is likely at best
+
+
+@runtime_checkable
+class ValidatedStore(Store, Protocol):
+    """A Store whose values may become others while they are read."""
+
+    async def validator(self, key: str) -> Validator:
+        """That of the value which is there now. NotFound; ReadError where the store cannot be asked."""
+        ...
+
+    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
+        """As get(), of the value that `validator` is of; a ReadError where another one, or none, is there now.
+
+        That is TargetChanged where it is sure, and validator() then tells the new one.
+        """
+        ...
+
+
+Getter: TypeAlias = Callable[[int, int], Awaitable[Buffer]]  # (start, length) -> bytes of one value
+
+
+async def one_version(store: Store, key: str, size: int) -> Getter:
+    """Store.get() of `key`, with start and length, for who reads it in pieces: all are of the value that is there now.
+
+    TargetChanged where that has not `size` bytes, which is what the store said of it before.
+    """
+    if not isinstance(store, ValidatedStore) or store.immutable:
+        return functools.partial(store.get, key)
+    validator = await store.validator(key)
+    if validator.info.size != size:
+        raise TargetChanged(key, f"has changed: it has {validator.info.size} bytes, and had {size}")
+    return functools.partial(store.get_same, key, validator)
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ import trio
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
     Buffer,
+    Getter,
     Info,
     Kind,
     PartialStore,
@@ -28,6 +29,7 @@ from zarrfs.store.api import (
     check_key,
     join_key,
     keys_below,
+    one_version,
     ordinary_mode,
     split_key,
 )
@@ -230,16 +232,13 @@ class Overlay(OnLower):
 
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
         """Whether the copy was put in place: not where the name was taken, or taken away, meanwhile."""
-        size = info.size
-        if size is None and self.lower is not None:
-            size = (await self.lower.info(key)).size
-        size = size or 0
-        size = size if most is None else min(size, most)
+        assert self.lower is not None
+        whole = (info if info.size is not None else await self.lower.info(key)).size or 0
+        size = whole if most is None else min(whole, most)
         staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
         try:
-            for at in range(0, size, _PIECE):
-                data = await self._read(key, at, min(_PIECE, size - at))
-                await trio.to_thread.run_sync(write_sparse, staged.descriptor, data, at)
+            if size:
+                await self._copy_bytes(staged.descriptor, await one_version(self.lower, key, whole), key, size)
             await trio.to_thread.run_sync(self._finish, staged, info, size)
             async with self.lock:
                 if self.upper.status(key) is None and not self.upper.covers(key):
@@ -251,13 +250,13 @@ class Overlay(OnLower):
             staged.discard()
         return False
 
-    async def _read(self, key: str, start: int, length: int) -> Buffer:
-        """Bytes of the lower store; ReadError where there are fewer."""
-        assert self.lower is not None
-        data = await self.lower.get(key, start, length)
-        if len(data) != length:
-            raise ReadError(key, "ended early while it was copied")
-        return data
+    async def _copy_bytes(self, descriptor: int, get: Getter, key: str, size: int) -> None:
+        for at in range(0, size, _PIECE):
+            length = min(_PIECE, size - at)
+            data = await get(at, length)
+            if len(data) != length:
+                raise ReadError(key, "ended early while it was copied")
+            await trio.to_thread.run_sync(write_sparse, descriptor, data, at)
 
     def _finish(self, staged: StagedFile, info: Info, size: int) -> None:
         descriptor = staged.descriptor

@@ -23,7 +23,7 @@ from zarrfs.errors import (
 )
 from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
-from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, name_rule, split_key
+from zarrfs.store.api import Buffer, Info, Kind, Usage, Validator, check_key, join_key, name_rule, split_key
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.remote import RemoteFiles
@@ -47,8 +47,9 @@ class FsspecStore:
     def __init__(self, url: str, options: Options) -> None:
         self.immutable = urls.protocols(url)[:1] == ["zip"]
         self.files = RemoteFiles(options)
-        self._url, self._missing = url, options.missing_status
+        self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
         self._found: tuple[System, str] | None = None
+        self._tags = True  # the server tells a tag wherever it tells a size
         self._entries: OrderedDict[str, tuple[float, Entry]] = OrderedDict()
 
     @property
@@ -65,7 +66,7 @@ class FsspecStore:
         entry = await self._entry(key)
         if entry.size is None and not entry.directory:
             raise ReadError(key, "the server does not tell its size")
-        return _info(split_key(key)[1], entry)
+        return self._info(split_key(key)[1], entry)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         for info in await self._listing(prefix):
@@ -102,6 +103,26 @@ class FsspecStore:
         # Another version than the one that was asked about: once more, from the beginning.
         self._entries.pop(key, None)
         return await self._get(key, await self._entry(key), start, length)
+
+    async def validator(self, key: str) -> Validator:
+        """As ValidatedStore.validator; what was told in the last second is believed."""
+        entry = await self._entry(key)
+        if entry.directory:
+            raise IsDirectory(key)
+        certain = entry.tag is not None or entry.mtime_ns is not None
+        return Validator(entry, self._info(split_key(key)[1], entry), certain)
+
+    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
+        """As ValidatedStore.get_same; with -o stale=reread as get()."""
+        entry = validator.value
+        assert isinstance(entry, Entry)
+        if self._reread:
+            return await self.get(key, start, length)
+        try:
+            return await self._get(key, entry, start, length)
+        except (TargetChanged, TargetMissing, OutOfRange):
+            self._entries.pop(key, None)
+            raise
 
     remote = True
 
@@ -220,7 +241,7 @@ class FsspecStore:
         for name, entry in found.items():
             if entry.directory or entry.size is not None:
                 self._remember(join_key(prefix, name), entry)
-        return [_info(name, found[name]) for name in sorted(found)]
+        return [self._info(name, found[name]) for name in sorted(found)]
 
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
         if entry.directory:
@@ -234,8 +255,12 @@ class FsspecStore:
             return b""
         return await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
 
-
-def _info(name: str, entry: Entry) -> Info:
-    if entry.directory:
-        return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
-    return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns)
+    def _info(self, name: str, entry: Entry) -> Info:
+        if entry.directory:
+            return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
+        identity: int | None = None
+        if not self.immutable and entry.size is not None:
+            self._tags = self._tags and entry.tag is not None
+            version = entry.tag if self._tags else entry.mtime_ns
+            identity = None if version is None else hash((entry.size, version))
+        return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)

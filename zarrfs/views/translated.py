@@ -21,6 +21,8 @@ from zarrfs.store.api import (
     PrefetchStore,
     Store,
     Usage,
+    ValidatedStore,
+    Validator,
     check_key,
     join_key,
     keys_below,
@@ -64,7 +66,11 @@ def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store
 
     `strict`: what the version cannot have is a ReadError when it is looked at, and not left out.
     """
-    kind = _DescriptorView if isinstance(store, DescriptorStore) else TranslatedView
+    kind = TranslatedView
+    if isinstance(store, DescriptorStore):
+        kind = _DescriptorView
+    elif isinstance(store, ValidatedStore):
+        kind = _ValidatedView
     return kind(store, version, strict)
 
 
@@ -365,6 +371,26 @@ class _DescriptorView(TranslatedView):
             os.close(descriptor)
             raise
         return descriptor
+
+
+class _ValidatedView(TranslatedView):
+    """A view of values that may become others: a document's validator has its bytes, so it stays what it was."""
+
+    async def validator(self, key: str) -> Validator:
+        """As ValidatedStore.validator."""
+        place = await self._place(key)
+        if place.document:
+            data = await self._document(place.shown, place.document)
+            return Validator(data, await self._document_info(place.shown, place.document, True))
+        assert isinstance(self.lower, ValidatedStore)
+        return await self.lower.validator(await self._chunk(key, place))
+
+    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
+        """As ValidatedStore.get_same."""
+        if isinstance(validator.value, bytes):
+            return memoryview(validator.value)[start : None if length is None else start + length]
+        assert isinstance(self.lower, ValidatedStore)
+        return await self.lower.get_same(await self._chunk(key, await self._place(key)), validator, start, length)
 
 
 def _joined(directory: str, key: str) -> str:

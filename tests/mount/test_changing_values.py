@@ -1,0 +1,189 @@
+"""Values of a store behind a URL that become others: who has one open never reads two of them as one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.conftest import run
+from tests.mount.mounting import counters_of, log_of, mounted
+from tests.mount.test_semantics import error_of
+from tests.servers import Faulty
+from zarrfs.errors import TargetChanged
+from zarrfs.options import Options
+from zarrfs.sources.unlisted import UnlistedStore
+from zarrfs.stage.walk import pieces
+from zarrfs.store.api import one_version
+from zarrfs.store.remote import FsspecStore
+
+SIZE = 4 << 20
+LATER = 3 * SIZE // 4  # not in the block that a read of the beginning fetches
+SMALL = "part_size=64KiB,prefetch=0B"  # values of this size are fetched in pieces
+METADATA = {"zarr_format": 2, "shape": [2 * SIZE], "chunks": [SIZE], "dtype": "|u1", "compressor": None,
+            "filters": None, "fill_value": 0, "order": "C"}  # fmt: skip
+
+
+class Changing:
+    """A server with a store, whose chunk v/0 becomes another one."""
+
+    def __init__(self, server: Faulty) -> None:
+        self.server, self.url, self.number = server, f"{server.url}/store", 0
+        server.put("/store/.zgroup", b'{"zarr_format": 2}')
+        server.put("/store/v/.zarray", json.dumps(METADATA).encode())
+        both = {".zgroup": {"zarr_format": 2}, "v/.zarray": METADATA}
+        server.put("/store/.zmetadata", json.dumps({"zarr_consolidated_format": 1, "metadata": both}).encode())
+        self.value = self.change()
+
+    def change(self, size: int = SIZE) -> bytes:
+        """The next value."""
+        self.number += 1
+        self.value = random.Random(self.number).randbytes(size)
+        self.server.put("/store/v/0", self.value, tag=str(self.number))
+        return self.value
+
+    def requests(self) -> int:
+        """How many came for the chunk since it was changed."""
+        return sum(path == "/store/v/0" for _, path, _ in self.server.requests)
+
+
+@pytest.fixture
+def changing() -> Iterator[Changing]:
+    server = Faulty()
+    yield Changing(server)
+    server.close()
+
+
+def opened(path: Path) -> int:
+    """A descriptor of which the kernel reads what is asked for, and nothing ahead."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
+
+
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize("size", [SIZE, SIZE // 2, 2 * SIZE])
+@pytest.mark.parametrize("view", ["", "view=v3"])
+def test_an_open_file_is_no_mixture(changing: Changing, tmp_path: Path, size: int, view: str) -> None:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, *filter(None, [view])) as root:
+        chunk = root / "v/0"
+        old, file = changing.value, opened(chunk)
+        assert os.pread(file, 4096, 0) == old[:4096]
+        new = changing.change(size)
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        assert os.pread(file, 4096, 0) == old[:4096]  # as before
+        assert chunk.read_bytes() == new  # who opens it anew
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        os.close(file)
+        [line] = [line for line in log_of(root).splitlines() if "EIO" in line]
+        assert "has changed since it was" in line
+        assert "v/0" in line
+
+
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize("size", [SIZE // 2, SIZE, 2 * SIZE])
+def test_the_size_of_before_is_not_believed(changing: Changing, tmp_path: Path, size: int) -> None:
+    """Attributes are kept for long here; who opens a value that has grown reads all of it."""
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=1d,entry_timeout=1d") as root:
+        assert os.stat(root / "v/0").st_size == SIZE
+        new = changing.change(size)
+        until_old_is_forgotten()
+        assert (root / "v/0").read_bytes() == new
+        assert os.stat(root / "v/0").st_size == size
+
+
+def test_what_is_open_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
+    """And its name: it is the same file for who asks, and another one under the name."""
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s,entry_timeout=0s") as root:
+        file = opened(root / "v/0")
+        changing.change(2 * SIZE)
+        until_old_is_forgotten()
+        assert os.stat(root / "v/0").st_size == 2 * SIZE
+        assert os.fstat(file).st_size == SIZE
+        assert os.fstat(file).st_ino != os.stat(root / "v/0").st_ino
+        os.close(file)
+
+
+def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
+    with mounted(changing.url, tmp_path / "mnt", "attr_timeout=0s,entry_timeout=0s") as root:
+        inode = os.stat(root / "v/0").st_ino
+        assert [entry.inode() for entry in os.scandir(root / "v") if entry.name == "0"] == [inode]
+        assert os.stat(root / "v/0").st_ino == inode
+
+
+def test_stale_reread(changing: Changing, tmp_path: Path) -> None:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "stale=reread") as root:
+        file = opened(root / "v/0")
+        assert os.pread(file, 4096, 0) == changing.value[:4096]
+        new = changing.change()
+        assert os.pread(file, 4096, LATER) == new[LATER:][:4096]
+        os.close(file)
+
+
+def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_path: Path) -> None:
+    with mounted(changing.url, tmp_path / "mnt", "part_size=16MiB") as root:
+        os.stat(root / "v/0")
+        before = changing.requests()
+        for _ in range(3):
+            assert (root / "v/0").read_bytes() == changing.value
+        assert changing.requests() == before + 1
+        assert counters_of(root)["open"] == 3
+
+
+def test_pieces_are_of_one_version(changing: Changing) -> None:
+    """What copies are made of."""
+
+    async def body() -> None:
+        store = UnlistedStore(FsspecStore(changing.url, Options(part_size=512 << 10, prefetch=0, retries=0)))
+        async with aclosing(store):
+            later = pieces(store, "v/0")
+            first = await anext(later)
+            assert first == changing.value[: len(first)]
+            changing.change(3 * SIZE)
+            with pytest.raises(TargetChanged):
+                await anext(later)
+            await store.info("v/0")
+            with pytest.raises(TargetChanged, match="had 4194304"):
+                await one_version(store, "v/0", SIZE)
+
+    changing.change(3 * SIZE)
+    trio.run(body)
+
+
+@pytest.mark.parametrize("command", ["cat", "stage"])
+def test_copies_are_no_mixture(changing: Changing, tmp_path: Path, command: str) -> None:
+    """The value that is read is never the one that the server told of."""
+    changing.server.put("/store/v/0", changing.value, tag="1", forever="changed")  # HEAD says "1", GET says "2"
+    if command == "cat":
+        done = run("cat", changing.url, "v/0")
+    else:
+        done = run("stage", "--copy", changing.url, tmp_path / "copy")
+        assert not (tmp_path / "copy/v/0").exists()
+    assert done.returncode == 1
+    assert "changed" in done.stderr
+
+
+@pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
+def test_a_copy_up_is_no_mixture(changing: Changing, tmp_path: Path, size: int) -> None:
+    (tmp_path / "upper").mkdir()
+    with mounted(changing.url, tmp_path / "mnt", f"upperdir={tmp_path}/upper,{SMALL}") as root:
+        assert os.stat(root / "v/0").st_size == SIZE
+        new = changing.change(size)
+        until_old_is_forgotten()
+        with open(root / "v/0", "r+b") as file:
+            file.write(b"x")
+        assert (root / "v/0").read_bytes() == b"x" + new[1:]
+
+
+def until_old_is_forgotten() -> None:
+    """Longer than the daemon believes what a server has said."""
+    time.sleep(1.1)
