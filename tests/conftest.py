@@ -19,6 +19,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(number): the promise of docs/semantics.md that a test proves")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """With -n auto: one more than there are cores, as tests also wait for servers and for time to pass."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Indexes of the tests go to a directory of their own, and no configuration of the user's is read."""

@@ -1,6 +1,7 @@
-"""A mount with one handler that raises: faulty_daemon.py MOUNTPOINT HANDLER EXCEPTION.
+"""A mount with one handler that raises: faulty_daemon.py MOUNTPOINT HANDLER.
 
-The fault sits inside the handler, under the wrapper that is tested, and ends when MOUNTPOINT.heal exists.
+The fault sits inside the handler, under the wrapper that is tested. MOUNTPOINT.fault names what is raised: nothing
+where that is missing. MOUNTPOINT.raised names what was raised last.
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from zarrfs.store.indexfile import IndexWriter
 
 
 def main() -> None:
-    mountpoint, name, exception = sys.argv[1:]
+    mountpoint, name = sys.argv[1:]
 
-    def broken(*_arguments: object) -> Any:
-        if not os.path.exists(mountpoint + ".heal"):
-            if exception == "ReadError":
-                raise errors.ReadError("file:///data/x", "no luck")
-            raise getattr(builtins, exception)(2, "injected")
+    def broken() -> Any:
+        try:
+            with open(mountpoint + ".fault") as file:
+                exception = file.read()
+        except FileNotFoundError:
+            return
+        with open(mountpoint + ".raised", "w") as file:
+            file.write(exception)
+        if exception == "ReadError":
+            raise errors.ReadError("file:///data/x", "no luck")
+        raise getattr(builtins, exception)(2, "injected")
 
     if name == "forget":
         original = shown.InodeTable.forget

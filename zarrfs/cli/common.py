@@ -238,7 +238,7 @@ def run_on_stores(
     plans: list[Plan] = []
     try:
         for source in sources:
-            plans.append(plan_source(source, chosen, child(source), _import_meanwhile))
+            plans.append(plan_source(source, chosen, child(source), functools.partial(_import_meanwhile, reads)))
             if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:
@@ -252,9 +252,9 @@ def run_on_stores(
             discard(plan)
 
 
-def _import_meanwhile() -> None:
-    """What most sources take, while a child prepares ours."""
-    for name in ("zarrfs.store.index", "zarrfs.transfer.remote"):
+def _import_meanwhile(reads: bool) -> None:
+    """What most sources take, while a child prepares ours; who `reads` files takes more."""
+    for name in ("zarrfs.store.index", "zarrfs.transfer.remote")[: 1 + reads]:
         importlib.import_module(name)
 
 

@@ -107,16 +107,18 @@ class _Worker:
 
     def __init__(self, function: Callable[[Any], Any], others: list[_Worker]) -> None:
         (theirs, tasks), (answers, mine) = os.pipe(), os.pipe()
-        self._pid = os.fork()
-        if not self._pid:
-            try:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it, too, and ends us
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                for descriptor in (tasks, answers, *(d for other in others for d in other.descriptors())):
-                    os.close(descriptor)  # so that the end of who started us is the end of the tasks
-                _serve(function, os.fdopen(theirs, "rb"), os.fdopen(mine, "wb"))
-            finally:
-                os._exit(0)
+        with _signals_held() as before:
+            self._pid = os.fork()
+            if not self._pid:
+                try:
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it, too, and ends us
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                    for descriptor in (tasks, answers, *(d for other in others for d in other.descriptors())):
+                        os.close(descriptor)  # so that the end of who started us is the end of the tasks
+                    _serve(function, os.fdopen(theirs, "rb"), os.fdopen(mine, "wb"))
+                finally:
+                    os._exit(0)
         os.close(theirs)
         os.close(mine)
         self.tasks, self.answers = os.fdopen(tasks, "wb"), os.fdopen(answers, "rb")
@@ -133,6 +135,16 @@ class _Worker:
             self.tasks.close()
         self.answers.close()
         os.waitpid(self._pid, 0)
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[set[int]]:
+    """Keep signals that end us from coming now: in a new process, before it ignores them, one is an exception."""
+    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))}
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(function: Callable[[Any], Any], tasks: IO[bytes], answers: IO[bytes]) -> None:
