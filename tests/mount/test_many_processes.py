@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import random
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mount.mounting import counters_of, daemon_pid, mounted
+from tests.mount.mounting import counters_of, daemon_pid, mounted, until
 from tests.mount.remotevalues import publish
 from tests.servers import Nginx, nginx
 
@@ -87,3 +88,27 @@ def test_the_priority_of_a_daemon(option: str, nice: int, tmp_path: Path) -> Non
         threads = os.listdir(f"/proc/{daemon_pid(root)}/task")
         assert {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in threads} == {nice}
     assert os.getpriority(os.PRIO_PROCESS, 0) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may tell the kernel")
+def test_32_readers_of_what_is_far_away_ask_once_for_a_value(nginx: Nginx, tmp_path: Path) -> None:
+    """The kernel asks for a page at a time where it takes the daemon to be congested, unless it is told otherwise.
+
+    It is told by its control file system, which some machines have mounted, and others not.
+    """
+    size, count = 512 << 10, 160
+    data = publish(nginx.late.root, "far.bin", count * size)
+    refs = {f"v/{number}": [f"{nginx.late.url}/far.bin", number * size, size] for number in range(count)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "prefetch=0B,coalesce_gap=0B") as root:
+        device = os.stat(root).st_dev
+        bdi = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        until(lambda: int(bdi.read_text()) > 128)
+
+        def right(number: int) -> bool:
+            with (root / f"v/{number}").open("rb", buffering=0) as file:
+                return file.read(size) == data[number * size : (number + 1) * size]
+
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            assert all(pool.map(right, range(count)))
+        assert counters_of(root)["read"] < count * 1.2
