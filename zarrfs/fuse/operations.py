@@ -332,10 +332,12 @@ class Operations(ShownOperations):
             return ()
         if version.validated is not None:
             file.validator = await version.validated.validator(file.key)
-            if self.inodes.is_other(file.inode, file.validator.info.identity):
+            identity = file.validator.info.identity
+            if self.inodes.is_other(file.inode, identity):
                 raise pyfuse3.FUSEError(errno.ESTALE)
-            self.inodes.learn(file.inode, file.validator.info.identity)
-            return file.validator.value if file.validator.certain else None
+            self.inodes.learn(file.inode, identity)
+            told = file.validator.value if identity is None else identity
+            return told if file.validator.certain else None
         if version.descriptors is None:
             info = await version.values.info(file.key)
             return None if None in (info.size, info.mtime_ns) else (info.size, info.mtime_ns)

@@ -261,6 +261,8 @@ class FsspecStore:
         identity: int | None = None
         if not self.immutable and entry.size is not None:
             self._tags = self._tags and entry.tag is not None
-            version = entry.tag if self._tags else entry.mtime_ns
+            # in listings, some times are more exact
+            time = None if entry.mtime_ns is None else entry.mtime_ns // 1_000_000_000
+            version = entry.tag if self._tags else time
             identity = None if version is None else hash((entry.size, version))
         return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)
