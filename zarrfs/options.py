@@ -299,6 +299,13 @@ def bounds_of(name: str) -> tuple[Any, Any] | None:
     return about["bounds"] and tuple(map(about["parse"], about["bounds"]))
 
 
+def check_bounds(name: str, value: Any, written: object) -> None:
+    """UsageError for a value of an option that is out of its bounds; None is not."""
+    bounds = bounds_of(name)
+    if bounds is not None and value is not None and not bounds[0] <= value <= bounds[1]:
+        raise UsageError(f"option {name}={written}: expected {_rule(name)}")
+
+
 def _rule(name: str) -> str:
     """What a number of the option `name` has to be."""
     about = TABLE[name].metadata
@@ -475,9 +482,7 @@ def put(said: Said, name: str, value: str | None) -> None:
         shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"  # JSON: passwords
         rule = _rule(name) if parser is natural else exc
         raise UsageError(f"option {shown}: expected {rule}") from None
-    bounds = bounds_of(name)
-    if bounds is not None and not bounds[0] <= parsed <= bounds[1]:
-        raise UsageError(f"option {name}={value}: expected {_rule(name)}")
+    check_bounds(name, parsed, value)
     if about["many"]:
         parsed = (*said.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
     said.values[name] = parsed
