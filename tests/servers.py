@@ -151,6 +151,7 @@ class Faulty:
         self._released = threading.Event()
         self.arrived = threading.Event()  # a request that is answered slowly has come
         self._lock = threading.Lock()
+        self.tell_tags, self.tell_times = True, False  # ETags; a Last-Modified that is the time of the answer
         handler = type("Handler", (_FaultyHandler,), {"owner": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -275,7 +276,10 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
     ) -> None:
         self.send_response(status)
         for name, text in headers.items():
-            self.send_header(name, text)
+            if name != "ETag" or self.owner.tell_tags:
+                self.send_header(name, text)
+        if self.owner.tell_times:
+            self.send_header("Last-Modified", self.date_time_string())
         if sized:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -51,6 +51,7 @@ _KEPT = ("0s", "3650d")  # of what is believed or kept for a time
 _PART = ("4KiB", "1GiB")  # of what one request is for
 _MEMORY = ("64KiB", "64TiB")  # of what has to hold a block
 _MANY = ("0B", "64TiB")  # of bytes that may be none at all
+_NOUNS = {seconds: "a time", size: "a size", natural: "a whole number"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,20 +302,14 @@ def bounds_of(name: str) -> tuple[Any, Any] | None:
 
 def check_bounds(name: str, value: Any, written: object) -> None:
     """UsageError for a value of an option that is out of its bounds; None is not."""
-    bounds = bounds_of(name)
-    if bounds is not None and value is not None and not bounds[0] <= value <= bounds[1]:
+    least, greatest = bounds_of(name) or (value, value)
+    if value is not None and not least <= value <= greatest:
         raise UsageError(f"option {name}={written}: expected {_rule(name)}")
 
 
 def _rule(name: str) -> str:
     """What a number of the option `name` has to be."""
-    about = TABLE[name].metadata
-    least, greatest = about["bounds"]
-    return f"{_NOUNS[about['parse']]} from {least} to {greatest}"
-
-
-_NOUNS = {seconds: "a time", size: "a size", natural: "a whole number"}
-
+    return "{} from {} to {}".format(_NOUNS[TABLE[name].metadata["parse"]], *TABLE[name].metadata["bounds"])
 
 def default_text(name: str) -> str:
     """The default of an option as it would be written; empty where there is none, or the help tells it."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.conftest import run
-from tests.mount.mounting import counters_of, log_of, mounted
+import zarrfs.sources
+from tests.mount.mounting import counters_of, log_of, mounted, until
 from tests.mount.test_semantics import error_of
 from tests.servers import Faulty
 from zarrfs.errors import TargetChanged
@@ -50,9 +50,9 @@ class Changing:
         self.server.put("/store/v/0", self.value, tag=str(self.number))
         return self.value
 
-    def requests(self) -> int:
-        """How many came for the chunk since it was changed."""
-        return sum(path == "/store/v/0" for _, path, _ in self.server.requests)
+    def gets(self) -> int:
+        """How often the chunk was fetched since it was changed."""
+        return sum((method, path) == ("GET", "/store/v/0") for method, path, _ in self.server.requests)
 
 
 @pytest.fixture
@@ -132,10 +132,10 @@ def test_stale_reread(changing: Changing, tmp_path: Path) -> None:
 def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_path: Path) -> None:
     with mounted(changing.url, tmp_path / "mnt", "part_size=16MiB") as root:
         os.stat(root / "v/0")
-        before = changing.requests()
+        before = changing.gets()
         for _ in range(3):
             assert (root / "v/0").read_bytes() == changing.value
-        assert changing.requests() == before + 1
+        assert changing.gets() == before + 1
         assert counters_of(root)["open"] == 3
 
 
@@ -159,21 +159,8 @@ def test_pieces_are_of_one_version(changing: Changing) -> None:
     trio.run(body)
 
 
-@pytest.mark.parametrize("command", ["cat", "stage"])
-def test_copies_are_no_mixture(changing: Changing, tmp_path: Path, command: str) -> None:
-    """The value that is read is never the one that the server told of."""
-    changing.server.put("/store/v/0", changing.value, tag="1", forever="changed")  # HEAD says "1", GET says "2"
-    if command == "cat":
-        done = run("cat", changing.url, "v/0")
-    else:
-        done = run("stage", "--copy", changing.url, tmp_path / "copy")
-        assert not (tmp_path / "copy/v/0").exists()
-    assert done.returncode == 1
-    assert "changed" in done.stderr
-
-
 @pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
-def test_a_copy_up_is_no_mixture(changing: Changing, tmp_path: Path, size: int) -> None:
+def test_what_is_copied_up_is_what_is_there_now(changing: Changing, tmp_path: Path, size: int) -> None:
     (tmp_path / "upper").mkdir()
     with mounted(changing.url, tmp_path / "mnt", f"upperdir={tmp_path}/upper,{SMALL}") as root:
         assert os.stat(root / "v/0").st_size == SIZE
@@ -182,6 +169,93 @@ def test_a_copy_up_is_no_mixture(changing: Changing, tmp_path: Path, size: int) 
         with open(root / "v/0", "r+b") as file:
             file.write(b"x")
         assert (root / "v/0").read_bytes() == b"x" + new[1:]
+
+
+def test_a_value_that_was_replaced_is_there_also_over_an_upper(changing: Changing, tmp_path: Path) -> None:
+    """Whoever knows the one before is told to look again, never that there is none: that would be the fill value."""
+    (tmp_path / "upper").mkdir()
+    options = f"upperdir={tmp_path}/upper,entry_timeout=1d,attr_timeout=0s,{SMALL}"
+    with mounted(changing.url, tmp_path / "mnt", options) as root:
+        chunk, old = root / "v/0", changing.value
+        assert chunk.read_bytes() == old
+        new = changing.change(SIZE // 2)
+        until_old_is_forgotten()
+        assert os.stat(chunk).st_size == SIZE // 2
+        assert chunk.read_bytes() == new
+        file = os.open(chunk, os.O_RDONLY)
+        newer = changing.change()
+        until_old_is_forgotten()
+        with open(chunk, "r+b") as other:
+            other.write(b"x")
+        assert error_of(os.fchmod, file, 0o600) == errno.ESTALE  # it is not the copy of the new one
+        assert os.fstat(file).st_size == SIZE // 2
+        assert chunk.read_bytes() == b"x" + newer[1:]
+        os.close(file)
+
+
+def test_copies_over_an_upper_are_of_one_version(changing: Changing, tmp_path: Path) -> None:
+    (tmp_path / "upper").mkdir()
+    options = Options(part_size=512 << 10, prefetch=0, retries=0, upperdir=str(tmp_path / "upper"))
+    store = zarrfs.sources.open_source(changing.url, options)
+
+    async def body() -> None:
+        async with aclosing(store):
+            later = pieces(store, "v/0")
+            assert await anext(later) == changing.value[: 4 << 20]
+            changing.change(3 * SIZE)
+            with pytest.raises(TargetChanged):
+                await anext(later)
+
+    changing.change(3 * SIZE)
+    trio.run(body)
+
+
+def test_a_server_that_tells_no_versions(changing: Changing, tmp_path: Path) -> None:
+    """Its size alone tells of a change."""
+    changing.server.tell_tags = False
+    with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
+        old, file = changing.value, opened(root / "v/0")
+        assert os.pread(file, 4096, 0) == old[:4096]
+        new = changing.change(2 * SIZE)
+        until_old_is_forgotten()
+        assert (root / "v/0").read_bytes() == new
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        assert os.fstat(file).st_size == SIZE
+        os.close(file)
+
+
+def test_a_time_that_is_that_of_the_answer_is_no_version(changing: Changing, tmp_path: Path) -> None:
+    changing.server.tell_tags, changing.server.tell_times = False, True
+    with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
+        file = opened(root / "v/0")
+        inode = os.fstat(file).st_ino
+        for at in (0, SIZE // 4, SIZE // 2, LATER):
+            assert os.pread(file, 4096, at) == changing.value[at : at + 4096]
+            until_old_is_forgotten()
+        assert os.stat(root / "v/0").st_ino == inode
+        os.close(file)
+
+
+def test_a_document_of_a_view_is_no_mixture(changing: Changing, tmp_path: Path) -> None:
+    """Of one that is longer than a page, of which two versions are open."""
+    def attributes(letter: str) -> bytes:
+        both = {".zgroup": {"zarr_format": 2}, "v/.zarray": METADATA, "v/.zattrs": {"text": letter * 60_000}}
+        changing.server.put("/store/v/.zattrs", json.dumps(both["v/.zattrs"]).encode(), tag=letter)
+        document = json.dumps({"zarr_consolidated_format": 1, "metadata": both}).encode()
+        changing.server.put("/store/.zmetadata", document, tag=letter)
+        return letter.encode()
+
+    attributes("a")
+    with mounted(changing.url, tmp_path / "mnt", "view=v3") as root:
+        file = opened(root / "v/zarr.json")
+        assert b"aaaa" in os.pread(file, 8192, 0)
+        attributes("b")
+        until(lambda: b"bbbb" in (root / "v/zarr.json").read_bytes(), 30)
+        newer = opened(root / "v/zarr.json")
+        os.pread(file, 4096, 40_000)
+        assert b"aaaa" not in os.pread(newer, 100_000, 0)
+        os.close(file)
+        os.close(newer)
 
 
 def until_old_is_forgotten() -> None:

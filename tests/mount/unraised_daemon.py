@@ -9,8 +9,7 @@ from zarrfs.fuse import pagecache
 from zarrfs.options import parse
 
 
-async def refused(mountpoint: str, size: int, started: object) -> bool:
-    await started.wait()  # type: ignore[attr-defined]
+async def refused(mountpoint: str, size: int) -> bool:
     return False
 
 

@@ -23,6 +23,7 @@ from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.remote import FsspecStore
+from zarrfs.store.validated import ValidatedOverlay
 from zarrfs.transfer.targets import Targets
 
 _numbers = itertools.count()
@@ -178,10 +179,10 @@ class TestS3(RemoteContract):
 
 
 def test_every_store_is_tested_here() -> None:
-    """A store that is added to the package is added to this module; Overlay has one of its own, test_overlay.py."""
+    """A store that is added to the package is added to this module; Overlays have their own, test_overlay.py."""
     found = set()
     for module in pkgutil.iter_modules(zarrfs.store.__path__, "zarrfs.store."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and hasattr(value, "list_prefix") and Protocol not in value.__bases__:
                 found.add(value)
-    assert found <= {FileSystemStore, IndexStore, FsspecStore, Overlay}
+    assert found <= {FileSystemStore, IndexStore, FsspecStore, Overlay, ValidatedOverlay}

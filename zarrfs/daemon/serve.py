@@ -191,8 +191,9 @@ def _remove_pid_file(options: Options) -> None:
 
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
     """Get large requests out of the kernel; where that is not permitted, push pages ahead of them."""
-    raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead, operations.started)
+    await operations.started.wait()
     await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
+    raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
     if not raised and operations.store.immutable and operations.may_push:
         operations.current.pusher = pagecache.Pusher(operations.store)
 

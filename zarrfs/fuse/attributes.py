@@ -262,7 +262,8 @@ class AttributeOperations(Operations):
             return
         key = self.nodes.key(inode)
         below = await self.overlay.below(key)
-        if below is not None and below.kind is Kind.FILE and self.nodes.is_other(inode, below.identity):
+        other = below is not None and below.kind is Kind.FILE and self.nodes.is_other(inode, below.identity)
+        if other or self.nodes.peek(key) not in (None, inode):
             raise Refused(key, errno.ESTALE)  # the kernel looks the name up again
         try:
             status = await self.overlay.copy_up(key, size)
@@ -382,9 +383,11 @@ class AttributeOperations(Operations):
         held = self._held_open(inode)
         if held is not None:
             return self._fill_status(os.fstat(held), inode)
-        wanted = self.nodes.file(inode)
+        wanted, taken = self.nodes.file(inode), False
         try:
             key = self.nodes.key(inode)
+            if self.nodes.peek(key) not in (None, inode):
+                raise Refused(key, errno.ESTALE)  # noqa: TRY301
             if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
                 status = self.upper.status(key)
                 if status is not None and file_of(status) == wanted:
@@ -396,14 +399,19 @@ class AttributeOperations(Operations):
                     return self._fill_found(found, inode)
             elif found.status is not None and wanted in (None, file_of(found.status)):
                 return self._fill_found(found, inode)
+            taken = True
         except NotFound:
             pass
+        except Refused:
+            taken = True
         for fh in self._opened.get(inode, ()):  # removed by somebody else: a plain directory has other users
             file = self._files[fh]
             if file.descriptor is not None:
                 return self._fill_status(os.fstat(file.descriptor), inode)
             if file.validator is not None:
                 return self._fill(self._new_entry(), file.validator.info, inode)
+        if taken:  # by another file: the kernel looks the name up again
+            raise Refused("", errno.ESTALE)
         raise NotFound(f"inode {inode}")
 
     def _fill_found(self, found: Found, inode: int) -> EntryAttributes:

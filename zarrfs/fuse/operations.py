@@ -336,8 +336,7 @@ class Operations(ShownOperations):
             if self.inodes.is_other(file.inode, identity):
                 raise pyfuse3.FUSEError(errno.ESTALE)
             self.inodes.learn(file.inode, identity)
-            told = file.validator.value if identity is None else identity
-            return told if file.validator.certain else None
+            return (file.validator.value if identity is None else identity) if file.validator.certain else None
         if version.descriptors is None:
             info = await version.values.info(file.key)
             return None if None in (info.size, info.mtime_ns) else (info.size, info.mtime_ns)

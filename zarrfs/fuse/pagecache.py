@@ -24,12 +24,11 @@ _CLOEXEC, _CREATE = 1, 6
 PUSHED = 8 << 20  # bytes of the largest value that is pushed
 
 
-async def raise_read_ahead(mountpoint: str, size: int, started: trio.Event) -> bool:
+async def raise_read_ahead(mountpoint: str, size: int) -> bool:
     """Set the mount's read-ahead to `size` bytes; False where the process may not (root may).
 
-    The kernel's answer to INIT lowers it to 128 KiB, so this waits for `started`.
+    For a mount that answers: the kernel's answer to INIT lowers it to 128 KiB.
     """
-    await started.wait()
     mount = mounts.mount_at(mountpoint)
     if mount is None:
         return False

@@ -19,7 +19,7 @@ from typing import Any
 
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.options import Options
-from zarrfs.store.api import Store
+from zarrfs.store.api import Store, ValidatedStore
 from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import TargetReader
 
@@ -95,6 +95,7 @@ def open_plan(plan: Plan, options: Options) -> Store:
         return _open(plan, options)
     from zarrfs.store.overlay import Overlay
     from zarrfs.store.upper import Upper
+    from zarrfs.store.validated import ValidatedOverlay
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
     if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
@@ -102,7 +103,9 @@ def open_plan(plan: Plan, options: Options) -> Store:
     over = {"source": plan.source, "fingerprint": fingerprint(plan)}
     upper = Upper(options.upperdir, over=over)
     try:
-        return Overlay(_open(plan, options), upper, owner)
+        lower = _open(plan, options)
+        changes = isinstance(lower, ValidatedStore) and not lower.immutable
+        return (ValidatedOverlay if changes else Overlay)(lower, upper, owner)
     except BaseException:
         upper.close()
         raise

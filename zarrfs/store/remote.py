@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -36,6 +36,14 @@ _FRESH = 1.0  # seconds for which an entry is believed; in a zip file it is for 
 _KNOWN = 65_536  # entries remembered
 
 
+class _Known(NamedTuple):
+    """What the server has told of a key."""
+
+    until: float  # it is believed
+    entry: Entry
+    identity: int | None  # as Info.identity: stays, as long as no later entry contradicts
+
+
 class FsspecStore:
     """Keys are the values below `url`; opening it touches no network.
 
@@ -49,8 +57,7 @@ class FsspecStore:
         self.files = RemoteFiles(options)
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
         self._found: tuple[System, str] | None = None
-        self._tags = True  # the server tells a tag wherever it tells a size
-        self._entries: OrderedDict[str, tuple[float, Entry]] = OrderedDict()
+        self._entries: OrderedDict[str, _Known] = OrderedDict()
 
     @property
     def uri(self) -> str:
@@ -66,7 +73,7 @@ class FsspecStore:
         entry = await self._entry(key)
         if entry.size is None and not entry.directory:
             raise ReadError(key, "the server does not tell its size")
-        return self._info(split_key(key)[1], entry)
+        return self._info(key, entry)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         for info in await self._listing(prefix):
@@ -95,13 +102,14 @@ class FsspecStore:
         check_key(key, root=True)
         if not key:
             raise IsDirectory(key)
+        entry = await self._entry(key)
         try:
-            return await self._get(key, await self._entry(key), start, length)
+            return await self._get(key, entry, start, length)
         except (TargetChanged, TargetMissing, OutOfRange):
             if self.immutable:
                 raise
         # Another version than the one that was asked about: once more, from the beginning.
-        self._entries.pop(key, None)
+        self._doubt(key, entry)
         return await self._get(key, await self._entry(key), start, length)
 
     async def validator(self, key: str) -> Validator:
@@ -110,18 +118,23 @@ class FsspecStore:
         if entry.directory:
             raise IsDirectory(key)
         certain = entry.tag is not None or entry.mtime_ns is not None
-        return Validator(entry, self._info(split_key(key)[1], entry), certain)
+        return Validator(entry, self._info(key, entry), certain)
 
     async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
-        """As ValidatedStore.get_same; with -o stale=reread as get()."""
+        """As ValidatedStore.get_same; with -o stale=reread as get().
+
+        Bytes may come without a word of their version: what the server tells of the value is asked for once a second.
+        """
         entry = validator.value
         assert isinstance(entry, Entry)
         if self._reread:
             return await self.get(key, start, length)
+        if not _same(entry, await self._entry(key)):
+            raise TargetChanged(key, "has changed since it was opened")
         try:
             return await self._get(key, entry, start, length)
         except (TargetChanged, TargetMissing, OutOfRange):
-            self._entries.pop(key, None)
+            self._doubt(key, entry)
             raise
 
     remote = True
@@ -200,8 +213,8 @@ class FsspecStore:
 
     async def _entry(self, key: str) -> Entry:
         known = self._entries.get(key)
-        if known is not None and (self.immutable or known[0] > trio.current_time()):
-            return known[1]
+        if known is not None and (self.immutable or known.until > trio.current_time()):
+            return known.entry
         system, path = await self._place(key)
         try:
             entry = await self.files.stat_at(system, path)
@@ -215,14 +228,29 @@ class FsspecStore:
             # some servers show a directory's listing without redirecting to its name with "/"
             with_slash = await self.files.listing_at(system, path)
             entry = entry if with_slash is None else Entry(entry.name, True)
-        self._remember(key, entry)
-        return entry
+        return self._remember(key, entry)
 
-    def _remember(self, key: str, entry: Entry) -> None:
-        self._entries[key] = trio.current_time() + _FRESH, entry
+    def _remember(self, key: str, entry: Entry) -> Entry:
+        """Believe an entry for a while; returns it, with the tag of the one before where it is of the same value."""
+        known, identity = self._entries.get(key), None
+        if not (entry.directory or entry.size is None or self.immutable or self._reread):
+            if known is not None and known.identity is not None and _same(known.entry, entry):
+                identity = known.identity
+                if entry.tag is None:
+                    entry = entry._replace(tag=known.entry.tag, strong=known.entry.strong)
+            else:
+                identity = hash((entry.size, entry.tag, _second(entry)))
+        self._entries[key] = _Known(trio.current_time() + _FRESH, entry, identity)
         self._entries.move_to_end(key)
         if len(self._entries) > _KNOWN:
             self._entries.popitem(last=False)
+        return entry
+
+    def _doubt(self, key: str, entry: Entry) -> None:
+        """Ask anew what is at `key`, where `entry` is what is believed."""
+        known = self._entries.get(key)
+        if known is not None and known.entry is entry:
+            self._entries[key] = known._replace(until=0.0)
 
     async def _listing(self, prefix: str) -> list[Info]:
         found = await self.listed(prefix)
@@ -240,8 +268,8 @@ class FsspecStore:
                 found[entry.name] = entry
         for name, entry in found.items():
             if entry.directory or entry.size is not None:
-                self._remember(join_key(prefix, name), entry)
-        return [self._info(name, found[name]) for name in sorted(found)]
+                found[name] = self._remember(join_key(prefix, name), entry)
+        return [self._info(join_key(prefix, name), found[name]) for name in sorted(found)]
 
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
         if entry.directory:
@@ -255,14 +283,23 @@ class FsspecStore:
             return b""
         return await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
 
-    def _info(self, name: str, entry: Entry) -> Info:
+    def _info(self, key: str, entry: Entry) -> Info:
+        name, known = split_key(key)[1], self._entries.get(key)
         if entry.directory:
             return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
-        identity: int | None = None
-        if not self.immutable and entry.size is not None:
-            self._tags = self._tags and entry.tag is not None
-            # in listings, some times are more exact
-            time = None if entry.mtime_ns is None else entry.mtime_ns // 1_000_000_000
-            version = entry.tag if self._tags else time
-            identity = None if version is None else hash((entry.size, version))
+        identity = known.identity if known is not None and known.entry is entry else None
         return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)
+
+
+def _second(entry: Entry) -> int | None:
+    """The time of an entry: in listings some are more exact than elsewhere."""
+    return None if entry.mtime_ns is None else entry.mtime_ns // 1_000_000_000
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    """Whether two entries are of one value, as far as both tell: by their tags, or else by their times."""
+    if one.directory or other.directory or (None not in (one.size, other.size) and one.size != other.size):
+        return one is other
+    if one.tag is not None and other.tag is not None:
+        return one.tag == other.tag
+    return None in (one.mtime_ns, other.mtime_ns) or _second(one) == _second(other)

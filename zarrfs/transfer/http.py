@@ -196,7 +196,7 @@ def _redirected_to_directory(hops: list[Any]) -> bool:
 
 
 def _entry(response: Any, size: int | None) -> Entry:
-    when = response.headers.get("Last-Modified")
+    when = response.headers.get("Last-Modified") if response.headers.get("ETag") else _modified(response)
     mtime_ns = None
     if when:
         try:
@@ -210,8 +210,14 @@ def _entry(response: Any, size: int | None) -> Entry:
 
 def tag(response: Any) -> str | None:
     """What changes with the value: its ETag, else its time."""
-    found: str | None = response.headers.get("ETag") or response.headers.get("Last-Modified")
+    found: str | None = response.headers.get("ETag") or _modified(response)
     return found.removeprefix("W/") if found else None  # weak or strong may depend on the request
+
+
+def _modified(response: Any) -> str | None:
+    """Last-Modified; None where it is but the time of the answer, which tells nothing. Source: RFC 9110, 8.8.2.2."""
+    found: str | None = response.headers.get("Last-Modified")
+    return found if found and found != response.headers.get("Date") else None
 
 
 def _length(response: Any) -> int | None:

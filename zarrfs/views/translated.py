@@ -383,14 +383,22 @@ class _ValidatedView(TranslatedView):
             data = await self._document(place.shown, place.document)
             return Validator(data, await self._document_info(place.shown, place.document, True))
         assert isinstance(self.lower, ValidatedStore)
-        return await self.lower.validator(await self._chunk(key, place))
+        source = await self._chunk(key, place)
+        found = await self.lower.validator(source)
+        return found._replace(value=(source, found))
 
     async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
         """As ValidatedStore.get_same."""
         if isinstance(validator.value, bytes):
             return memoryview(validator.value)[start : None if length is None else start + length]
         assert isinstance(self.lower, ValidatedStore)
-        return await self.lower.get_same(await self._chunk(key, await self._place(key)), validator, start, length)
+        assert isinstance(validator.value, tuple)
+        source, found = validator.value
+        return await self.lower.get_same(source, found, start, length)
+
+    async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
+        info, data = await super()._document_info(shown, name, sized), shown.documents[name]
+        return info if data is None else info._replace(identity=hash(data))
 
 
 def _joined(directory: str, key: str) -> str:
