@@ -10,6 +10,7 @@ import email.utils
 import html.parser
 import logging
 import re
+import time
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -197,12 +198,8 @@ def _redirected_to_directory(hops: list[Any]) -> bool:
 
 def _entry(response: Any, size: int | None) -> Entry:
     when = response.headers.get("Last-Modified") if response.headers.get("ETag") else _modified(response)
-    mtime_ns = None
-    if when:
-        try:
-            mtime_ns = int(email.utils.parsedate_to_datetime(when).timestamp()) * 1_000_000_000
-        except ValueError:
-            log.debug("%s: not a date", when)
+    seconds = _time(when)
+    mtime_ns = None if seconds is None else int(seconds) * 1_000_000_000
     html_page = "html" in response.headers.get("Content-Type", "")
     strong = response.headers.get("ETag", "").startswith('"')
     return Entry("", False, size, mtime_ns, tag(response), html_page, strong)
@@ -217,7 +214,21 @@ def tag(response: Any) -> str | None:
 def _modified(response: Any) -> str | None:
     """Last-Modified; None where it is but the time of the answer, which tells nothing. Source: RFC 9110, 8.8.2.2."""
     found: str | None = response.headers.get("Last-Modified")
-    return found if found and found != response.headers.get("Date") else None
+    if not found:
+        return None
+    answered = _time(response.headers.get("Date")) or time.time()
+    return found if (_time(found) or 0.0) <= answered - 1 else None
+
+
+def _time(text: str | None) -> float | None:
+    """Seconds since 1970 of a date; None where there is none."""
+    if not text:
+        return None
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        log.debug("%s: not a date", text)
+        return None
 
 
 def _length(response: Any) -> int | None:
