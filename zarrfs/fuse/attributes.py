@@ -263,7 +263,7 @@ class AttributeOperations(Operations):
         key = self.nodes.key(inode)
         below = await self.overlay.below(key)
         other = below is not None and below.kind is Kind.FILE and self.nodes.is_other(inode, below.identity)
-        if other or self.nodes.peek(key) not in (None, inode):
+        if other or self.nodes.is_superseded(inode, key):
             raise Refused(key, errno.ESTALE)  # the kernel looks the name up again
         try:
             status = await self.overlay.copy_up(key, size)
@@ -383,26 +383,11 @@ class AttributeOperations(Operations):
         held = self._held_open(inode)
         if held is not None:
             return self._fill_status(os.fstat(held), inode)
-        wanted, taken = self.nodes.file(inode), False
-        try:
-            key = self.nodes.key(inode)
-            if self.nodes.peek(key) not in (None, inode):
-                raise Refused(key, errno.ESTALE)  # noqa: TRY301
-            if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
-                status = self.upper.status(key)
-                if status is not None and file_of(status) == wanted:
-                    return self._fill_status(status, inode)
-            key, found = await self._find(inode)
-            if found.status is None and found.info is not None:
-                found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
-                if not self.nodes.is_other(inode, found.info.identity if found.info is not None else None):
-                    return self._fill_found(found, inode)
-            elif found.status is not None and wanted in (None, file_of(found.status)):
-                return self._fill_found(found, inode)
-            taken = True
-        except NotFound:
-            pass
-        except Refused:
+        taken = False
+        with contextlib.suppress(NotFound):
+            named = await self._named_attributes(inode)
+            if named is not None:
+                return named
             taken = True
         for fh in self._opened.get(inode, ()):  # removed by somebody else: a plain directory has other users
             file = self._files[fh]
@@ -413,6 +398,24 @@ class AttributeOperations(Operations):
         if taken:  # by another file: the kernel looks the name up again
             raise Refused("", errno.ESTALE)
         raise NotFound(f"inode {inode}")
+
+    async def _named_attributes(self, inode: int) -> EntryAttributes | None:
+        """The attributes of what has the name of an inode; None where that is another file. NotFound."""
+        key, wanted = self.nodes.key(inode), self.nodes.file(inode)
+        if self.nodes.is_superseded(inode, key):
+            return None
+        if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
+            status = self.upper.status(key)
+            if status is not None and file_of(status) == wanted:
+                return self._fill_status(status, inode)
+        key, found = await self._find(inode)
+        if found.status is None and found.info is not None:
+            found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
+            if not self.nodes.is_other(inode, found.info.identity if found.info is not None else None):
+                return self._fill_found(found, inode)
+        elif found.status is not None and wanted in (None, file_of(found.status)):
+            return self._fill_found(found, inode)
+        return None
 
     def _fill_found(self, found: Found, inode: int) -> EntryAttributes:
         if found.status is not None:

@@ -46,6 +46,10 @@ class NodeTable(InodeTable):
         """Whether an inode has lost its names."""
         return inode in self._nameless
 
+    def is_superseded(self, inode: int, key: str) -> bool:
+        """Whether `key`, which was a name of `inode`, is that of another inode by now."""
+        return self._inodes.get(key, inode) != inode
+
     def file(self, inode: int) -> File | None:
         """The file of the upper that an inode stands for; None while it is of the lower store."""
         return self._files.get(inode)
