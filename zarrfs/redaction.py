@@ -45,6 +45,8 @@ def links(url: str) -> list[str]:
 
 def without_secrets(url: str) -> str:
     """`url` without user:password@, and without a query or fragment that looks signed."""
+    if not ("@" in url or "?" in url or "#" in url):
+        return url
     shown = "::".join(_without_secrets(link) for link in links(url))
     return _PASSWORD.sub("", shown) if "@" in shown else shown  # of a URL in a query, or in what is no chain
 

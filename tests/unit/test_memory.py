@@ -104,13 +104,13 @@ def test_this_machine() -> None:
 
 _THREADS = """
 import threading
-from zarrfs.transfer.memory import keep_freed_memory
+from zarrfs.transfer.memory import heap
 
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
 
-keep_freed_memory()
+heap()
 before, end, turn = resident(), threading.Event(), threading.Lock()
 ended = threading.Semaphore(0)
 
@@ -136,3 +136,31 @@ def test_threads_that_are_idle_keep_no_memory_each() -> None:
     """Sixteen read blocks from the disk: a heap for each of them would be memory that no limit counts."""
     found = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True)
     assert int(found.stdout) < 64 << 20
+
+
+_HEAP = """
+from zarrfs.transfer.memory import heap
+
+heap()
+blocks = []
+for _ in range(128):
+    blocks.append(b"1" * (512 << 10))
+    heap().grown()
+large, size = 0, 0
+for line in open("/proc/self/smaps"):
+    name, _, value = line.partition(":")
+    if name == "Size":
+        size = int(value.split()[0]) << 10
+    elif name == "VmFlags" and "hg" in value.split():
+        large += size
+print(large)
+"""
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"), reason="this kernel has no large pages"
+)
+def test_what_the_heap_grows_by_is_to_have_large_pages() -> None:
+    """64 MiB of blocks lie where the kernel was told so: "hg" among the flags of proc(5)."""
+    found = subprocess.run([sys.executable, "-c", _HEAP], capture_output=True, text=True, check=True)
+    assert 60 << 20 < int(found.stdout) < 128 << 20

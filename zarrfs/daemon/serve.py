@@ -23,7 +23,7 @@ from zarrfs.daemon.idle import unmount_when_idle
 from zarrfs.daemon.refreshing import Refresher, forbid_device
 from zarrfs.daemon.settings import Settings
 from zarrfs.errors import MountError
-from zarrfs.fuse import pagecache
+from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
 from zarrfs.monitoring import logs, process, publish, report
@@ -167,7 +167,7 @@ async def _main(
             if records is not None and options.warm is not None:
                 warm = functools.partial(warm_mount, operations.store, options.warm, records)
                 operations.begin(operations.current, warm)
-            await pyfuse3.main(min_tasks=64, max_tasks=128)
+            await sessionloop.run()
             nursery.cancel_scope.cancel()
     finally:
         notify.tell_manager("STOPPING=1")

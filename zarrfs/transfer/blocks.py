@@ -22,7 +22,7 @@ from zarrfs.options import Options
 from zarrfs.transfer.answers import Entry, Fetched
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cache import Ahead, BlockCache
-from zarrfs.transfer.memory import memory_limit
+from zarrfs.transfer.memory import heap, memory_limit
 from zarrfs.transfer.ranges import TINY, Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("zarrfs.transfer")
 
 _UNIT = 1 << 20  # bytes: what is claimed at once for many tiny values
+_LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
 _PINS = 65_536  # targets whose version is remembered
 _READERS = 16  # threads that read blocks from the disk
 _WRITERS = 2  # threads that write blocks to it
@@ -61,6 +62,7 @@ class Blocks:
     def __init__(self, options: Options) -> None:
         self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
         self.ranges = Ranges(options, self._keep_run)
+        self._heap = heap()
         self._options = options
         self._pins: OrderedDict[tuple[int, str], _Pin] = OrderedDict()
         self._disk = _open_disk(options)
@@ -218,6 +220,8 @@ class Blocks:
     async def _from_server(self, wanted: Wanted, ahead: bool) -> Buffer:
         system, path = wanted.system, wanted.path
         found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
+        if len(found.data) >= _LARGE:
+            self._heap.grown()
         self._check(wanted, found)
         if self._disk is not None and not (found.part and found.data):
             pin = self._pins.get(wanted.at)

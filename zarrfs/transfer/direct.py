@@ -12,6 +12,7 @@ import errno
 import fcntl
 import logging
 import math
+import os
 import re
 import socket
 import struct
@@ -275,11 +276,18 @@ async def _connection(family: socket.AddressFamily, address: Any) -> socket.sock
 
     Not one of trio's own: those go round the loop at every call, and a request would be ten times round.
     """
-    with trio.socket.socket(family, socket.SOCK_STREAM) as connecting:
-        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await connecting.connect(address)
-        sock = socket.socket(fileno=connecting.detach())
-    sock.setblocking(False)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    with contextlib.ExitStack() as closing:
+        closing.callback(sock.close)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        error = sock.connect_ex(address)
+        if error in (errno.EINPROGRESS, errno.EINTR):
+            await trio.lowlevel.wait_writable(sock)
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        closing.pop_all()
     return sock
 
 

@@ -18,7 +18,6 @@ from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.blocks import Blocks
 from zarrfs.transfer.local import LocalFiles
-from zarrfs.transfer.memory import keep_freed_memory
 from zarrfs.transfer.streams import Stream, Streams
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
@@ -41,7 +40,6 @@ class RemoteFiles:
         self.trust = Trust(options) if trust is None else trust
         self.local = LocalFiles() if local is None else local
         self._owns_local = local is None
-        keep_freed_memory()
         self.blocks = Blocks(options)
         self._options = options
         self._openers = openers.Openers(options, self, self.trust)

@@ -31,7 +31,7 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.lower import OnLower
-from zarrfs.transfer.memory import keep_freed_memory
+from zarrfs.transfer.memory import heap
 from zarrfs.transfer.tasks import at_once
 from zarrfs.views.decoding import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
@@ -83,7 +83,7 @@ class ArraysView(OnLower):
         self._cache = DecodedCache(budget)
         self._entries: OrderedDict[str, tuple[float, _Entry]] = OrderedDict()  # and when they were looked up
         self._arrays: OrderedDict[str, FlatArray] = OrderedDict()
-        keep_freed_memory()
+        heap()
         self._seen: dict[str, tuple[float, int]] = {}  # when an array's chunks were looked at, and had changed, in ns
         self._left_out: dict[str, str] = {}
 
