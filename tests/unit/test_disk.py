@@ -164,7 +164,7 @@ def test_a_directory_with_content_in_place_of_a_block(tmp_path: Path) -> None:
 def test_versions_and_targets_are_apart(run: bool, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
     write(cache, T, 0, 1000, run=run)
-    assert found(cache, T, 0, 1000)
+    assert cache.read(T, ONE, 0, 1000) is not None
     others = [(T, TWO, 0, 1000), (T, ONE._replace(size=7), 0, 1000), (T + "x", ONE, 0, 1000), (T, ONE, 999, 1001)]
     for target, version, start, stop in others + ([] if run else [(T, ONE, 0, 999), (T, ONE, 1, 1000)]):
         assert cache.read(target, version, start, stop) is None

@@ -7,7 +7,6 @@ What another process that shares the disk is about to fetch is waited for (claim
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -27,7 +26,7 @@ from zarrfs.transfer.ranges import TINY, Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import in_background
-from zarrfs.transfer.versions import differs, version_from, version_of
+from zarrfs.transfer.versions import Pin, differs, version_from, version_of
 from zarrfs.transfer.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -45,17 +44,6 @@ _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
 
-@dataclasses.dataclass(slots=True)
-class _Pin:
-    """The version of a target: that of the first bytes which came of it, or which lie on disk."""
-
-    tag: str | None
-    size: int | None
-    certain: bool = True  # no: from the disk, and no byte of it was given away so far
-    noted: bool = False  # on the disk
-    kept: bool = True  # no: its server tells too little for the disk
-
-
 class Blocks:
     """The blocks of one RemoteFiles."""
 
@@ -64,7 +52,7 @@ class Blocks:
         self.ranges = Ranges(options, self._keep_run)
         self._heap = heap()
         self._options = options
-        self._pins: OrderedDict[tuple[int, str], _Pin] = OrderedDict()
+        self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
         self._disk = _open_disk(options)
         self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
@@ -185,6 +173,9 @@ class Blocks:
                 return found
         claim = None
         if self._disk is not None:
+            data = self._in_page_cache(self._disk, wanted)
+            if data is not None:
+                return data
             found, old, claim = await trio.to_thread.run_sync(self._from_disk_or_claim, wanted, limiter=self._readers)
             if old and await self._ask(wanted):
                 found, _, claim = await trio.to_thread.run_sync(
@@ -248,11 +239,11 @@ class Blocks:
             self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == at)
             pin = None
         if pin is None:
-            self._pin(at, _Pin(found.tag, found.total))
+            self._pin(at, Pin(found.tag, found.total))
         else:
             pin.certain = True
 
-    def _pin(self, at: tuple[int, str], pin: _Pin) -> None:
+    def _pin(self, at: tuple[int, str], pin: Pin) -> None:
         self._pins[at] = pin
         self._forget_pins()
 
@@ -261,6 +252,27 @@ class Blocks:
             self._pins.popitem(last=False)
 
     # -- the disk
+
+    def _in_page_cache(self, disk: DiskCache, wanted: Wanted) -> Buffer | None:
+        """The block, if the disk has it and the kernel has that in memory: that needs no visit to a thread."""
+        at, expected, pin = wanted.at, wanted.expected, self._pins.get(wanted.at)
+        version = version_of(expected) if expected is not None else pin.version if pin is not None else None
+        if version is None and (expected is not None or pin is not None):
+            return None
+        found = disk.read_now(wanted.target, version, self._oldest(), wanted.start, wanted.stop)
+        if found is None or expected is not None:
+            return found and found[1]
+        version, data = found
+        pin = self._pins.setdefault(at, Pin(version.tag, version.size, certain=False, noted=True))
+        self._forget_pins()
+        if pin.version != version:  # of somebody who was faster
+            return None
+        pin.certain = True
+        return data
+
+    def _oldest(self) -> float:
+        """When a server must have been asked for its word to count: seconds since 1970."""
+        return max(time.time() - self._options.cache_validity, self._options.asked_since)
 
     def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Claim]]:
         """In a worker thread: (what is there of `wanted`, claims on the rest)."""
@@ -314,13 +326,12 @@ class Blocks:
         if wanted.expected is None:
             pin = self._pins.get(at)
             if pin is None:
-                oldest = max(time.time() - self._options.cache_validity, self._options.asked_since)
-                known = self._disk.version(target, oldest)
+                known = self._disk.version(target, self._oldest())
                 if known is None:
                     return None, self._disk.version(target, 0.0) is not None
-                pin = self._pins.setdefault(at, _Pin(known.tag, known.size, certain=False, noted=True))
+                pin = self._pins.setdefault(at, Pin(known.tag, known.size, certain=False, noted=True))
                 self._forget_pins()
-            version = version_from(pin.tag, pin.size)
+            version = pin.version
         if version is None:
             return None, False
         data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size), again)
@@ -339,7 +350,7 @@ class Blocks:
         version = version_of(entry)
         if version is None or self._disk is None:
             return False
-        self._pin(wanted.at, _Pin(version.tag, version.size, noted=True))
+        self._pin(wanted.at, Pin(version.tag, version.size, noted=True))
         await trio.to_thread.run_sync(self._disk.remember, wanted.target, version, limiter=self._writers)
         return True
 
@@ -355,7 +366,7 @@ class Blocks:
         wanted = Wanted(system, path, start, start + len(found.data))
         if self._disk is not None:
             if wanted.at not in self._pins:
-                self._pin(wanted.at, _Pin(found.tag, found.total))
+                self._pin(wanted.at, Pin(found.tag, found.total))
             self._write(self._disk, wanted, found, run=True)
 
     def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
@@ -365,7 +376,7 @@ class Blocks:
             version = version_of(wanted.expected)
         else:
             pin = self._pins.get(wanted.at)
-            version = version_from(found.tag, found.total) or (version_from(pin.tag, pin.size) if pin else None)
+            version = version_from(found.tag, found.total) or (pin.version if pin else None)
         size = len(found.data)
         if pin is not None:
             pin.kept = version is not None

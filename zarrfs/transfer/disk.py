@@ -21,6 +21,7 @@ from zarrfs.transfer.versions import Version
 
 log = logging.getLogger("zarrfs.transfer")
 
+_NOW = 1 << 20  # bytes that are read on the loop at most
 UNIT = 1 << 20  # bytes: where runs of tiny values are cut
 PIECES = 32  # of a unit that do not touch each other
 UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
@@ -95,12 +96,12 @@ class DiskCache:
         except OSError as exc:
             self._failed(exc)
 
-    def read(self, target: str, version: Version, start: int, stop: int, again: bool = False) -> bytes | None:
+    def read(self, target: str, version: Version, start: int, stop: int, again: bool = False) -> Buffer | None:
         """Exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
 
         `again`: that they were not a moment ago has been counted.
         """
-        data = None
+        data: Buffer | None = None
         if not self._closed and start < stop:
             if stop - start < UNIT:
                 data = self._held(target, version, start, stop)
@@ -114,6 +115,31 @@ class DiskCache:
                 self._counts["misses" if data is None else "hits"] += 1
             self._counts["bytes_read"] += len(data or b"")
         return data
+
+    def read_now(
+        self, target: str, version: Version | None, newer_than: float, start: int, stop: int
+    ) -> tuple[Version, Buffer] | None:
+        """What version() and read() give, where that needs no waiting; None: ask these, in a thread.
+
+        `version` is None where it is not known yet. It takes what a copy of the bytes does, at most those of _NOW.
+        """
+        if self._closed or stop - start > _NOW:
+            return None
+        try:
+            if version is None:
+                name = _record_name(target)
+                text, seen = self._layout.load_record(name, now=True)
+                if not newer_than < seen < time.time() + SKEW:
+                    return None
+                version = parse_record(text, name)[0]
+            stop = min(stop, version.size)
+            block = self._layout.load(_block_name(target, version, start, stop), stop - start, now=True)
+        except (OSError, Damaged):
+            return None
+        with self._lock:
+            self._counts["hits"] += 1
+            self._counts["bytes_read"] += len(block.data)
+        return version, block.data
 
     def write(self, target: str, version: Version, start: int, data: Buffer, run: bool = False) -> None:
         """Keep `data`, the bytes of `target` from `start` on, if there is room.
@@ -323,7 +349,7 @@ class DiskCache:
 def _part(block: Block | None, start: int, stop: int) -> bytes | None:
     if block is None or start < block.start or stop > block.start + len(block.data):
         return None
-    return block.data[start - block.start : stop - block.start]
+    return bytes(block.data[start - block.start : stop - block.start])  # a slice would keep the whole unit in memory
 
 
 def _block_name(target: str, version: Version, start: int, stop: int) -> str:

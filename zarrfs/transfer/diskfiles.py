@@ -31,6 +31,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.cachedopen import is_local, open_cached
+from zarrfs.transfer.local import read_cached
 
 LAYOUT = "zarrfs-blocks-1"
 HEADER = struct.Struct("<8sQQ16s16s16s")  # magic, start, length, name, hash of the target, XXH3-128 of all but itself
@@ -57,7 +59,7 @@ class Block(NamedTuple):
     """What a block's file holds."""
 
     start: int  # of its first byte in the target
-    data: bytes
+    data: memoryview
     target: bytes  # hash_of() the target
 
 
@@ -89,6 +91,7 @@ class Layout:
         self.directory = directory
         self._folders: dict[str, Handle] = {}  # by name; "" is LAYOUT itself
         self._mode = 0o700  # of directories: who may write the cache directory may do so below it, and nobody else
+        self._local = False  # on a file system that never waits for a server
         self._scratch = f".{secrets.token_hex(6)}"
         self._numbers = itertools.count()
 
@@ -115,6 +118,7 @@ class Layout:
                 _set_mode(Handle(os.open(path, _DIRECTORY)), mode)
             root = Handle(os.open(path, _DIRECTORY))
         self._mode = os.fstat(root).st_mode & 0o777
+        self._local = is_local(root)
         return root
 
     def _open_folder(self, name: str, make: bool) -> Handle:
@@ -196,15 +200,21 @@ class Layout:
             raise
         return taken
 
-    def load(self, name: str, length_max: int | None = None, touch: bool = True) -> Block:
-        """The block `name`, verified, and marked as used with `touch`. Damaged if it is not what its name says."""
-        fd = self._open_kept(name)
+    def load(self, name: str, length_max: int | None = None, touch: bool = True, now: bool = False) -> Block:
+        """The block `name`, verified, and marked as used with `touch`. Damaged if it is not what its name says.
+
+        `now`: BlockingIOError unless it can be had without waiting.
+        """
+        fd = self._open_kept(name, now)
         try:
             status = os.fstat(fd)
-            start, length, target, head, check = _header(fd, name, status)
-            if length_max is not None and length > length_max:
+            if length_max is not None and status.st_size > HEADER.size + length_max:
                 raise Damaged("longer than it may be")
-            data = _read_all(fd, length, HEADER.size)
+            if not stat.S_ISREG(status.st_mode):
+                raise Damaged("not a file")
+            whole = memoryview(_read_now(fd, status.st_size) if now else _read_all(fd, status.st_size))
+            start, target, head, check = _header(whole, name, status.st_size)
+            data = whole[HEADER.size :]
             if _check(head, data) != check:
                 raise Damaged("wrong checksum")
             if touch:
@@ -217,7 +227,10 @@ class Layout:
         """The hash of the target that the block `name` is of."""
         fd = self._open_kept(name)
         try:
-            return _header(fd, name, os.fstat(fd))[2]
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Damaged("not a file")
+            return _header(memoryview(os.pread(fd, HEADER.size, 0)), name, status.st_size)[1]
         finally:
             os.close(fd)
 
@@ -225,14 +238,15 @@ class Layout:
         """A descriptor of the blob `name`, not verified. Damaged if it is no file."""
         return self._open_kept(name)
 
-    def load_record(self, name: str) -> tuple[bytes, float]:
-        """(content of the record `name`, when it was written or touched in seconds since 1970)."""
-        fd = self._open_kept(name)
+    def load_record(self, name: str, now: bool = False) -> tuple[bytes, float]:
+        """(content of the record `name`, when it was written or touched in seconds since 1970). `now`: as load()."""
+        fd = self._open_kept(name, now)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_size > RECORD_MAX:
                 raise Damaged("no version record")
-            return _read_all(fd, status.st_size, 0), status.st_mtime
+            text = _read_now(fd, status.st_size) if now else _read_all(fd, status.st_size)
+            return bytes(text), status.st_mtime
         finally:
             os.close(fd)
 
@@ -278,8 +292,13 @@ class Layout:
             if BLOB.fullmatch(name):
                 yield name, status
 
-    def _open_kept(self, name: str) -> int:
+    def _open_kept(self, name: str, now: bool = False) -> int:
         folder, name = _parts(name)
+        if now:
+            root = self._folders.get("")
+            if root is None or not self._local:
+                raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
+            return open_cached(f"{folder}/{name}", os.O_RDONLY | _FILE, root)
         try:
             return os.open(name, os.O_RDONLY | _FILE, dir_fd=self.folder(folder))
         except OSError as exc:
@@ -299,22 +318,19 @@ def header(name: str, target: bytes, start: int, data: Buffer) -> bytes:
     return head + _check(head, data)
 
 
-def _header(fd: int, name: str, status: os.stat_result) -> tuple[int, int, bytes, bytes, bytes]:
-    """(start, length, target, everything but the checksum, checksum), agreeing with name and size of the file."""
-    if not stat.S_ISREG(status.st_mode):
-        raise Damaged("not a file")
-    head = os.pread(fd, HEADER.size, 0)
-    if len(head) < HEADER.size:
+def _header(whole: memoryview, name: str, size: int) -> tuple[int, bytes, memoryview, bytes]:
+    """(start, target, the header but its checksum, checksum) of what a file begins with; agrees with name and size."""
+    if len(whole) < HEADER.size:
         raise Damaged("cut short")
-    magic, start, length, named, target, check = HEADER.unpack(head)
+    magic, start, length, named, target, check = HEADER.unpack_from(whole)
     if magic != MAGIC or named != bytes.fromhex(name):
         raise Damaged("another file")
-    if status.st_size != HEADER.size + length:
+    if size != HEADER.size + length:
         raise Damaged("cut short, or too long")
-    return start, length, target, head[:-16], check
+    return start, target, whole[: HEADER.size - len(check)], check
 
 
-def _check(head: bytes, data: Buffer) -> bytes:
+def _check(head: Buffer, data: Buffer) -> bytes:
     import xxhash
 
     state = xxhash.xxh3_128(head)
@@ -329,13 +345,21 @@ def checksum(text: bytes) -> bytes:
     return xxhash.xxh3_64_hexdigest(text).encode()
 
 
-def _read_all(fd: int, length: int, offset: int) -> bytes:
-    data = os.pread(fd, length, offset)
-    while len(data) < length:  # on some network file systems, and over 2 GiB
-        more = os.pread(fd, length - len(data), offset + len(data))
+def _read_all(fd: int, size: int) -> bytes:
+    data = os.pread(fd, size, 0)
+    while len(data) < size:  # on some network file systems, and over 2 GiB
+        more = os.pread(fd, size - len(data), len(data))
         if not more:
             raise Damaged("cut short")
         data += more
+    return data
+
+
+def _read_now(fd: int, size: int) -> Buffer:
+    """As _read_all(), from the page cache alone; BlockingIOError where not all is there."""
+    data = read_cached(fd, 0, size)
+    if len(data) < size:
+        raise BlockingIOError(errno.EAGAIN, "not in memory")
     return data
 
 

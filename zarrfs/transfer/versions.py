@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 from zarrfs.transfer.answers import Entry, Fetched
@@ -17,6 +18,22 @@ class Version(NamedTuple):
 def version_from(tag: str | None, size: int | None) -> Version | None:
     """The version that `tag` and `size` make, None where they tell too little."""
     return Version(tag, size) if tag and size is not None else None
+
+
+@dataclasses.dataclass(slots=True)
+class Pin:
+    """The version of a target that is read: that of the first bytes which came of it, or which lie on disk."""
+
+    tag: str | None
+    size: int | None
+    certain: bool = True  # no: from the disk, and no byte of it was given away so far
+    noted: bool = False  # on the disk
+    kept: bool = True  # no: its server tells too little for the disk
+
+    @property
+    def version(self) -> Version | None:
+        """None where they tell too little."""
+        return version_from(self.tag, self.size)
 
 
 def version_of(entry: Entry) -> Version | None:
