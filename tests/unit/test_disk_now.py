@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import trio_test
 
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, content, found, write
 from zarrfs.transfer import cachedopen, diskfiles
 from zarrfs.transfer.cachedopen import is_local, open_cached
 from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskfiles import LAYOUT
+from zarrfs.transfer.diskfiles import LAYOUT, Damaged, Layout
+from zarrfs.transfer.tasks import Round
 
 SIZE = 256 * MIB
 T = "https://host/data.nc"
@@ -83,8 +86,8 @@ def test_what_is_in_memory_is_read_at_once(local: Path) -> None:
     assert cache.read_now(T, ONE, 0.0, 0, 500_000) is None  # nobody has looked what file system it is
     assert found(cache, T, 0, 500_000)
     hits = cache.stats()["hits"]
-    version, data = cache.read_now(T, ONE, 0.0, 0, 500_000) or pytest.fail("not read")
-    assert (version, bytes(data)) == (ONE, content(T, ONE, 0, 500_000))
+    version, data, due = cache.read_now(T, ONE, 0.0, 0, 500_000) or pytest.fail("not read")
+    assert (version, bytes(data), due) == (ONE, content(T, ONE, 0, 500_000), "")
     assert cache.stats()["hits"] == hits + 1
     assert cache.read_now(T, None, 0.0, 0, 500_000) is None  # no record
     cache.remember(T, ONE)
@@ -135,3 +138,50 @@ def test_a_directory_that_goes_away(local: Path) -> None:
     (local / LAYOUT).rename(local / "gone")
     cache.look_again()
     assert cache.read_now(T, ONE, 0.0, 0, 1000) is None
+
+
+def test_what_was_not_used_for_a_while_is_to_be_marked(local: Path) -> None:
+    """By a thread: a file system that is frozen would stop the loop."""
+    cache = DiskCache(str(local), SIZE, 0)
+    write(cache, T, 0, 1000)
+    assert found(cache, T, 0, 1000)
+    [block] = blocks(local)
+    long_ago = time.time() - 3600
+    os.utime(block, (long_ago, long_ago))
+    _version, _data, due = cache.read_now(T, ONE, 0.0, 0, 1000) or pytest.fail("not read")
+    assert due
+    assert block.stat().st_mtime == pytest.approx(long_ago)
+    cache.touch(due)
+    assert block.stat().st_mtime > long_ago + 3000
+    _version, _data, due = cache.read_now(T, ONE, 0.0, 0, 1000) or pytest.fail("not read")
+    assert not due
+
+
+def test_a_file_that_takes_long_to_open(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a scanner is asked first: threads open the others."""
+    cache = DiskCache(str(local), SIZE, 0)
+    write(cache, T, 0, 1000)
+    assert found(cache, T, 0, 1000)
+    monkeypatch.setattr(diskfiles, "_SLOW", 0.0)
+    cache.read_now(T, ONE, 0.0, 0, 1000)
+    monkeypatch.undo()
+    assert cache.read_now(T, ONE, 0.0, 0, 1000) is None
+    assert found(cache, T, 0, 1000)
+
+
+def test_a_block_that_says_it_is_huge(local: Path) -> None:
+    """`zarrfs cache verify` takes no memory for what a header contradicts."""
+    write(DiskCache(str(local), SIZE, 0), T, 0, 1000)
+    [block] = blocks(local)
+    os.truncate(block, 1 << 42)
+    with pytest.raises(Damaged, match="too long"):
+        Layout(str(local)).load(block.parent.name + block.name)
+
+
+@trio_test
+async def test_not_all_is_read_in_one_round_of_the_loop() -> None:
+    """Others have their turn after so much; then it goes on."""
+    turns = Round(100)
+    assert [turns.take(40) for _ in range(4)] == [True, True, True, False]
+    await trio.sleep(0.001)
+    assert [turns.take(200), turns.take(1)] == [True, False]

@@ -25,7 +25,7 @@ from zarrfs.transfer.memory import heap, memory_limit
 from zarrfs.transfer.ranges import TINY, Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
-from zarrfs.transfer.tasks import in_background
+from zarrfs.transfer.tasks import Round, in_background
 from zarrfs.transfer.versions import Pin, differs, version_from, version_of
 from zarrfs.transfer.wanted import Wanted
 
@@ -38,8 +38,8 @@ log = logging.getLogger("zarrfs.transfer")
 _UNIT = 1 << 20  # bytes: what is claimed at once for many tiny values
 _LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
 _PINS = 65_536  # targets whose version is remembered
-_READERS = 16  # threads that read blocks from the disk
-_WRITERS = 2  # threads that write blocks to it
+_AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
+_READERS, _WRITERS = 16, 2  # threads that read blocks from the disk, and that write them
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
@@ -53,12 +53,17 @@ class Blocks:
         self._heap = heap()
         self._options = options
         self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
-        self._disk = _open_disk(options)
+        self._disk: DiskCache | None = None
+        if options.cache_dir is not None and options.cache != "none":
+            from zarrfs.transfer.disk import DiskCache
+
+            self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free)
         self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._beginning = trio.CapacityLimiter(options.host_requests)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
         self._writes = self._unkept = self._hit_bytes = 0
+        self._round = Round(_AT_ONCE)
         self._beating = False
         self._written = trio.Event()
 
@@ -257,12 +262,17 @@ class Blocks:
         """The block, if the disk has it and the kernel has that in memory: that needs no visit to a thread."""
         at, expected, pin = wanted.at, wanted.expected, self._pins.get(wanted.at)
         version = version_of(expected) if expected is not None else pin.version if pin is not None else None
-        if version is None and (expected is not None or pin is not None):
+        unknown = version is None and (expected is not None or pin is not None)
+        if unknown or not self._round.take(wanted.stop - wanted.start):
             return None
         found = disk.read_now(wanted.target, version, self._oldest(), wanted.start, wanted.stop)
-        if found is None or expected is not None:
-            return found and found[1]
-        version, data = found
+        if found is None:
+            return None
+        version, data, due = found
+        if due:
+            self._begin_write(functools.partial(disk.touch, due))
+        if expected is not None:
+            return data
         pin = self._pins.setdefault(at, Pin(version.tag, version.size, certain=False, noted=True))
         self._forget_pins()
         if pin.version != version:  # of somebody who was faster
@@ -358,8 +368,7 @@ class Blocks:
         """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
         version = version_from(found.tag, found.total)
         if self._disk is not None and version is not None:
-            self._write_begins()
-            in_background(self._later, functools.partial(self._disk.remember, wanted.target, version))
+            self._begin_write(functools.partial(self._disk.remember, wanted.target, version))
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """What was fetched for many small wants goes to the disk as one."""
@@ -384,8 +393,7 @@ class Blocks:
         if version is None or not size or not self.cache.reserve(size):
             self._unkept += version is not None and size > 0
             if disk.claims.any_held:
-                self._write_begins()
-                in_background(self._later, settle)
+                self._begin_write(settle)
             return
         self._write_begins()
         note = pin is not None and not pin.noted
@@ -407,6 +415,11 @@ class Blocks:
             await self._later(work)
         finally:
             self.cache.release(size)
+
+    def _begin_write(self, work: Callable[[], None]) -> None:
+        """Have the disk do something that nobody waits for until all ends."""
+        self._write_begins()
+        in_background(self._later, work)
 
     def _write_begins(self) -> None:
         if not self._writes:
@@ -473,8 +486,7 @@ class Blocks:
 
     def _release(self, claim: Claim) -> None:
         if claim.held and self._disk is not None:
-            self._write_begins()
-            in_background(self._later, functools.partial(self._disk.claims.release, [claim]))
+            self._begin_write(functools.partial(self._disk.claims.release, [claim]))
 
     async def _beat(self) -> None:
         """While claims are held, show that we live."""
@@ -486,11 +498,3 @@ class Blocks:
                 await trio.to_thread.run_sync(self._disk.claims.beat)
         finally:
             self._beating = False
-
-
-def _open_disk(options: Options) -> DiskCache | None:
-    if options.cache_dir is None or options.cache == "none":
-        return None
-    from zarrfs.transfer.disk import DiskCache
-
-    return DiskCache(options.cache_dir, options.cache_size, options.cache_min_free)

@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable
 
 _OPENAT2 = 437  # on every architecture
-# statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, tmpfs, XFS, ZFS; not overlayfs, which may lie over anything
-_LOCAL = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x01021994, 0x58465342, 0x2FC12FC1)
-_RESOLVE_NO_SYMLINKS, _RESOLVE_CACHED = 0x04, 0x20
+# statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. overlayfs may lie over anything, tmpfs has no RWF_NOWAIT
+_LOCAL = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x58465342)
+_RESOLVE_NO_XDEV, _RESOLVE_NO_SYMLINKS, _RESOLVE_CACHED = 0x01, 0x04, 0x20
 
 
 class _How(ctypes.Structure):
@@ -21,13 +21,13 @@ class _How(ctypes.Structure):
 
 
 def open_cached(path: str, flags: int, directory: int) -> int:
-    """A descriptor of `path` in `directory`, all of whose names the kernel has in memory; follows no symbolic link.
+    """A descriptor of `path` in `directory`, all of whose names the kernel has in memory; no symbolic link, no mount.
 
     OSError as open(2); BlockingIOError where the kernel would have to ask, or cannot tell (before Linux 5.12, NFS).
     """
     if not flags & os.O_CLOEXEC:
         raise ValueError("a descriptor that programs would inherit")
-    how = _How(flags, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_CACHED)
+    how = _How(flags, 0, _RESOLVE_NO_XDEV | _RESOLVE_NO_SYMLINKS | _RESOLVE_CACHED)
     found = _system_call()(_OPENAT2, directory, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
     if found >= 0:
         return found
@@ -49,6 +49,6 @@ def is_local(descriptor: int) -> bool:
 
 @functools.cache
 def _system_call() -> Callable[..., int]:
-    function = ctypes.PyDLL(None, use_errno=True).syscall  # it never waits: keep the interpreter's lock
+    function = ctypes.CDLL(None, use_errno=True).syscall
     function.restype = ctypes.c_long
     return function

@@ -5,6 +5,7 @@ What is kept where: diskfiles.py. How much: diskspace.py. Who fetches it: claims
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -118,10 +119,11 @@ class DiskCache:
 
     def read_now(
         self, target: str, version: Version | None, newer_than: float, start: int, stop: int
-    ) -> tuple[Version, Buffer] | None:
+    ) -> tuple[Version, Buffer, str] | None:
         """What version() and read() give, where that needs no waiting; None: ask these, in a thread.
 
-        `version` is None where it is not known yet. It takes what a copy of the bytes does, at most those of _NOW.
+        `version` is None where it is not known yet. It takes the time of a copy, of at most _NOW bytes. The third is
+        the name of the block if touch() is due, else "".
         """
         if self._closed or stop - start > _NOW:
             return None
@@ -133,13 +135,19 @@ class DiskCache:
                     return None
                 version = parse_record(text, name)[0]
             stop = min(stop, version.size)
-            block = self._layout.load(_block_name(target, version, start, stop), stop - start, now=True)
+            name = _block_name(target, version, start, stop)
+            block = self._layout.load(name, stop - start, now=True)
         except (OSError, Damaged):
             return None
         with self._lock:
             self._counts["hits"] += 1
             self._counts["bytes_read"] += len(block.data)
-        return version, block.data
+        return version, block.data, name if block.due else ""
+
+    def touch(self, name: str) -> None:
+        """Mark a block as used."""
+        with contextlib.suppress(OSError):  # read-only, of somebody else, or gone
+            self._layout.touch(name)
 
     def write(self, target: str, version: Version, start: int, data: Buffer, run: bool = False) -> None:
         """Keep `data`, the bytes of `target` from `start` on, if there is room.

@@ -45,6 +45,7 @@ BLOB = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
 BLOBS = "../blobs"  # from LAYOUT
 BLOBS_MARK = ".zarrfs-cache"
 TEMPORARY = re.compile(r"\..*\.tmp")
+_SLOW = 0.25  # seconds: what opens no faster is for threads alone
 TOUCH = 60.0  # seconds: how exactly the time of the last use is known
 
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO in a file's place must not stop us
@@ -61,6 +62,7 @@ class Block(NamedTuple):
     start: int  # of its first byte in the target
     data: memoryview
     target: bytes  # hash_of() the target
+    due: bool = False  # it was not marked as used for a while
 
 
 def hash_of(*parts: str | int) -> bytes:
@@ -203,7 +205,7 @@ class Layout:
     def load(self, name: str, length_max: int | None = None, touch: bool = True, now: bool = False) -> Block:
         """The block `name`, verified, and marked as used with `touch`. Damaged if it is not what its name says.
 
-        `now`: BlockingIOError unless it can be had without waiting.
+        `now`: BlockingIOError unless it can be had without waiting; it is not marked then.
         """
         fd = self._open_kept(name, now)
         try:
@@ -212,16 +214,20 @@ class Layout:
                 raise Damaged("longer than it may be")
             if not stat.S_ISREG(status.st_mode):
                 raise Damaged("not a file")
+            if length_max is None:  # before so much memory is taken
+                _header(memoryview(os.pread(fd, HEADER.size, 0)), name, status.st_size)
             whole = memoryview(_read_now(fd, status.st_size) if now else _read_all(fd, status.st_size))
             start, target, head, check = _header(whole, name, status.st_size)
             data = whole[HEADER.size :]
             if _check(head, data) != check:
                 raise Damaged("wrong checksum")
-            if touch:
-                _touch(fd, status)
+            due = time.time() - status.st_mtime > TOUCH
+            if due and touch and not now:
+                with contextlib.suppress(OSError):  # read-only, or of somebody else: it goes sooner
+                    os.utime(fd)
         finally:
             os.close(fd)
-        return Block(start, data, target)
+        return Block(start, data, target, due)
 
     def target(self, name: str) -> bytes:
         """The hash of the target that the block `name` is of."""
@@ -298,7 +304,11 @@ class Layout:
             root = self._folders.get("")
             if root is None or not self._local:
                 raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
-            return open_cached(f"{folder}/{name}", os.O_RDONLY | _FILE, root)
+            began = time.monotonic()
+            try:
+                return open_cached(f"{folder}/{name}", os.O_RDONLY | _FILE, root)
+            finally:  # a scanner of viruses, say, that is asked before a file opens
+                self._local = time.monotonic() - began < _SLOW
         try:
             return os.open(name, os.O_RDONLY | _FILE, dir_fd=self.folder(folder))
         except OSError as exc:
@@ -371,12 +381,6 @@ def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
             count -= len(left.pop(0))
         if left:
             left[0] = left[0][count:]
-
-
-def _touch(fd: int, status: os.stat_result) -> None:
-    if time.time() - status.st_mtime > TOUCH:
-        with contextlib.suppress(OSError):  # read-only, or of somebody else: it goes sooner
-            os.utime(fd)
 
 
 def _set_mode(made: Handle, mode: int) -> None:

@@ -25,6 +25,26 @@ def in_background(function: Callable[..., Awaitable[None]], *args: Any) -> None:
     trio.lowlevel.spawn_system_task(guarded)
 
 
+class Round:
+    """Bounds what is done in one round of the loop, by tasks that never wait: `most`, in whatever unit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+
+    def take(self, amount: int) -> bool:
+        """Whether something may still be done; what is larger than all may be the last."""
+        if self._taken >= self._most:
+            return False
+        if not self._taken:
+            in_background(self._renew)
+        self._taken += amount
+        return True
+
+    async def _renew(self) -> None:
+        self._taken = 0
+
+
 async def at_once(function: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
     """`function` of every item. The first failure ends the others, and is raised as itself, not in a group."""
     failed: list[Exception] = []
