@@ -65,10 +65,7 @@ class DiskCache:
         """What `target` was when its server was last asked, if that was after `newer_than` (seconds since 1970)."""
         name = _record_name(target)
         try:
-            text, seen = self._layout.load_record(name)
-            if not newer_than < seen < time.time() + SKEW:
-                return None
-            return parse_record(text, name)[0]
+            return self._recorded(name, newer_than)
         except FileNotFoundError:
             pass
         except Damaged:
@@ -129,11 +126,9 @@ class DiskCache:
             return None
         try:
             if version is None:
-                name = _record_name(target)
-                text, seen = self._layout.load_record(name, now=True)
-                if not newer_than < seen < time.time() + SKEW:
+                version = self._recorded(_record_name(target), newer_than, now=True)
+                if version is None:
                     return None
-                version = parse_record(text, name)[0]
             stop = min(stop, version.size)
             name = _block_name(target, version, start, stop)
             block = self._layout.load(name, stop - start, now=True)
@@ -196,6 +191,11 @@ class DiskCache:
         self._layout.forget()
 
     # -- reading
+
+    def _recorded(self, name: str, newer_than: float, now: bool = False) -> Version | None:
+        """What the record `name` says, if it was seen after `newer_than`. OSError, Damaged."""
+        text, seen = self._layout.load_record(name, now)
+        return parse_record(text, name)[0] if newer_than < seen < time.time() + SKEW else None
 
     def _load(self, name: str, length_max: int) -> Block | None:
         try:
