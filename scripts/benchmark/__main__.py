@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import statistics
 import sys
@@ -21,6 +22,8 @@ import writes
 from data import Data
 from measures import Result
 from remote_data import Tree
+
+import zarrfs
 
 SUITES: dict[str, dict[str, Any]] = {
     "basics": measures.MEASURES,
@@ -122,6 +125,8 @@ def measure(chosen: argparse.Namespace, data: Any) -> int:
 
 def main() -> int:
     chosen = arguments()
+    # as an installed program is, also where PYTHONDONTWRITEBYTECODE keeps a checkout from that
+    compileall.compile_dir(Path(zarrfs.__file__).parent, quiet=1)
     with contextlib.ExitStack() as cleanup:
         directory = tempfile.TemporaryDirectory(prefix="zarrfs-bench-", dir=chosen.directory)
         data = make(chosen, Path(cleanup.enter_context(directory)), cleanup)

@@ -15,6 +15,7 @@ import trio
 
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
+from zarrfs.sources import open_source
 from zarrfs.sources.blobs import BlobReader
 from zarrfs.sources.documents import Document
 from zarrfs.sources.prepare import compile_document
@@ -80,21 +81,38 @@ def opened(document: Any, **options: Any) -> Iterator[tuple[IndexStore, Any]]:
 def tree(document: Any, **options: Any) -> Tree:
     """All that is in the archive, the root under "", read through the store."""
     with opened(document, **options) as (store, plan):
-        nodes: dict[str, Node] = {}
+        return Tree(trio.run(_nodes, store), plan.warnings, plan.kind)
 
-        async def walk(key: str) -> None:
-            info = await store.info(key)
-            data: bytes | str | None = info.target
-            if info.kind is Kind.FILE and info.size <= READ_AT_MOST:
-                data = bytes(await store.get(key))
-                assert len(data) == info.size
-            nodes[key] = Node(info.kind, info.mode, info.mtime_ns, info.size, data, info.allocated)
-            if info.kind is Kind.DIRECTORY:
-                async for child in store.list_dir(key):
-                    await walk(join_key(key, child.name))
 
-        trio.run(walk, "")
-        return Tree(nodes, plan.warnings, plan.kind)
+def nodes_of(source: Path, **options: Any) -> dict[str, Node]:
+    """All that is in a source that holds an archive, the root under "", read through the store."""
+
+    async def main() -> dict[str, Node]:
+        store = open_source(str(source), Options(cache="none", **options))
+        try:
+            return await _nodes(store)
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
+
+
+async def _nodes(store: Any) -> dict[str, Node]:
+    nodes: dict[str, Node] = {}
+
+    async def walk(key: str) -> None:
+        info = await store.info(key)
+        data: bytes | str | None = info.target
+        if info.kind is Kind.FILE and info.size <= READ_AT_MOST:
+            data = bytes(await store.get(key))
+            assert len(data) == info.size
+        nodes[key] = Node(info.kind, info.mode, info.mtime_ns, info.size, data, info.allocated)
+        if info.kind is Kind.DIRECTORY:
+            async for child in store.list_dir(key):
+                await walk(join_key(key, child.name))
+
+    await walk("")
+    return nodes
 
 
 def refused(document: Any, entry: str | None, rule: str, **options: Any) -> None:

@@ -80,7 +80,7 @@ def test_kills(tmp_path: Path) -> None:
     kill_and_repeat(tmp_path, KILLS)
 
 
-CALLS = ("open", "mkdir", "chmod", "access", "write", "close", "rename", "rmdir", "unlink")
+CALLS = ("open", "mkdir", "chmod", "access", "pwrite", "close", "rename", "rmdir", "unlink")
 
 
 def die_at(number: int) -> None:
@@ -91,13 +91,13 @@ def die_at(number: int) -> None:
         def made(*arguments: Any, **more: Any) -> Any:
             if next(calls) == number:
                 if call is write:
-                    write(arguments[0], arguments[1][:100])
+                    write(arguments[0], arguments[1][:100], 0)
                 os._exit(9)
             return call(*arguments, **more)
 
         return made
 
-    write = os.write
+    write = os.pwrite
     for name in CALLS:
         setattr(os, name, dying(getattr(os, name)))
 
@@ -262,7 +262,7 @@ def test_a_file_that_is_another_one_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "b").rename(tmp_path / "a")
     for task in ("regions", ("a/file", was, [])), ("parts", [(None, "a", directory[2:0:-1], ["file"], [])]):
         with pytest.raises(SourceError, match="changed while it was read"):
-            contents.run(task)
+            contents.run(task, memoryview(b""))
     os.close(base)
 
 

@@ -17,7 +17,7 @@ import trio.testing
 from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
 from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
-from zarrfs.sources import blobs
+from zarrfs.sources import blobfiles, blobs
 from zarrfs.sources.blobrefs import canonical, check_places, sized
 from zarrfs.sources.blobs import BlobReader
 
@@ -68,7 +68,7 @@ def test_without_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     put(tmp_path, DATA)
     for most in (0, 10):
         cut = functools.partial(lambda most, fd, at, n: bytearray(os.pread(fd, min(most, n), at)), most)
-        monkeypatch.setattr(blobs, "read_cached", cut)
+        monkeypatch.setattr(blobfiles, "read_cached", cut)
         assert run(tmp_path, whole) == DATA
 
 
@@ -224,19 +224,19 @@ def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def broken(*arguments: Any) -> bytearray:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(blobs, "read_cached", broken)
+    monkeypatch.setattr(blobfiles, "read_cached", broken)
     fails(tmp_path, ReadError, "input/output error")
 
 
 def test_a_disk_that_gives_less_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real = blobs._pread
+    real = blobfiles._pread
 
     async def short(fd: int, offset: int, length: int) -> Any:
         data, identity = await real(fd, offset, length)
         return data[:-1], identity
 
-    monkeypatch.setattr(blobs, "_pread", short)
+    monkeypatch.setattr(blobfiles, "_pread", short)
     fails(tmp_path, OutOfRange, "ends before byte 1")
 
 
@@ -297,7 +297,7 @@ def test_what_is_not_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     put(tmp_path, DATA)
     os.mkfifo(tmp_path / blobref(b"fifo"))
     reader = BlobReader((str(tmp_path),))
-    monkeypatch.setattr(blobs, "WHOLE_MAX", len(DATA) - 1)
+    monkeypatch.setattr(blobfiles, "WHOLE_MAX", len(DATA) - 1)
     assert reader.whole(URL) is None
     with pytest.raises(ReadError, match="not a regular file"):
         reader.whole(blobref(b"fifo"))

@@ -15,7 +15,7 @@ import trio.testing
 from tests.unit.archives import put
 from tests.unit.blobreading import DATA, REF, fails, run, whole
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.sources import blobs
+from zarrfs.sources import blobfiles, blobs
 from zarrfs.sources.blobrefs import sized
 from zarrfs.sources.blobs import BlobReader
 
@@ -88,33 +88,33 @@ def test_a_tick_passes_between_the_last_write_and_the_hash(
     put(tmp_path, DATA)
     now = os.stat(tmp_path / REF).st_ctime_ns + age
     waited: list[float] = []
-    monkeypatch.setattr(blobs, "time", SimpleNamespace(time_ns=lambda: now, sleep=waited.append))
+    monkeypatch.setattr(blobfiles, "time", SimpleNamespace(time_ns=lambda: now, sleep=waited.append))
     assert run(tmp_path, whole) == DATA
     assert waited == waits
 
 
 def test_a_blob_that_does_not_stop_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real, times = blobs._pread, iter(range(100))
+    real, times = blobfiles._pread, iter(range(100))
 
     async def changing(fd: int, offset: int, length: int) -> Any:
         os.utime(tmp_path / REF, (next(times), 0))
         return await real(fd, offset, length)
 
-    monkeypatch.setattr(blobs, "_pread", changing)
+    monkeypatch.setattr(blobfiles, "_pread", changing)
     fails(tmp_path, TargetChanged, "keeps changing")
 
 
 def test_a_blob_that_changes_while_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real = blobs._digest
+    real = blobfiles._digest
 
-    def changing(fd: int, ref: str, size: int) -> str:
-        found = real(fd, ref, size)
+    def changing(fd: int, ref: str, size: int, start: int) -> str:
+        found = real(fd, ref, size, start)
         flip(tmp_path / REF)
         return found
 
-    monkeypatch.setattr(blobs, "_digest", changing)
+    monkeypatch.setattr(blobfiles, "_digest", changing)
     fails(tmp_path, TargetChanged, "changed while it was verified")
 
 
@@ -161,16 +161,16 @@ def test_fifty_readers_hash_a_blob_once(tmp_path: Path, good: bool) -> None:
 def test_a_cancelled_reader_does_not_fail_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     started = trio.Event()
-    real, calls = blobs._digest, []
+    real, calls = blobfiles._digest, []
 
-    def slow(fd: int, ref: str, size: int) -> str:
+    def slow(fd: int, ref: str, size: int, start: int) -> str:
         calls.append(ref)
         if len(calls) == 1:
             trio.from_thread.run_sync(started.set)
             trio.from_thread.run(trio.sleep_forever)
-        return real(fd, ref, size)
+        return real(fd, ref, size, start)
 
-    monkeypatch.setattr(blobs, "_digest", slow)
+    monkeypatch.setattr(blobfiles, "_digest", slow)
 
     async def body(reader: BlobReader) -> None:
         with trio.CancelScope() as scope:
@@ -229,27 +229,27 @@ def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "MAX_VERDICTS", 4)
+    monkeypatch.setattr(blobfiles, "MAX_VERDICTS", 4)
     refs = [put(tmp_path, b"%d" % number) for number in range(10)]
 
     async def body(reader: BlobReader) -> None:
         for ref in refs:
             await reader.size(ref)
-        assert len(reader._verdicts) == 4
+        assert len(reader._files._verdicts) == 4
 
     run(tmp_path, body)
 
 
 def test_closing_under_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real = blobs._pread
+    real = blobfiles._pread
 
     async def body(reader: BlobReader) -> None:
         async def closing(fd: int, offset: int, length: int) -> Any:
             await reader.aclose()
             return await real(fd, offset, length)
 
-        monkeypatch.setattr(blobs, "_pread", closing)
+        monkeypatch.setattr(blobfiles, "_pread", closing)
         assert await whole(reader) == DATA
         with pytest.raises(ReadError, match="closed"):
             await whole(reader)

@@ -27,7 +27,7 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 LINES_MAX = 500
 # Where system calls are made, and where a FUSE reply is: elsewhere an error has a type of its own.
 KNOW_ERRNO = (
-    "zarrfs.errors", "zarrfs.transfer.", "zarrfs.store.", "zarrfs.fuse.", "zarrfs.sources.blobs",
+    "zarrfs.errors", "zarrfs.transfer.", "zarrfs.store.", "zarrfs.fuse.", "zarrfs.sources.blobfiles",
     "zarrfs.sources.flux", "zarrfs.mountpoints.", "zarrfs.monitoring.", "zarrfs.daemon.",
 )  # fmt: skip
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zarrfs import options, optionvalues
+from zarrfs import optionvalues
 from zarrfs.errors import UsageError, ZarrfsError
 from zarrfs.redaction import cleaned
 
 if TYPE_CHECKING:
+    from zarrfs import options
     from zarrfs.sources import Plan
     from zarrfs.store.api import Store
 
@@ -72,6 +73,8 @@ def source_options(
     "" they are so, too, but the command names its file in another way.
     """
 
+    from zarrfs import options
+
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def run(items: tuple[str, ...], **given: Any) -> Any:
@@ -120,6 +123,8 @@ def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -
 
 def _click_option(name: str) -> Callable[[Function], Function]:
     """The long option of one row of the table; its value is parsed by the table, not by click."""
+    from zarrfs import options
+
     about = options.TABLE[name].metadata
     names = [f"--{name.replace('_', '-')}", _PREFIX + name]
     if name in SHORT:

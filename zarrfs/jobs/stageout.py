@@ -14,8 +14,9 @@ from zarrfs.jobs import nodelocal, records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import mount_of
 from zarrfs.stage.archive.create import Making, Progress, create
+from zarrfs.stage.archive.dump import MAIN
 from zarrfs.stage.destination import placed, sync_file_system
-from zarrfs.stage.output import archive_form, compressor
+from zarrfs.stage.output import DUMP, archive_form, compressor
 from zarrfs.store.upper import Upper
 from zarrfs.store.whiteouts import OPAQUE, hidden_name, reserved
 
@@ -93,7 +94,8 @@ def archive(
     for name, path in (("-o", output), ("--blobs", making.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
-    making, form = dataclasses.replace(making, leave_out=_is_ours), archive_form(output)
+    form = archive_form(output, dumps=True)
+    making = dataclasses.replace(making, leave_out=_is_ours, dump=MAIN if form == DUMP else None)
     with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
             create(tree.base, ["."], file, making, progress, warn, begun)

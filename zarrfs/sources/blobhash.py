@@ -19,15 +19,15 @@ def hash_of(data: Buffer, blobref: str) -> str:
     return f"{algorithm}-{_HASHES[algorithm](data, usedforsecurity=False).hexdigest()}"
 
 
-def digest(fd: int, blobref: str, size: int) -> str:
-    """The blobref of the first `size` bytes, with the algorithm of `blobref`; in a worker thread of trio."""
+def digest(fd: int, blobref: str, size: int, start: int = 0) -> str:
+    """The blobref of the `size` bytes from `start` on, with the algorithm of `blobref`; in a worker thread of trio."""
     algorithm = blobref.partition("-")[0]
     hashed = hashlib.new(algorithm, usedforsecurity=False)
     piece = memoryview(bytearray(min(size, _PIECE)))
     at = 0
     while at < size:
         trio.from_thread.check_cancelled()
-        count = os.preadv(fd, [piece[: size - at]], at)
+        count = os.preadv(fd, [piece[: size - at]], start + at)
         if not count:
             break
         hashed.update(piece[:count])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ import trio
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
+from zarrfs.sources.blobfiles import Where
 from zarrfs.sources.blobhash import hash_of
 from zarrfs.sources.blobrefs import DUMP, PlaceKind, is_remote_dump, is_tar, place_kind
 from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
@@ -232,11 +234,17 @@ class DumpPlace:
 
     def __init__(self, place: str, places: Places) -> None:
         self._places = places
-        self._place, self._local = place, "://" not in place
+        self._place, self.local = place, "://" not in place
         self.shown = without_secrets(place)
         self._index: DumpIndex | None = None
         self._reading, self._searching = trio.Lock(), trio.Lock()
+        self._lock = threading.Lock()  # of the index of a local file
         self._file: Handle | None = None  # threads that are left behind may still use it when all ends
+
+    def where(self, blobref: str) -> Where | None:
+        """Where a blob should lie, in a file; None where that is not known. Blocks, in any thread. ReadError."""
+        found = self._scanned().known(blobref) if self.local else None
+        return None if found is None else Where(self._place, found.offset, found.size)
 
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
         """As Place.fetch; what it gives has the right hash."""
@@ -281,23 +289,34 @@ class DumpPlace:
     async def _indexed(self) -> DumpIndex:
         import orjson
 
+        if self.local:
+            return await in_thread(self._places.slots, self._scanned)
         index = DumpIndex()
-        if self._local:
-            await in_thread(self._places.slots, self._scan_local, index)
-        else:
-            await scan_remote(self._places.files(), self._place, index)
+        await scan_remote(self._places.files(), self._place, index)
         for name, member in index.hinting():
             data = await self._read(member.offset, member.size)
             with contextlib.suppress(orjson.JSONDecodeError):
                 index.hint(name, await in_thread(self._places.slots, orjson.loads, data))
         return index
 
-    def _scan_local(self, index: DumpIndex) -> None:
-        try:
-            file = self._file = Handle(os.open(self._place, os.O_RDONLY | os.O_CLOEXEC))
-            scan_local(file, index)
-        except OSError as exc:
-            raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
+    def _scanned(self) -> DumpIndex:
+        """The index of a local file, which is made when it is first asked for. Blocks."""
+        import orjson
+
+        with self._lock:
+            if self._index is None:
+                index = DumpIndex()
+                try:
+                    file = self._file = Handle(os.open(self._place, os.O_RDONLY | os.O_CLOEXEC))
+                    scan_local(file, index)
+                except OSError as exc:
+                    raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
+                for name, member in index.hinting():
+                    data = self._pread(file, member.offset, member.size)
+                    with contextlib.suppress(orjson.JSONDecodeError):
+                        index.hint(name, orjson.loads(data))
+                self._index = index
+        return self._index
 
     async def _read(self, offset: int, length: int) -> Buffer:
         if self._file is not None:

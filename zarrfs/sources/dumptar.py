@@ -31,6 +31,9 @@ _EXTENDED = (b"x", b"X")
 _LONG_NAME = b"L"  # of GNU
 _RECORD = re.compile(rb"(\d{1,20}) ([^=]+)=")  # of an extended header
 _SIZE = re.compile(r"[0-9]{1,19}")  # in one
+# in a header: type, target and version of a regular file, from byte 156 on; no prefix of the name, from byte 345 on
+_PLAIN, _NO_PREFIX = b"0" + bytes(100) + b"ustar\x0000", bytes(167)
+_NUMBERS = (124, 136), (148, 156)  # its length and checksum
 _OTHER_HEADERS = (b"g", b"K")  # for all members; GNU's long target of a link
 
 
@@ -105,6 +108,15 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
     extended: dict[str, str] = {}
     while at + BLOCK <= size:
         block = yield at, BLOCK
+        plain = _plain(block)
+        if plain is not None and not extended:
+            name, length = plain
+            at += BLOCK
+            if at + length > size:
+                break
+            found.add(name, Member(at, length))
+            at += -(-length // BLOCK) * BLOCK
+            continue
         if not block.strip(b"\0"):
             return
         try:
@@ -136,6 +148,19 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
                 found.add(name, Member(at, length))
         at += -(-length // BLOCK) * BLOCK
     found.fault = f"cut short after {size:,} bytes"
+
+
+def _plain(block: bytes) -> tuple[str, int] | None:
+    """(name, length) that the header of a regular file tells, if it is as most are: in a quarter of tarfile's time."""
+    if block[156:265] != _PLAIN or block[345:] != _NO_PREFIX:
+        return None
+    name, length, checksum = (block[:100].partition(b"\0")[0], *(block[a:b].rstrip(b" \0") for a, b in _NUMBERS))
+    try:
+        plain = name.isascii() and length.isdigit() and checksum.isdigit()
+        right = plain and int(checksum, 8) == sum(block) - sum(block[148:156]) + 8 * ord(" ")
+        return (name.decode(), int(length, 8)) if right else None
+    except ValueError:
+        return None
 
 
 def scan_local(fd: int, index: DumpIndex) -> None:
@@ -193,7 +218,8 @@ def _pax(data: bytes) -> dict[str, str]:
 
 def _regions(document: Any) -> Iterator[tuple[str, int]]:
     """(blobref, length) of all regions of an archive, in its order; what is not as it should be is left out."""
-    for entry in document if isinstance(document, list) else ():
+    entries = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    for entry in entries:
         if isinstance(entry, dict) and entry.get("encoding") == "blobvec" and isinstance(entry.get("data"), list):
             for region in entry["data"]:
                 if isinstance(region, list) and len(region) == 3 and isinstance(region[2], str):

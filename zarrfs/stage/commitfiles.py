@@ -12,7 +12,7 @@ import zipfile
 from zarrfs.stage.committree import Node, Tree
 from zarrfs.stage.destination import is_utf8
 from zarrfs.store.api import SET_IDS, Kind
-from zarrfs.store.copying import write_all
+from zarrfs.transfer.writing import write_all
 
 _NAME_MAX = 0xFFFF  # bytes of a name in a zip file
 _OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # times of a zip file, in the local zone

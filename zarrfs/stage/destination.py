@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
 from zarrfs.store.renaming import EXCHANGE, rename
 
 _DOCUMENT = ".zmetadata"
@@ -31,11 +30,11 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
+def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Place]:
     """Somewhere to write a file, or a directory ("parquet", "directory"), which then becomes `shown`, at once.
 
-    Leaving the block with an exception leaves nothing behind. UsageError as check_destination(), SourceError where
-    writing fails.
+    It is on the disk then, unless a file is not to be (`sync`). Leaving the block with an exception leaves nothing
+    behind. UsageError as check_destination(), SourceError where writing fails.
     """
     path = os.path.realpath(shown)
     check_destination(shown, form, replace)
@@ -49,11 +48,12 @@ def placed(shown: str, form: str, replace: bool) -> Iterator[Place]:
         if form == "directory":
             sync_file_system(work)  # of what is in it, links are not ours to follow, and not all may be opened
             _make_writable(path)
-        else:
+        elif sync:
             _sync_all(new)
         check_destination(shown, form, replace)  # it may have taken long
         _rename(new, path, old)
-        _sync(directory)
+        if sync:
+            _sync(directory)
         if form == "directory":
             remove_tree(old)
         else:
@@ -116,6 +116,8 @@ def is_utf8(path: str) -> bool:
 
 def _is_index(path: str) -> bool:
     """Whether it is an index, of whatever version. Source: the SQLite file format, application id."""
+    from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
+
     try:
         with open(path, "rb") as file:
             head = file.read(72)

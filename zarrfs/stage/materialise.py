@@ -33,9 +33,10 @@ from zarrfs.store.api import (
     one_version,
     ordinary_mode,
 )
-from zarrfs.store.copying import copy_data, write_all
+from zarrfs.store.copying import copy_data
 from zarrfs.store.filling import EXISTING, Filling, Folder, InTheWay, ends_all
 from zarrfs.store.index import IndexStore, Part
+from zarrfs.transfer.writing import write_all
 
 log = logging.getLogger("zarrfs")
 

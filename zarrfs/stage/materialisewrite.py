@@ -14,10 +14,11 @@ from typing import NamedTuple
 import trio
 
 from zarrfs.store.api import Buffer, Info, Kind
-from zarrfs.store.copying import copy_data, write_all
+from zarrfs.store.copying import copy_data
 from zarrfs.store.extents import data_extents
 from zarrfs.store.filling import Filling, Folder, Staged, ends_all
 from zarrfs.store.index import IndexStore, Part
+from zarrfs.transfer.writing import write_all
 
 log = logging.getLogger("zarrfs")
 

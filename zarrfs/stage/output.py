@@ -9,15 +9,17 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.stage.destination import is_utf8, placed
-from zarrfs.stage.jsonwriter import JsonWriter
-from zarrfs.store.api import Reference
-from zarrfs.store.indexfile import IndexWriter
+
+if TYPE_CHECKING:
+    from zarrfs.store.api import Reference
+    from zarrfs.store.indexfile import IndexWriter
 
 STDOUT = "-"
+DUMP = "tar"  # the form of a file archive with its blobs
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
 # endings of what is no file archive
 _PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr")
@@ -89,6 +91,8 @@ class Output:
                 with _json(file, self.format, self.version) as writer:
                     yield writer
                 return
+        from zarrfs.store.indexfile import IndexWriter
+
         with IndexWriter(path) as index:
             writer = Writer(functools.partial(add_reference, index))
             yield writer
@@ -117,11 +121,14 @@ def form_of_name(path: str) -> str | None:
     return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
 
 
-def archive_form(path: str) -> str:
-    """The form of JSON that a file archive called `path` has. UsageError where its name says that it is none.
+def archive_form(path: str, dumps: bool = False) -> str:
+    """The form that a file archive called `path` has: of JSON, or "tar", where there may be `dumps`.
 
-    Unlike that of a set, its name need not say json: what ends in .gz, .zst, .xz or .bz2 is compressed.
+    UsageError where its name says that it is none. Unlike that of a set, its name need not say json: what ends in .gz,
+    .zst, .xz or .bz2 is compressed.
     """
+    if dumps and path.lower().endswith(".tar"):
+        return DUMP
     form = form_of_name(path)
     if form is not None and not form.startswith("json"):
         raise UsageError(f"{path}: a file archive is JSON, not {form}: give it another name (.json)")
@@ -155,6 +162,8 @@ def _standard_output() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
+    from zarrfs.stage.jsonwriter import JsonWriter
+
     with compressor(raw, form) as file:
         encoder = JsonWriter(file, version)
         yield Writer(encoder.add)

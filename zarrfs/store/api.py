@@ -9,11 +9,13 @@ import enum
 import functools
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from zarrfs.errors import InvalidKey, NameTooLong, TargetChanged
-from zarrfs.options import Options
 from zarrfs.transfer.api import Buffer as Buffer
+
+if TYPE_CHECKING:
+    from zarrfs.options import Options
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
 

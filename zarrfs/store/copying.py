@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from zarrfs.store.api import Buffer
 from zarrfs.store.extents import data_extents
+from zarrfs.transfer.writing import write_all
 
 _HOLE = 64 << 10  # bytes: zeros that begin at a multiple of this are not written
 _ZEROS = bytes(_HOLE)
@@ -32,15 +33,6 @@ def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
     view = memoryview(data).cast("B")
     for start, stop in _written(view):
         write_all(descriptor, view[start:stop], at + start)
-
-
-def write_all(descriptor: int, data: Buffer, at: int) -> int:
-    """Write `data` from offset `at` on; returns the offset behind it."""
-    view = memoryview(data).cast("B")
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        at, view = at + count, view[count:]
-    return at
 
 
 def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lambda: None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from zarrfs.options import Options
+if TYPE_CHECKING:
+    from zarrfs.options import Options
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -33,6 +33,7 @@ from typing import NamedTuple
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.cachedopen import is_local, open_cached
 from zarrfs.transfer.local import read_cached
+from zarrfs.transfer.writing import write_parts
 
 LAYOUT = "zarrfs-blocks-1"
 HEADER = struct.Struct("<8sQQ16s16s16s")  # magic, start, length, name, hash of the target, XXH3-128 of all but itself
@@ -191,7 +192,7 @@ class Layout:
         fd = self.open(where, scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
-                _write_all(fd, parts)
+                write_parts(fd, parts)
                 taken = os.fstat(fd).st_blocks * 512
             finally:
                 os.close(fd)
@@ -371,16 +372,6 @@ def _read_now(fd: int, size: int) -> Buffer:
     if len(data) < size:
         raise BlockingIOError(errno.EAGAIN, "not in memory")
     return data
-
-
-def _write_all(fd: int, parts: Sequence[Buffer]) -> None:
-    left = [memoryview(part).cast("B") for part in parts]
-    while left:
-        count = os.writev(fd, left)
-        while left and count >= len(left[0]):
-            count -= len(left.pop(0))
-        if left:
-            left[0] = left[0][count:]
 
 
 def _set_mode(made: Handle, mode: int) -> None:

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -18,9 +18,13 @@ from zarrfs import optionvalues
 from zarrfs.cli import common
 from zarrfs.errors import SourceError, UsageError
 
+if TYPE_CHECKING:
+    from zarrfs.stage.archive.making import Making
+
 EPILOG = """\b
 Examples:
   zarrfs archive create -C /data -o job.json --blobs /srv/blobs input config.toml
+  zarrfs archive create -C /data -o job.tar input config.toml
   zarrfs archive create -o job.json.zst --inline --exclude '*.tmp' --exclude .git .
   find . -name '*.nc' -print0 | zarrfs archive create -0 --files-from - --blobs /srv/blobs -o nc.json
 \b
@@ -41,8 +45,8 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Start here (default: where you are).")
 @click.option(
     "-o", "--output", default="-", metavar="FILE",
-    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; "-", which is usual, is '
-    "standard output.",
+    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file if '
+    'it ends in .tar; "-", which is usual, is standard output.',
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @click.option("--blobs", metavar="DIR", help="Where contents go, as blobs; made if it is not there.")
@@ -59,6 +63,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     "--hash", "algorithm", type=click.Choice(("sha1", "sha256")), default="sha1", show_default=True,
     help="What names a blob.",
 )  # fmt: skip
+@click.option("--name", metavar="NAME", help="What the archive in a .tar is called (default: main).")
 @click.option("--dictionary", is_flag=True, help="Write an object of entries by path, not a list.")
 @click.option("--exclude", "excludes", multiple=True, metavar="GLOB", help="Leave out what is called so.")
 @click.option("--files-from", "listed", metavar="FILE", help='Take PATHs from FILE, one a line; "-": standard input.')
@@ -97,9 +102,9 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
             common.say(f"warning: {show.shown(text)}")
 
     base = given.pop("base")
-    making = Making(leave_out=_abandoned(output, base), **given)
+    making = Making(leave_out=_abandoned(output, base), dump=_dump(output, given.pop("name")), **given)
     making.check()
-    with made(making.blobs), _opened(output, force) as (file, own), contextlib.ExitStack() as stack:
+    with made(making.blobs), _opened(output, force, making) as (file, own), contextlib.ExitStack() as stack:
 
         def begun() -> None:
             threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
@@ -123,7 +128,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
+def _opened(output: str, force: bool, making: Making) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
     """The file to write to, and (device, inode) of what is not to be archived because of it."""
     from zarrfs.stage.destination import placed
     from zarrfs.stage.output import STDOUT, archive_form, compressor
@@ -138,11 +143,24 @@ def _opened(output: str, force: bool) -> Iterator[tuple[IO[bytes], frozenset[tup
         except OSError as exc:
             raise SourceError("standard output", f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
         return
-    form = archive_form(output)
-    with placed(output, "archive", force) as place, open(place.new, "xb") as raw:
+    form = archive_form(output, dumps=True)
+    sync = making.sync or making.dump is None  # a tar has blobs, which wait for no disk elsewhere either
+    with placed(output, "archive", force, sync) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
             yield file, _identities(*place.own)
         raw.flush()
+
+
+def _dump(output: str, name: str | None) -> str | None:
+    """The name of the archive in a tar, if that is what is written."""
+    from zarrfs.stage.archive.dump import MAIN
+    from zarrfs.stage.output import DUMP, archive_form
+
+    if archive_form(output, dumps=True) == DUMP:
+        return name or MAIN
+    if name is not None:
+        raise UsageError(f"--name {name}: only an archive in a tar has a name: say -o FILE.tar")
+    return None
 
 
 def _identities(*places: str | int) -> frozenset[tuple[int, int]]:

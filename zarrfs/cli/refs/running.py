@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zarrfs.cli import common
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
+    from zarrfs.options import Parsed
     from zarrfs.sources import Plan
     from zarrfs.stage.output import Output, Writer
     from zarrfs.store.api import ReferenceStore

@@ -11,12 +11,15 @@ import stat
 import threading
 from collections.abc import Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from zarrfs.errors import SourceError
 from zarrfs.stage.destination import sync_file_system
-from zarrfs.store.api import Buffer
-from zarrfs.store.copying import write_all
 from zarrfs.store.staging import RESERVED, StagedDirectory, Staging
+from zarrfs.transfer.writing import write_all
+
+if TYPE_CHECKING:
+    from zarrfs.store.api import Buffer
 
 ALGORITHMS = ("sha1", "sha256")  # the first is what Flux takes unless told otherwise
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,6 +40,7 @@ class BlobDirectory:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._base = -1
+        self._buffer = bytearray()
         self._staging: Staging | None = None
         self._staged: StagedDirectory | None = None
 
@@ -68,8 +72,7 @@ class BlobDirectory:
         try:
             descriptor = os.open(work, _NEW, 0o666, dir_fd=staged)
             try:
-                if (count := os.write(descriptor, data)) != len(data):
-                    write_all(descriptor, memoryview(data)[count:], count)
+                write_all(descriptor, data, 0)
             finally:
                 os.close(descriptor)
             os.rename(work, name, src_dir_fd=staged, dst_dir_fd=self._base)
@@ -81,6 +84,12 @@ class BlobDirectory:
             raise
         self._written[0] = 1
         return name
+
+    def buffer(self, size: int) -> memoryview:
+        """Where to read a blob to: what was there before is gone."""
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        return memoryview(self._buffer)[:size]
 
     def finish(self) -> None:
         """Have all blobs on the disk.

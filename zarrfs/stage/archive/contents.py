@@ -10,7 +10,8 @@ from typing import Any
 
 from zarrfs.errors import UsageError
 from zarrfs.stage.archive.blobdir import BlobDirectory
-from zarrfs.stage.archive.entries import blobs_rule, cut, encoded, inline_content
+from zarrfs.stage.archive.dump import Held, HeldBlobs
+from zarrfs.stage.archive.entries import blobs_rule, cut, encoded, inline_content, joined
 from zarrfs.stage.archive.making import Making, changed, failed, path_rule, reading, time_rule
 from zarrfs.stage.destination import is_utf8
 from zarrfs.store.extents import each_extent
@@ -23,10 +24,12 @@ _PAGE = 4096  # bytes that one read(2) gives as they were at one time
 # (entry of the directory itself, its path, its (device, inode), its regular files, what else is in it)
 Part = tuple[bytes | None, str, tuple[int, int] | None, list[str], list[str]]
 Identity = tuple[int, int, int, int, int]
+# some entries, and where their blobs are held, if they are
+Written = tuple[bytes, list[Held]]
 # a file that goes on in pieces: its path, its fields so far, what it was then
 Later = tuple[str, dict[str, Any], Identity]
-# entries, files, bytes, warnings
-Result = tuple[list[bytes | Later], int, int, list[str]]
+# what comes one after the other; files, bytes, warnings
+Result = tuple[list[Written | Later], int, int, list[str]]
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _OTHERS = {
@@ -38,22 +41,25 @@ _OTHERS = {
 class Contents:
     """Reads what is below a directory, whose path is `base` and which is open as `descriptor`."""
 
-    def __init__(self, descriptor: int, base: str, making: Making, blobs: BlobDirectory | None) -> None:
+    def __init__(self, descriptor: int, base: str, making: Making, blobs: BlobDirectory | HeldBlobs | None) -> None:
         self._descriptor, self._base = descriptor, base
         self._making, self._blobs = making, blobs
-        self._buffer = bytearray()
-        self._entries: list[bytes | Later] = []
+        self._entries: list[bytes] = []
+        self._found: list[Written | Later] = []
         self._files = self._bytes = 0
         self._warnings: list[str] = []
 
-    def run(self, task: tuple[str, Any]) -> Any:
-        """Do a task: ("parts", list of Part) gives a Result; ("regions", (path, identity, regions)) their JSON."""
+    def run(self, task: tuple[str, Any], memory: memoryview) -> Any:
+        """Do a task: ("parts", list of Part) gives a Result; ("regions", (path, identity, regions)) their JSON, and
+        where their blobs are held in `memory`, if they are."""
+        if isinstance(self._blobs, HeldBlobs):
+            self._blobs.use(memory)
         kind, value = task
         return self.entries(value) if kind == "parts" else self._regions(*value)
 
     def entries(self, parts: list[Part]) -> Result:
         """The entries of what is in some directories. SourceError, naming the one that cannot be had, and why."""
-        self._entries, self._warnings, self._files, self._bytes = [], [], 0, 0
+        self._found, self._entries, self._warnings, self._files, self._bytes = [], [], [], 0, 0
         for own, directory, identity, files, others in parts:
             if own is not None:
                 self._entries.append(own)
@@ -68,7 +74,8 @@ class Contents:
                 for names, add in (files, self._add_file), (others, self._add_other):
                     for name in names:
                         self._add(descriptor, name, prefix + name, add)
-        return self._entries, self._files, self._bytes, self._warnings
+        self._join()
+        return self._found, self._files, self._bytes, self._warnings
 
     @contextlib.contextmanager
     def opened(self, path: str, flags: int = _FILE) -> Iterator[int]:
@@ -135,6 +142,15 @@ class Contents:
     def _emit(self, path: str, fields: dict[str, Any]) -> None:
         self._entries.append(encoded(path, fields, self._making.dictionary))
 
+    def _join(self) -> None:
+        """Make one of the entries since the last time: who started us only passes them on."""
+        if self._entries:
+            self._found.append((joined(self._entries), self._held()))
+            self._entries = []
+
+    def _held(self) -> list[Held]:
+        return self._blobs.taken() if isinstance(self._blobs, HeldBlobs) else []
+
     # -- what is in a file
 
     def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> None:
@@ -150,7 +166,8 @@ class Contents:
         else:
             found = None if inline else self._blobvec(descriptor, path, status)
             if found is None:
-                self._entries.append((path, fields, identity_of(status)))
+                self._join()
+                self._found.append((path, fields, identity_of(status)))
                 return
             if found:
                 fields |= {"encoding": "blobvec", "data": found}
@@ -159,27 +176,31 @@ class Contents:
     def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any]:
         """encoding and data of a file that is read at once."""
         size = status.st_size
-        data = os.pread(descriptor, size + 1, 0)
+        view = memoryview(bytearray(size + 1)) if self._blobs is None else self._blobs.buffer(size + 1)
+        data = view[: os.preadv(descriptor, [view], 0)]
         if len(data) != size or (size > _PAGE and identity_of(os.fstat(descriptor)) != identity_of(status)):
             raise changed(self._base, path)
         self._bytes += size
         if inline:
-            return inline_content(data)
+            return inline_content(bytes(data))
         assert self._blobs is not None
         return {"encoding": "blobvec", "data": [[0, size, self._blobs.put(data)]]}
 
     def _blobvec(self, descriptor: int, path: str, status: os.stat_result) -> list[list[Any]] | None:
         """The regions of a file, read and put; None for one that is too large to be done here."""
-        size, step = status.st_size, self._making.region
-        if min(size, status.st_blocks * 512) > LARGE:
+        assert self._blobs is not None
+        size = status.st_size
+        room = self._blobs.room() if isinstance(self._blobs, HeldBlobs) else LARGE
+        if min(size, status.st_blocks * 512) > room:
             return None
-        found: list[list[Any]] = []
+        regions: list[tuple[int, int]] = []
         taken = 0
-        for start, stop in cut(each_extent(descriptor, size), step):
+        for start, stop in cut(each_extent(descriptor, size), self._making.region):
+            regions.append((start, stop))
             taken += stop - start
-            if taken > LARGE or len(found) > MANY:
+            if taken > room or len(regions) > MANY:
                 return None
-            found.append(self._region(descriptor, path, start, stop))
+        found = [self._region(descriptor, path, start, stop) for start, stop in regions]
         if identity_of(os.fstat(descriptor)) != identity_of(status):
             raise changed(self._base, path)
         self._bytes += taken
@@ -187,11 +208,8 @@ class Contents:
 
     def _region(self, descriptor: int, path: str, start: int, stop: int) -> list[Any]:
         assert self._blobs is not None
-        length = stop - start
-        if len(self._buffer) < length:
-            self._buffer = bytearray(length)
-        view = memoryview(self._buffer)[:length]
-        at = 0
+        length, at = stop - start, 0
+        view = self._blobs.buffer(length)
         while at < length:
             count = os.preadv(descriptor, [view[at:]], start + at)
             if not count:
@@ -199,13 +217,15 @@ class Contents:
             at += count
         return [start, length, self._blobs.put(view)]
 
-    def _regions(self, path: str, identity: Identity, regions: list[tuple[int, int]]) -> list[list[Any]]:
+    def _regions(
+        self, path: str, identity: Identity, regions: list[tuple[int, int]]
+    ) -> tuple[list[list[Any]], list[Held]]:
         """Some regions of a large file, read and put."""
         with self.opened(path) as descriptor, reading(self._base, path):
             found = [self._region(descriptor, path, start, stop) for start, stop in regions]
             if identity_of(os.fstat(descriptor)) != identity:
                 raise changed(self._base, path)
-        return found
+        return found, self._held()
 
 
 def _is_dense(descriptor: int, size: int) -> bool:

@@ -14,7 +14,8 @@ import orjson
 
 from zarrfs.errors import UsageError, ZarrfsError
 from zarrfs.stage.archive.blobdir import BlobDirectory
-from zarrfs.stage.archive.contents import LARGE, MANY, Contents, Identity, Later, identity_of
+from zarrfs.stage.archive.contents import LARGE, MANY, Contents, Identity, Later, Written, identity_of
+from zarrfs.stage.archive.dump import HELD, DumpWriter, HeldBlobs, memory_of
 from zarrfs.stage.archive.entries import Writer, cut, encoded_around
 from zarrfs.stage.archive.making import Making as Making
 from zarrfs.stage.archive.making import Progress as Progress
@@ -32,6 +33,7 @@ def create(
 ) -> None:  # fmt: skip
     """Write what `paths`, relative to the directory `base`, name to `out`, and to blobs; blocks.
 
+    `out` becomes the document, or a dump tar of it and its blobs, and is then an empty file of the system.
     Directories are taken with all that is in them; nothing twice. Processes are forked for the reading. SourceError
     for what cannot be read or represented, naming the entry and the rule; UsageError for paths that cannot be meant,
     and where a blob has no place; OSError of `out`. `begun` is called when all processes are forked, and may start
@@ -45,29 +47,38 @@ def create(
         except OSError as exc:
             raise UsageError(f"{base}: {(exc.strerror or str(exc)).lower()}") from exc
         stack.callback(os.close, descriptor)
-        blobs = None
-        if making.blobs is not None:
+        blobs: BlobDirectory | HeldBlobs | None = None
+        dump = None
+        text = out
+        if making.dump is not None:
+            blobs, dump = HeldBlobs(making.algorithm), DumpWriter(out, making.dump)
+            text = stack.enter_context(_beside(out))
+        elif making.blobs is not None:
             blobs = stack.enter_context(BlobDirectory(making.blobs, making.algorithm))
             blobs.open()
             status = os.stat(making.blobs)
             making = dataclasses.replace(making, own=making.own | {(status.st_dev, status.st_ino)})
         contents = Contents(descriptor, base, making, blobs)
-        workers = stack.enter_context(contextlib.closing(Workers(contents.run, making.processes())))
+        memory = 0 if dump is None else memory_of(making.region)
+        workers = stack.enter_context(contextlib.closing(Workers(contents.run, making.processes(), memory)))
         if begun is not None:
             workers.start()
             begun()
-        document = _Document(base, making, contents, workers, Writer(out, making.dictionary), progress)
+        writer = Writer(text, making.dictionary)
+        document = _Document(base, making, contents, workers, writer, dump, progress)
         tasks = Walk(descriptor, base, making, contents).tasks(wanted, warn)
-        for entries, files, size, warnings in workers.map(tasks):
-            for text in warnings:
-                warn(text)
-            for entry in entries:
-                document.add(entry)
+        for (found, files, size, warnings), held in workers.map(tasks):
+            for warning in warnings:
+                warn(warning)
+            for part in found:
+                document.add(part, held)
             progress.files += files
             progress.bytes += size
-        if blobs is not None and making.sync:
+        if isinstance(blobs, BlobDirectory) and making.sync:
             blobs.finish()
-        document.writer.close()
+        writer.close()
+        if dump is not None:
+            dump.close(text)
 
 
 def expect(base: str, paths: Iterable[str], making: Making, progress: Progress) -> None:
@@ -94,17 +105,21 @@ class _Document:
     """What is written: entries, and the large files among them in pieces."""
 
     def __init__(
-        self, base: str, making: Making, contents: Contents, workers: Workers, writer: Writer, progress: Progress
-    ) -> None:
+        self, base: str, making: Making, contents: Contents, workers: Workers, writer: Writer,
+        dump: DumpWriter | None, progress: Progress,
+    ) -> None:  # fmt: skip
         self._base, self._making, self._contents, self._workers = base, making, contents, workers
-        self.writer, self._progress = writer, progress
+        self._writer, self._dump, self._progress = writer, dump, progress
 
-    def add(self, entry: bytes | Later) -> None:
-        """Write an entry, or read and write a large file."""
-        if isinstance(entry, bytes):
-            self.writer.add(entry)
+    def add(self, found: Written | Later, memory: memoryview) -> None:
+        """Write entries and the blobs that are held in `memory`, or read and write a large file."""
+        if len(found) == 2:
+            entries, blobs = found
+            self._writer.add(entries)
+            if self._dump is not None:
+                self._dump.add(blobs, memory)
             return
-        path, fields, identity = entry
+        path, fields, identity = found
         with self._contents.opened(path) as descriptor:
             if identity_of(os.fstat(descriptor)) != identity:
                 raise changed(self._base, path)
@@ -117,31 +132,35 @@ class _Document:
 
     def _add_blobvec(self, descriptor: int, path: str, fields: dict[str, Any], identity: Identity) -> None:
         before, after = encoded_around(path, fields | {"encoding": "blobvec"}, self._making.dictionary)
-        self.writer.add(before)
+        self._writer.add(before)
         mark = b"["
         regions = cut(self._extents(descriptor, path, fields["size"]), self._making.region)
-        for found in self._workers.map(("regions", (path, identity, task)) for task in _grouped(regions)):
-            self.writer.go_on(mark + orjson.dumps(found)[1:-1])
+        together = HELD // 2 if self._dump is not None else LARGE // 2
+        tasks = (("regions", (path, identity, task)) for task in _grouped(regions, together))
+        for (found, blobs), memory in self._workers.map(tasks):
+            if self._dump is not None:
+                self._dump.add(blobs, memory)
+            self._writer.go_on(mark + orjson.dumps(found)[1:-1])
             self._progress.bytes += sum(length for _start, length, _name in found)
             mark = b","
-        self.writer.go_on((b"]" if mark == b"," else b"[]") + after)
+        self._writer.go_on((b"]" if mark == b"," else b"[]") + after)
 
     def _add_inline(self, descriptor: int, path: str, fields: dict[str, Any]) -> None:
         size = fields["size"]
         text = self._is_text(descriptor, path, size)
         fields = fields | {"encoding": "utf-8" if text else "base64"}
         before, after = encoded_around(path, fields, self._making.dictionary)
-        self.writer.add(before + b'"')
+        self._writer.add(before + b'"')
         decoder = codecs.getincrementaldecoder("utf-8")()
         try:
             for piece in self._pieces(descriptor, path, size):
                 shown = orjson.dumps(decoder.decode(piece))[1:-1] if text else base64.b64encode(piece)
-                self.writer.go_on(shown)
+                self._writer.go_on(shown)
                 self._progress.bytes += len(piece)
             decoder.decode(b"", final=text)
         except UnicodeDecodeError:
             raise changed(self._base, path) from None
-        self.writer.go_on(b'"' + after)
+        self._writer.go_on(b'"' + after)
 
     def _is_text(self, descriptor: int, path: str, size: int) -> bool:
         """Whether a file is UTF-8 without NUL: it is read twice rather than held."""
@@ -169,14 +188,22 @@ class _Document:
             yield piece
 
 
-def _grouped(regions: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Lists of regions: of up to 8 MiB together, unless one is larger, or a thousand."""
+def _beside(out: IO[bytes]) -> IO[bytes]:
+    """A file without a name, where `out` is."""
+    import tempfile
+
+    path = getattr(out, "name", None)
+    return tempfile.TemporaryFile(dir=(os.path.dirname(path) or None) if isinstance(path, str) else None)
+
+
+def _grouped(regions: Iterable[tuple[int, int]], together: int) -> Iterator[list[tuple[int, int]]]:
+    """Lists of regions: of about so many bytes together, unless one is larger, or a thousand."""
     group: list[tuple[int, int]] = []
     size = 0
     for start, stop in regions:
         group.append((start, stop))
         size += stop - start
-        if size >= LARGE // 2 or len(group) * 4 >= MANY:
+        if size >= together or len(group) * 4 >= MANY:
             yield group
             group, size = [], 0
     if group:

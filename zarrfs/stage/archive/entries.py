@@ -35,6 +35,11 @@ def encoded(path: str, fields: dict[str, Any], dictionary: bool) -> bytes:
     return orjson.dumps({"path": path, **fields})
 
 
+def joined(entries: list[bytes]) -> bytes:
+    """Some entries, as Writer.add() takes one."""
+    return b",\n".join(entries)
+
+
 def encoded_around(path: str, fields: dict[str, Any], dictionary: bool) -> tuple[bytes, bytes]:
     """What comes before the first character of a field `data` that is written in pieces, and what after the last."""
     whole = encoded(path, fields | {"data": 0}, dictionary)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.stage.archive.blobdir import ALGORITHMS
-from zarrfs.store.indexfile import int64
+from zarrfs.stage.archive.dump import check_name
 
 REGION_MAX = 64 << 20  # bytes of a blob at most: each process holds one
 PATH_MAX = 4095  # bytes of a path: what the kernel takes in one call, and who reads archives
@@ -21,6 +21,7 @@ class Making:
     """What `zarrfs archive create` is told. Sizes are in bytes."""
 
     blobs: str | None = None  # the directory of blobs
+    dump: str | None = None  # the name of the archive in a dump tar, blobs and all; None: the document alone
     algorithm: str = "sha1"
     inline: int = 1024  # files of up to as many are in the document itself
     region: int = 1 << 20  # of a blob at most
@@ -39,6 +40,10 @@ class Making:
             raise UsageError(f"{self.algorithm}: is not a hash of blobs ({', '.join(ALGORITHMS)})")
         if not 1 <= self.region <= REGION_MAX:
             raise UsageError(f"a region of {self.region:,} bytes: it has 1 to {REGION_MAX:,}")
+        if self.dump is not None:
+            check_name(self.dump)
+            if self.blobs is not None:
+                raise UsageError("a tar has the blobs in it: --blobs has nothing to do")
         if self.all_inline and self.blobs is not None:
             raise UsageError("--inline puts everything into the document: --blobs has nothing to do")
 
@@ -91,4 +96,4 @@ def path_rule(path: str) -> str | None:
 
 def time_rule(mtime_ns: int) -> str | None:
     """Why an archive cannot hold something of that time."""
-    return None if int64(mtime_ns) else "a time that does not fit 64 bits of nanoseconds"
+    return None if -(2**63) <= mtime_ns < 2**63 else "a time that does not fit 64 bits of nanoseconds"

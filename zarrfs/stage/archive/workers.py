@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import marshal
+import mmap
 import os
 import select
 import signal
@@ -16,46 +17,58 @@ from typing import IO, Any
 from zarrfs.errors import SourceError, UsageError
 
 _AHEAD = 4  # tasks of each process that are done, or being done, before they are asked for
+_USUAL = 16 << 20  # bytes of memory: tasks that may need more are not done ahead
 _KILLED = "a process that reads files was killed"
 
 
 class Workers:
-    """Runs `function` on tasks in up to `jobs` processes; both tasks and results are what marshal takes.
+    """Runs `function(task, memory)` in up to `jobs` processes; both tasks and results are what marshal takes.
 
     They are forked by start(), or when there is more than one task, and see what the caller had then. Closing ends
-    them at once.
+    them at once. `memory` is shared, `size` bytes for each task.
     """
 
-    def __init__(self, function: Callable[[Any], Any], jobs: int) -> None:
+    def __init__(self, function: Callable[[Any, memoryview], Any], jobs: int, size: int = 0) -> None:
         self._function, self._jobs = function, jobs
+        self._ahead = _AHEAD if size <= _USUAL else 1
         self._idle: list[_Worker] = []
         self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor: and the number of the task
         self._results: dict[int, Any] = {}
         self._numbers = itertools.count()
         self._poll = select.poll()
+        slots = 2 * (1 if jobs == 1 else jobs * self._ahead)  # for two calls of map()
+        self._memory = _Memory(size, slots)
 
-    def map(self, tasks: Iterable[Any]) -> Iterator[Any]:
-        """The results, in the order of the tasks; may be called while another call is not at its end.
+    def map(self, tasks: Iterable[Any]) -> Iterator[tuple[Any, memoryview]]:
+        """The results, in the order of the tasks, and the memory of each, which is its own until the next one.
 
-        What a task raises is raised here, if it is a SourceError or UsageError; SourceError where a process dies.
+        One call may be made while another one is not at its end. What a task raises is raised here, if it is a
+        SourceError or UsageError; SourceError where a process dies.
         """
         source = iter(tasks)
         few = list(itertools.islice(source, 2))
         source = itertools.chain(few, source)
         if self._jobs == 1 or len(few) < 2:
-            yield from map(self._function, source)
+            slot = self._memory.take()
+            memory = self._memory.of(slot)
+            for task in source:
+                yield self._function(task, memory), memory
+            self._memory.give(slot)
             return
         self.start()
-        waiting: deque[int] = deque()
+        waiting: deque[tuple[int, int]] = deque()  # numbers of tasks, and where their memory is
         more = True
         while more or waiting:
-            while more and self._idle and len(waiting) < self._jobs * _AHEAD:
+            while more and self._idle and len(waiting) < self._jobs * self._ahead:
                 task = next(source, None)
                 more = task is not None
                 if more:
-                    waiting.append(self._send(task))
-            if waiting and waiting[0] in self._results:
-                yield self._results.pop(waiting.popleft())
+                    slot = self._memory.take()
+                    waiting.append((self._send(task, slot), slot))
+            if waiting and waiting[0][0] in self._results:
+                number, slot = waiting.popleft()
+                yield self._results.pop(number), self._memory.of(slot)
+                self._memory.give(slot)
             elif waiting or more:  # the other call may have all processes busy
                 self._receive()
 
@@ -71,15 +84,18 @@ class Workers:
         if self._jobs == 1 or self._idle or self._busy:
             return
         for _ in range(self._jobs):
-            worker = _Worker(self._function, self._idle)
+            worker = _Worker(self._run, self._idle)
             self._idle.append(worker)
             self._poll.register(worker.answers, select.POLLIN)
 
-    def _send(self, task: Any) -> int:
+    def _run(self, task: tuple[Any, int]) -> Any:
+        return self._function(task[0], self._memory.of(task[1]))
+
+    def _send(self, task: Any, slot: int) -> int:
         number, worker = next(self._numbers), self._idle.pop()
         self._busy[worker.answers.fileno()] = worker, number
         with contextlib.suppress(BrokenPipeError):  # it has died, which reading from it tells
-            _write(worker.tasks, task)
+            _write(worker.tasks, (task, slot))
         return number
 
     def _receive(self) -> None:
@@ -100,6 +116,27 @@ class Workers:
             if kind == "other":
                 raise RuntimeError(value)
             self._results[number] = value
+
+
+class _Memory:
+    """Pieces of memory, shared with processes that are forked: as few of them are in use as can be."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self._size = size
+        self._whole = memoryview(mmap.mmap(-1, size * count) if size else b"")
+        self._free = list(range(count))[::-1]
+
+    def take(self) -> int:
+        """The number of a piece that nobody uses."""
+        return self._free.pop()
+
+    def give(self, number: int) -> None:
+        """Nobody uses it any more."""
+        self._free.append(number)
+
+    def of(self, number: int) -> memoryview:
+        """The piece of that number."""
+        return self._whole[number * self._size : (number + 1) * self._size]
 
 
 class _Worker:
