@@ -21,6 +21,7 @@ from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChang
 from zarrfs.sources.blobhash import digest as _digest
 from zarrfs.sources.blobhash import hash_of
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.diskfiles import Handle
 from zarrfs.transfer.local import read_cached
 
 MAX_VERDICTS = 65_536  # verified blobs remembered, open or not
@@ -30,11 +31,12 @@ _TICK_NS = 20_000_000  # longer than the clock of file times stands still (10 ms
 
 
 class Where(NamedTuple):
-    """Where a blob is: in a file of its own, or from byte `start` on; `size` None: up to the end."""
+    """Where a blob is: in a file of its own, or from byte `start` on of a `file` that is open."""
 
     path: str
     start: int = 0
-    size: int | None = None
+    size: int | None = None  # None: up to the end
+    file: Handle | None = None
 
     def shown(self, blobref: str) -> str:
         """As errors name it."""
@@ -81,7 +83,7 @@ class BlobFiles:
         """
         shown = where.shown(blobref)
         with _telling(shown):
-            fd = _opened(where.path)
+            fd = _opened(where.path) if where.file is None else os.dup(where.file)
             try:
                 status, size = self._status(fd, where, shown, declared)
                 identity = _identity(status)
@@ -95,7 +97,7 @@ class BlobFiles:
         """The bytes of the blob that is there, verified; None if they are more than WHOLE_MAX. Errors likewise."""
         shown = where.shown(blobref)
         with _telling(shown):
-            fd = _opened(where.path)
+            fd = _opened(where.path) if where.file is None else where.file
             try:
                 _, size = self._status(fd, where, shown, declared)
                 if size > WHOLE_MAX:
@@ -104,7 +106,8 @@ class BlobFiles:
                 if len(data) != size:
                     data, _ = _fill(fd, bytearray(data), where.start, size)
             finally:
-                os.close(fd)
+                if where.file is None:
+                    os.close(fd)
         if hash_of(data, blobref) != blobref:
             raise WrongHash(shown, ANOTHER_HASH)
         self.count(size)

@@ -244,7 +244,7 @@ class DumpPlace:
     def where(self, blobref: str) -> Where | None:
         """Where a blob should lie, in a file; None where that is not known. Blocks, in any thread. ReadError."""
         found = self._scanned().known(blobref) if self.local else None
-        return None if found is None else Where(self._place, found.offset, found.size)
+        return None if found is None else Where(self._place, found.offset, found.size, self._file)
 
     async def fetch(self, blobref: str, declared: int | None) -> Buffer:
         """As Place.fetch; what it gives has the right hash."""

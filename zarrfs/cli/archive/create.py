@@ -45,8 +45,8 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("-C", "--directory", "base", default=".", metavar="DIR", help="Start here (default: where you are).")
 @click.option(
     "-o", "--output", default="-", metavar="FILE",
-    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file if '
-    'it ends in .tar; "-", which is usual, is standard output.',
+    help='Write the document here; compressed if the name ends in .gz, .zst, .xz or .bz2; with its blobs in one file '
+    'if it ends in .tar; "-", which is usual, is standard output.',
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @click.option("--blobs", metavar="DIR", help="Where contents go, as blobs; made if it is not there.")
