@@ -203,23 +203,23 @@ def tell_warnings(plan: Plan, chosen: options.Options) -> None:
 
 def run_on_store(
     source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True, reads: bool = True,
+    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = (),
 ) -> T:  # fmt: skip
     """Open `source`, tell its warnings, and run `body(store, plan)` on trio; more is as for run_on_stores()."""
 
     async def on_one(opened: list[tuple[Store, Plan]]) -> T:
         return await body(*opened[0])
 
-    return run_on_stores([source], parsed, on_one, child, reads)
+    return run_on_stores([source], parsed, on_one, child, reads, takes)
 
 
 def run_on_stores(
     sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True, reads: bool = True,
+    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = (),
 ) -> T:  # fmt: skip
     """As run_on_store, with several sources; those that are not for a `child` are planned in this process.
 
-    What `reads` no files is not told that their blobs are missing.
+    What `reads` no files is not told that their blobs are missing. `takes`: modules to be imported meanwhile.
     """
     from zarrfs.sources import discard, open_plan, plan_source
     from zarrfs.sources.blobrefs import NO_BLOBS
@@ -241,9 +241,10 @@ def run_on_stores(
                     await store.aclose()
 
     plans: list[Plan] = []
+    meanwhile = functools.partial(_import_meanwhile, reads, takes)
     try:
         for source in sources:
-            plans.append(plan_source(source, chosen, child(source), functools.partial(_import_meanwhile, reads)))
+            plans.append(plan_source(source, chosen, child(source), meanwhile))
             if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:
@@ -257,9 +258,9 @@ def run_on_stores(
             discard(plan)
 
 
-def _import_meanwhile(reads: bool) -> None:
+def _import_meanwhile(reads: bool, takes: tuple[str, ...]) -> None:
     """What most sources take, while a child prepares ours; who `reads` files takes more."""
-    for name in ("zarrfs.store.index", "zarrfs.transfer.remote")[: 1 + reads]:
+    for name in (*("zarrfs.store.index", "zarrfs.transfer.remote")[: 1 + reads], *takes):
         importlib.import_module(name)
 
 

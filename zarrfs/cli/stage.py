@@ -122,7 +122,7 @@ def _mount(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, 
 
 def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
     from zarrfs.jobs import copies, stagein
-    from zarrfs.stage.materialise import Report
+    from zarrfs.stage.materialisereport import Report
 
     progress, linked = Report(), 0
     manifest = None if given["no_manifest"] else given["manifest"] or f"{wish.dest.rstrip('/')}.manifest.jsonl"
@@ -141,7 +141,7 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
 
     try:
         with copies.staged(wish, parsed, tell) as record, meter.shown(meter.of(progress), quiet):
-            linked = common.run_on_store(wish.source, parsed, body)
+            linked = common.run_on_store(wish.source, parsed, body, takes=copies.TAKES)
         report |= stagein.about(record)
     finally:
         report |= {**progress.as_json(), "linked": linked}

@@ -10,22 +10,21 @@ import os
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
-import trio
-
 from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking, unstage
 from zarrfs.options import Options, Parsed
 from zarrfs.sources import fingerprint
-from zarrfs.stage.materialise import Choice, Report, materialise
-from zarrfs.stage.materialisewrite import Done
+from zarrfs.stage.materialisereport import Choice, Report
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
     from zarrfs.sources import Plan
+    from zarrfs.stage.materialisewrite import Done
 
+TAKES = ("zarrfs.stage.materialise",)  # what is imported while the source is planned
 SUMS = ".sha256"  # a manifest of this name is one for sha256sum -c
 
 
@@ -65,6 +64,8 @@ async def write(
 
     UsageError, SourceError as materialise().
     """
+    from zarrfs.stage.materialise import materialise
+
     linking = _Links(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns
     mark = json.dumps([*version, how.include, how.exclude, record.how])
@@ -91,6 +92,8 @@ class _Links:
 
     async def link(self, key: str, info: Info) -> str | None:
         """The target of a link that takes the place of a copy; None where it is to be copied."""
+        import trio
+
         where = await self._store.locate(key)
         path = path_of_uri(where["url"]) if set(where) == {"url"} else None
         if path is None or not path.startswith("/"):

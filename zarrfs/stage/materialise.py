@@ -6,7 +6,6 @@ entries at a time (materialisewrite.py). All others are asked for here, many at 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -15,10 +14,12 @@ from typing import Any
 import trio
 
 from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
-from zarrfs.stage.checkreport import Bad, bad_entry
+from zarrfs.stage.checkreport import bad_entry
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
 from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told
+from zarrfs.stage.materialisereport import Choice as Choice
+from zarrfs.stage.materialisereport import Report as Report
 from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing, close_all
 from zarrfs.stage.materialisewrite import Done as Done
 from zarrfs.stage.walk import check_length, extents
@@ -48,43 +49,6 @@ _UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
 _PIECES = 4  # of a large file, at once
 _SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
 _TOLD = 1000  # failures that are kept
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """What is written, and how."""
-
-    # of what is there: or overwrite, keep, update (the newer one wins), differs (the same size, mode and mtime stay)
-    existing: str = "refuse"
-    include: tuple[str, ...] = ()  # globs over whole keys; what is below a directory belongs to it; (): everything
-    exclude: tuple[str, ...] = ()
-    jobs: int | None = None  # threads that write; None: as many as there are processors, at most 4
-    keep_going: bool = False  # failures are collected; else the first one ends the run
-    mark: str = ""  # names this version of the source: with the same one a run that was broken off is taken up
-    sync: bool = False  # have all of it on the disk at the end
-    sums: bool = False  # tell the SHA-256 of files
-    set_ids: bool = False  # set-user-ID and set-group-ID bits of files, too
-
-
-@dataclasses.dataclass
-class Report:
-    """What has been written so far; it grows while a run goes on."""
-
-    files: int = 0  # written, links and directories apart
-    bytes: int = 0  # of them, holes apart
-    directories: int = 0
-    links: int = 0
-    kept: int = 0  # entries that were there
-    resumed: int = 0  # entries that an earlier run has written
-    expected_files: int | None = None
-    expected_bytes: int | None = None
-    bad: int = 0  # entries that failed; the first of them:
-    failed: list[Bad] = dataclasses.field(default_factory=list)
-    unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` that match nothing
-
-    def as_json(self) -> dict[str, Any]:
-        """The report, ready for JSON."""
-        return {**dataclasses.asdict(self), "failed": [bad._asdict() for bad in self.failed]}
 
 
 Link = Callable[[str, Info], Awaitable[str | None]]

@@ -14,7 +14,8 @@ from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
     from zarrfs.sources import Plan
-    from zarrfs.stage.materialise import Done, Report
+    from zarrfs.stage.materialisereport import Report
+    from zarrfs.stage.materialisewrite import Done
     from zarrfs.store.index import IndexStore
 
 EPILOG = """\b
@@ -58,7 +59,7 @@ def extract(
     Every blob is compared with its hash. An archive that breaks a rule is refused, and nothing is written. A file that
     cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays.
     """
-    from zarrfs.stage.materialise import Choice, Report, materialise
+    from zarrfs.stage.materialisereport import Choice, Report
 
     asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
     if len(asked) > 1:
@@ -70,6 +71,8 @@ def extract(
             sys.stdout.write(show.shown(found.key) + "\n")
 
     async def body(store: IndexStore, plan: Plan) -> None:
+        from zarrfs.stage.materialise import materialise
+
         mark = f"archive {plan.digest}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id)
@@ -80,7 +83,7 @@ def extract(
         return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
 
     with meter.shown(counts, parsed.options.log_level == "error"):
-        opening.run_on_archive(archive, parsed, body)
+        opening.run_on_archive(archive, parsed, body, takes=("zarrfs.stage.materialise",))
     sys.exit(_told(archive, report))
 
 

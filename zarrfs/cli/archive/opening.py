@@ -28,15 +28,16 @@ _HERE = 32 << 20  # bytes of a document that is compiled in this process
 
 
 def run_on_archive(
-    source: str, parsed: Parsed, body: Callable[[IndexStore, Plan], Awaitable[T]], reads: bool = True
-) -> T:
+    source: str, parsed: Parsed, body: Callable[[IndexStore, Plan], Awaitable[T]], reads: bool = True,
+    takes: tuple[str, ...] = (),
+) -> T:  # fmt: skip
     """As common.run_on_store, with an archive, which may be "-". SourceError for anything else."""
 
     async def on_store(store: Store, plan: Plan) -> T:
         return await body(archive(store, plan), plan)
 
     with orderly_end(), given(source) as path:
-        return common.run_on_store(path, parsed, on_store, in_child, reads)
+        return common.run_on_store(path, parsed, on_store, in_child, reads, takes)
 
 
 def archive(store: Store, plan: Plan) -> IndexStore:
