@@ -9,21 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zarrfs.store.api import Info as Info
+from zarrfs.store.api import Kind as Kind
+from zarrfs.store.api import Store as Store
+
 if TYPE_CHECKING:
     import numpy as np
-
-    from zarrfs.store.api import Info as Info
-    from zarrfs.store.api import Kind as Kind
-    from zarrfs.store.api import Store as Store
-
-
-def __getattr__(name: str) -> Any:
-    """Info, Kind and Store: imported when they are asked for, as no command line needs them from here."""
-    if name in ("Info", "Kind", "Store"):
-        from zarrfs.store import api
-
-        return getattr(api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def open_store(source: str, **options: Any) -> Store:

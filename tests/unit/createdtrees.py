@@ -13,7 +13,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from tests.unit.archives import Node
-from zarrfs.stage.archive import contents, create, dump, walk
+from zarrfs.stage.archive import blobdir, contents, create, dump, walk
 from zarrfs.store.api import Kind
 
 BLOCK = 4096  # bytes of a block of the file systems that tests run on
@@ -139,8 +139,8 @@ def on_disk(place: Path) -> dict[str, tuple[Any, ...]]:
 def small_pieces() -> Iterator[None]:
     """Every tree takes several tasks, and files of 10,000 bytes are large."""
     with (
-        mock.patch.object(walk, "BATCH", 2), mock.patch.multiple(contents, LARGE=10_000, PIECE=16, MANY=8),
-        mock.patch.multiple(create, LARGE=10_000, MANY=8, _PIECE=6, HELD=10_000),
+        mock.patch.object(walk, "BATCH", 2), mock.patch.multiple(contents, PIECE=16, MANY=8),
+        mock.patch.multiple(create, MANY=8, _PIECE=6), mock.patch.object(blobdir, "LARGE", 10_000),
         mock.patch.object(dump, "HELD", 10_000),
     ):  # fmt: skip
         yield

@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import PROGRAM, run
+from tests.fakeflux import dump_tar
 from tests.mount.mounting import mounted
 from tests.unit.archives import nodes_of
 from tests.unit.createdtrees import Model, expected, models, on_disk, shown, silent, small_pieces, write
 from tests.unit.test_archive_create import HOW
 from tests.unit.test_archive_create_ends import KILLS, MEMORY, peak, small_disk, write_tree
+from zarrfs.errors import ReadError, UsageError
+from zarrfs.sources.blobs import BlobReader
 from zarrfs.stage.archive.create import Making, Progress, create
 from zarrfs.stage.archive.dump import HELD, check_name, header
 
@@ -132,12 +136,18 @@ def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
         file.write(bytes(100))
     done = run("archive", "verify", tar)
     assert done.returncode == 1
-    assert "no such blob" in done.stdout + done.stderr
+    assert "wrong hash: large: " in done.stdout
 
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", "a/b", "../x", "é", "a b", "a" * 65, "a\n"])
 def test_names_that_are_none(name: str) -> None:
     with pytest.raises(Exception, match="a name has up to 64 letters"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a_blobs.1", "a.b_blobs.02"])
+def test_names_that_are_those_of_blobs(name: str) -> None:
+    with pytest.raises(UsageError, match="is what a blob of another archive is called"):
         check_name(name)
 
 
@@ -148,6 +158,56 @@ def test_names(name: str, tmp_path: Path) -> None:
     tar = made(tmp_path / "tree", tmp_path / "a.tar", name)
     assert blobs_of(tar, name.replace(".", "/")) == [b"x" * 5000]
     assert nodes_of(Path(f"{tar}#{name}"))["file"].data == b"x" * 5000
+
+
+def test_a_tar_in_the_directory_that_it_is_mounted_on(tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree")
+    place = tmp_path / "place"
+    place.mkdir()
+    made(tmp_path / "tree", place / "job.tar")
+    with mounted(place / "job.tar", place, "read_timeout=5") as mountpoint:
+        assert on_disk(mountpoint) == on_disk(tmp_path / "tree")
+
+
+def test_a_fifo_in_the_place_of_a_tar(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.tar")
+
+    async def main() -> None:
+        reader = BlobReader((str(tmp_path / "x.tar"),))
+        with trio.fail_after(5), pytest.raises(ReadError):
+            await reader.read(f"sha1-{'0' * 40}:1", 0, 1, 0, 1)
+        await reader.aclose()
+
+    trio.run(main)
+
+
+def test_text_that_looks_like_a_region_leads_nowhere(tmp_path: Path) -> None:
+    """Hints are wrong then, and blobs are found by their hashes."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a").write_text(f'[0, 7, "sha1-{"a" * 40}"]')
+    for name in "bcd":
+        (tree / name).write_bytes(name.encode() * 5000)
+    assert nodes_of(made(tree, tmp_path / "a.tar"))["c"].data == b"c" * 5000
+    document = [{"path": "x", "mode": 0o100644, "data": [0, 7, f"sha1-{'a' * 40}"]}]
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        member = tar.extractfile("archive/main")
+        assert member is not None
+        document += json.load(member)
+        blobs = [tar.extractfile(f"archive/main_blobs/{number}").read() for number in range(3)]  # type: ignore[union-attr]
+    dump_tar(tmp_path / "b.tar", {"main": (document, blobs)})
+    found = nodes_of(tmp_path / "b.tar")
+    assert [found[name].data for name in "bcd"] == [name.encode() * 5000 for name in "bcd"]
+
+
+def test_no_memory_for_what_is_read_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 5000)
+    command = [PROGRAM, "archive", "create", "file", "-o", "x.tar", "--jobs", "1000", "--region-size", "64MiB"]
+    limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *command]
+    done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "of memory for what is read at once: say fewer --jobs" in done.stderr
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_killed_it_leaves_no_tar(tmp_path: Path) -> None:

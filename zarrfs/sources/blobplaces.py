@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
+import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import trio
 
-from zarrfs.errors import OutOfRange, ReadError, TargetMissing, UsageError
+from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
 from zarrfs.sources.blobfiles import Where
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST = 1 << 30  # bytes of a blob (RFC 10)
+_HINTS = 64 << 20  # bytes of a document behind a URL that is asked where blobs lie: it is held meanwhile
+_PIECE = 4 << 20  # of a local one
 
 
 class Place(Protocol):
@@ -238,23 +240,34 @@ class DumpPlace:
         self.shown = without_secrets(place)
         self._index: DumpIndex | None = None
         self._reading, self._searching = trio.Lock(), trio.Lock()
-        self._lock = threading.Lock()  # of the index of a local file
-        self._file: Handle | None = None  # threads that are left behind may still use it when all ends
+        self.forbidden_device: int | None = None  # st_dev of the mount that asks
+        # opened before anything is mounted over it; threads that are left behind may still use it when all ends
+        self._file: Handle | None = None
+        self._failure = "is closed"
+        if self.local:
+            try:
+                self._file = Handle(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+            except OSError as exc:
+                self._failure = (exc.strerror or str(exc)).lower()
 
     def where(self, blobref: str) -> Where | None:
-        """Where a blob should lie, in a file; None where that is not known. Blocks, in any thread. ReadError."""
-        found = self._scanned().known(blobref) if self.local else None
-        return None if found is None else Where(self._place, found.offset, found.size, self._file)
+        """Where a blob should lie in a file; None where that is not known (yet: get_ready())."""
+        file, found = self._file, None if self._index is None else self._index.known(blobref)
+        return None if file is None or found is None else Where(self._place, found.offset, found.size, file)
 
-    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
-        """As Place.fetch; what it gives has the right hash."""
+    async def get_ready(self) -> DumpIndex:
+        """The index, which is made when it is first asked for. ReadError."""
         async with self._reading:
             if self._index is None:
                 self._index = await self._indexed()
-        index, where = self._index, f"{self.shown}: {blobref}"
+            return self._index
+
+    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
+        """As Place.fetch; what it gives has the right hash."""
+        index, where = await self.get_ready(), f"{self.shown}: {blobref}"
         hint = index.known(blobref)
         data = None if hint is None else await self._matching(hint, blobref)
-        if data is None:
+        if data is None and (blobref, declared) not in index.absent:
             async with self._searching:  # one at a time: what it goes past is noted, and found at once the next time
                 data = await self._searched(index, blobref, declared, hint)
         if data is not None:
@@ -276,6 +289,7 @@ class DumpPlace:
             for member in index.candidates(length):
                 if (data := await self._matching(member, blobref)) is not None:
                     return data
+        index.absent.add((blobref, declared))
         return None
 
     async def _matching(self, member: Member, blobref: str) -> Buffer | None:
@@ -287,36 +301,34 @@ class DumpPlace:
         return data if found == blobref else None
 
     async def _indexed(self) -> DumpIndex:
-        import orjson
-
         if self.local:
             return await in_thread(self._places.slots, self._scanned)
         index = DumpIndex()
         await scan_remote(self._places.files(), self._place, index)
-        for name, member in index.hinting():
-            data = await self._read(member.offset, member.size)
-            with contextlib.suppress(orjson.JSONDecodeError):
-                index.hint(name, await in_thread(self._places.slots, orjson.loads, data))
+        for name, member in index.documents.items():
+            if member.size <= _HINTS:
+                data = bytes(await self._read(member.offset, member.size))
+                await in_thread(self._places.slots, index.hint, name, (data,))
         return index
 
     def _scanned(self) -> DumpIndex:
-        """The index of a local file, which is made when it is first asked for. Blocks."""
-        import orjson
-
-        with self._lock:
-            if self._index is None:
-                index = DumpIndex()
-                try:
-                    file = self._file = Handle(os.open(self._place, os.O_RDONLY | os.O_CLOEXEC))
-                    scan_local(file, index)
-                except OSError as exc:
-                    raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
-                for name, member in index.hinting():
-                    data = self._pread(file, member.offset, member.size)
-                    with contextlib.suppress(orjson.JSONDecodeError):
-                        index.hint(name, orjson.loads(data))
-                self._index = index
-        return self._index
+        """The index of a local file. Blocks."""
+        index, file = DumpIndex(), self._file
+        if file is None:
+            raise ReadError(self.shown, self._failure)
+        try:
+            status = os.fstat(file)
+            if status.st_dev == self.forbidden_device:
+                raise Loop(self.shown, "lies in the mount that refers to it")
+            if not stat.S_ISREG(status.st_mode):
+                raise ReadError(self.shown, "not a regular file")
+            scan_local(file, index)
+        except OSError as exc:
+            raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
+        for name, (offset, size) in index.documents.items():
+            steps = range(offset, offset + size, _PIECE)
+            index.hint(name, (self._pread(file, at, min(_PIECE, offset + size - at)) for at in steps))
+        return index
 
     async def _read(self, offset: int, length: int) -> Buffer:
         if self._file is not None:

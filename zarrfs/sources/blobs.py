@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import trio
@@ -92,6 +92,9 @@ class BlobReader:
     @forbidden_device.setter
     def forbidden_device(self, device: int | None) -> None:
         self._files.forbidden_device = device
+        for place in self._places:
+            if isinstance(place, DumpPlace):
+                place.forbidden_device = device
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         blobref, declared = _split(url)
@@ -307,13 +310,31 @@ class BlobReader:
         raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
 
     async def _look(self, place: str | Place, blobref: str, declared: int | None) -> Blob:
-        if _is_local(place):
-            with contextlib.nullcontext() if isinstance(place, str) else contextlib.suppress(WrongHash, OutOfRange):
+        if isinstance(place, str) or _is_local(place):
+            if isinstance(place, DumpPlace):
+                with self._in_time(place, blobref):
+                    await place.get_ready()
+            try:
                 blob = await trio.to_thread.run_sync(self._examine, place, blobref, declared, limiter=self._limiter)
-                if blob is not None:
-                    return blob
+            except (WrongHash, OutOfRange):
+                if not isinstance(place, str):
+                    with contextlib.suppress(TargetMissing):  # the tar may have it elsewhere
+                        return await self._fetch(place, blobref, declared)
+                raise
+            if blob is not None:
+                return blob
         assert not isinstance(place, str)
         return await self._fetch(place, blobref, declared)
+
+    @contextlib.contextmanager
+    def _in_time(self, place: Place, blobref: str) -> Iterator[None]:
+        """ReadError where what is inside takes longer than it may."""
+        try:
+            with trio.fail_after(self._timeout):
+                yield
+        except trio.TooSlowError:
+            where, limit = f"{place.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
+            raise ReadError(where, f"not read within {limit}") from None
 
     def _examine(self, place: str | Place, blobref: str, declared: int | None) -> Blob | None:
         """The blob from where it should lie in a local place; None where that is not known. In a worker thread."""
@@ -323,12 +344,8 @@ class BlobReader:
     async def _fetch(self, place: Place, blobref: str, declared: int | None) -> Blob:
         """The blob from a place that is no directory, verified and held."""
         async with self._held.room(blobref, declared):
-            try:
-                with trio.fail_after(self._timeout):
-                    data = await place.fetch(blobref, declared)
-            except trio.TooSlowError:
-                where, limit = f"{place.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
-                raise ReadError(where, f"not read within {limit}") from None
+            with self._in_time(place, blobref):
+                data = await place.fetch(blobref, declared)
             if await in_thread(self._limiter, hash_of, data, blobref) != blobref:
                 raise WrongHash(f"{place.shown}: {blobref}", ANOTHER_HASH)
             count = self._fetched.setdefault(place.kind.value, [0, 0])
@@ -373,5 +390,3 @@ def _split(url: str) -> tuple[str, int | None]:
     if canonical(blobref) != blobref:
         raise ReadError(url, "not a blobref")
     return blobref, int(length) if length else None
-
-

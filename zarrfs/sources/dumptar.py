@@ -12,19 +12,20 @@ import contextlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.errors import SourceError
-from zarrfs.sources.blobrefs import canonical
 
 if TYPE_CHECKING:
     from zarrfs.transfer.remote import RemoteFiles
 
 BLOCK = 512  # bytes: what everything in a tar is a multiple of
 _EXTRA = 1 << 20  # bytes of an extended header
-_HINTS = 64 << 20  # bytes of a document that is asked where blobs lie
-_BLOB = re.compile(r"archive/(.+)_blobs/(\d+)")
+# length and blobref of a region; in text, quotation marks have a backslash
+_REGION = re.compile(rb'(\d{1,19})\s*,\s*"(sha1-[0-9a-fA-F]{40}|sha256-[0-9a-fA-F]{64})"\s*\]')
+_LONGEST = 200  # bytes of that, with spaces as some write them
+_BLOB = re.compile(r"archive/(.+)_blobs/(\d{1,19})", re.ASCII)
 _DOCUMENT = re.compile(r"archive/(.+)")
 _REGULAR = (b"0", b"\0")  # types of members
 _EXTENDED = (b"x", b"X")
@@ -51,6 +52,7 @@ class DumpIndex:
         self.documents: dict[str, Member] = {}  # by name, "a/b" for archive.a.b of the KVS
         self.blobs: dict[tuple[str, int], Member] = {}  # by name of the archive, and number
         self.fault = ""
+        self.absent: set[tuple[str, int | None]] = set()  # blobs, and their lengths, that are not here
         self._hints: dict[str, Member] = {}
         self._sizes: dict[int, list[Member]] = defaultdict(list)
         self._at: dict[int, int] = defaultdict(int)  # by size: where the search goes on
@@ -64,16 +66,12 @@ class DumpIndex:
         elif match := _DOCUMENT.fullmatch(name):
             self.documents[match[1]] = member
 
-    def hint(self, name: str, document: Any) -> None:
-        """Note where the archive `name` says that its blobs are: in the order of its regions."""
+    def hint(self, name: str, document: Iterable[bytes]) -> None:
+        """Note where the archive `name` says that its blobs are: in the order of its regions. It comes in pieces."""
         for number, (blobref, length) in enumerate(_regions(document)):
             member = self.blobs.get((name, number))
             if member is not None and member.size == length:
                 self._hints[blobref] = member
-
-    def hinting(self) -> Iterator[tuple[str, Member]]:
-        """The documents worth asking where blobs lie."""
-        yield from ((name, one) for name, one in self.documents.items() if one.size <= _HINTS)
 
     def found(self, blobref: str, member: Member) -> None:
         """Note what blob a member is."""
@@ -108,6 +106,8 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
     extended: dict[str, str] = {}
     while at + BLOCK <= size:
         block = yield at, BLOCK
+        if len(block) < BLOCK:
+            break
         plain = _plain(block)
         if plain is not None and not extended:
             name, length = plain
@@ -216,12 +216,15 @@ def _pax(data: bytes) -> dict[str, str]:
     return found
 
 
-def _regions(document: Any) -> Iterator[tuple[str, int]]:
-    """(blobref, length) of all regions of an archive, in its order; what is not as it should be is left out."""
-    entries = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
-    for entry in entries:
-        if isinstance(entry, dict) and entry.get("encoding") == "blobvec" and isinstance(entry.get("data"), list):
-            for region in entry["data"]:
-                if isinstance(region, list) and len(region) == 3 and isinstance(region[2], str):
-                    known = canonical(region[2])
-                    yield known or "", region[1] if isinstance(region[1], int) else -1
+def _regions(document: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    """(blobref, length) of all regions of an archive, in its order, found without parsing it.
+
+    What else looks like one only leads to a wrong place, which the hash tells.
+    """
+    rest = b""
+    for piece in document:
+        text, end = rest + piece, 0
+        for match in _REGION.finditer(text):
+            end = match.end()
+            yield match[2].decode().lower(), int(match[1])
+        rest = text[max(end, len(text) - _LONGEST) :]

@@ -144,7 +144,8 @@ def _opened(output: str, force: bool, making: Making) -> Iterator[tuple[IO[bytes
             raise SourceError("standard output", f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
         return
     form = archive_form(output, dumps=True)
-    sync = making.sync or making.dump is None  # a tar has blobs, which wait for no disk elsewhere either
+    # a tar has blobs, which wait for no disk elsewhere either, but what it replaces must not be lost
+    sync = making.sync or making.dump is None or os.path.lexists(output)
     with placed(output, "archive", force, sync) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
             yield file, _identities(*place.own)
@@ -157,7 +158,7 @@ def _dump(output: str, name: str | None) -> str | None:
     from zarrfs.stage.output import DUMP, archive_form
 
     if archive_form(output, dumps=True) == DUMP:
-        return name or MAIN
+        return MAIN if name is None else name
     if name is not None:
         raise UsageError(f"--name {name}: only an archive in a tar has a name: say -o FILE.tar")
     return None

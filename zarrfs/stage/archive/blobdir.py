@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from zarrfs.store.api import Buffer
 
 ALGORITHMS = ("sha1", "sha256")  # the first is what Flux takes unless told otherwise
+LARGE = 16 << 20  # bytes of a file
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -84,6 +85,17 @@ class BlobDirectory:
             raise
         self._written[0] = 1
         return name
+
+    def use(self, memory: memoryview) -> None:
+        """As TaskBlobs.use(): there is nothing to hold."""
+
+    def taken(self) -> list[tuple[int, int]]:
+        """As TaskBlobs.taken(): nothing is held."""
+        return []
+
+    def room(self) -> int:
+        """How many bytes of one file may be put by a task: a larger file is cut."""
+        return LARGE
 
     def buffer(self, size: int) -> memoryview:
         """Where to read a blob to: what was there before is gone."""

@@ -10,14 +10,13 @@ from typing import Any
 
 from zarrfs.errors import UsageError
 from zarrfs.stage.archive.blobdir import BlobDirectory
-from zarrfs.stage.archive.dump import Held, HeldBlobs
+from zarrfs.stage.archive.dump import Held, TaskBlobs
 from zarrfs.stage.archive.entries import blobs_rule, cut, encoded, inline_content, joined
 from zarrfs.stage.archive.making import Making, changed, failed, path_rule, reading, time_rule
 from zarrfs.stage.destination import is_utf8
 from zarrfs.store.extents import each_extent
 
-LARGE = 16 << 20  # bytes of data: a file of more is cut into tasks,
-MANY = 4096  # and so is one of more regions than that;
+MANY = 4096  # regions: a file of more is cut into tasks, and so is one of more data than there is room for;
 PIECE = 32 << 10  # a file in the document that is larger is written to it in pieces
 _PAGE = 4096  # bytes that one read(2) gives as they were at one time
 
@@ -41,7 +40,7 @@ _OTHERS = {
 class Contents:
     """Reads what is below a directory, whose path is `base` and which is open as `descriptor`."""
 
-    def __init__(self, descriptor: int, base: str, making: Making, blobs: BlobDirectory | HeldBlobs | None) -> None:
+    def __init__(self, descriptor: int, base: str, making: Making, blobs: BlobDirectory | TaskBlobs | None) -> None:
         self._descriptor, self._base = descriptor, base
         self._making, self._blobs = making, blobs
         self._entries: list[bytes] = []
@@ -52,7 +51,7 @@ class Contents:
     def run(self, task: tuple[str, Any], memory: memoryview) -> Any:
         """Do a task: ("parts", list of Part) gives a Result; ("regions", (path, identity, regions)) their JSON, and
         where their blobs are held in `memory`, if they are."""
-        if isinstance(self._blobs, HeldBlobs):
+        if self._blobs is not None:
             self._blobs.use(memory)
         kind, value = task
         return self.entries(value) if kind == "parts" else self._regions(*value)
@@ -149,7 +148,7 @@ class Contents:
             self._entries = []
 
     def _held(self) -> list[Held]:
-        return self._blobs.taken() if isinstance(self._blobs, HeldBlobs) else []
+        return self._blobs.taken() if self._blobs is not None else []
 
     # -- what is in a file
 
@@ -190,7 +189,7 @@ class Contents:
         """The regions of a file, read and put; None for one that is too large to be done here."""
         assert self._blobs is not None
         size = status.st_size
-        room = self._blobs.room() if isinstance(self._blobs, HeldBlobs) else LARGE
+        room = self._blobs.room()
         if min(size, status.st_blocks * 512) > room:
             return None
         regions: list[tuple[int, int]] = []

@@ -14,8 +14,8 @@ import orjson
 
 from zarrfs.errors import UsageError, ZarrfsError
 from zarrfs.stage.archive.blobdir import BlobDirectory
-from zarrfs.stage.archive.contents import LARGE, MANY, Contents, Identity, Later, Written, identity_of
-from zarrfs.stage.archive.dump import HELD, DumpWriter, HeldBlobs, memory_of
+from zarrfs.stage.archive.contents import MANY, Contents, Identity, Later, Written, identity_of
+from zarrfs.stage.archive.dump import DumpWriter, TaskBlobs, memory_of
 from zarrfs.stage.archive.entries import Writer, cut, encoded_around
 from zarrfs.stage.archive.making import Making as Making
 from zarrfs.stage.archive.making import Progress as Progress
@@ -47,11 +47,11 @@ def create(
         except OSError as exc:
             raise UsageError(f"{base}: {(exc.strerror or str(exc)).lower()}") from exc
         stack.callback(os.close, descriptor)
-        blobs: BlobDirectory | HeldBlobs | None = None
+        blobs: BlobDirectory | TaskBlobs | None = None
         dump = None
         text = out
         if making.dump is not None:
-            blobs, dump = HeldBlobs(making.algorithm), DumpWriter(out, making.dump)
+            blobs, dump = TaskBlobs(making.algorithm), DumpWriter(out, making.dump)
             text = stack.enter_context(_beside(out))
         elif making.blobs is not None:
             blobs = stack.enter_context(BlobDirectory(making.blobs, making.algorithm))
@@ -65,7 +65,8 @@ def create(
             workers.start()
             begun()
         writer = Writer(text, making.dictionary)
-        document = _Document(base, making, contents, workers, writer, dump, progress)
+        together = 0 if blobs is None else blobs.room() // 2
+        document = _Document(base, making, contents, workers, writer, dump, together, progress)
         tasks = Walk(descriptor, base, making, contents).tasks(wanted, warn)
         for (found, files, size, warnings), held in workers.map(tasks):
             for warning in warnings:
@@ -106,10 +107,11 @@ class _Document:
 
     def __init__(
         self, base: str, making: Making, contents: Contents, workers: Workers, writer: Writer,
-        dump: DumpWriter | None, progress: Progress,
+        dump: DumpWriter | None, together: int, progress: Progress,
     ) -> None:  # fmt: skip
         self._base, self._making, self._contents, self._workers = base, making, contents, workers
         self._writer, self._dump, self._progress = writer, dump, progress
+        self._together = together  # bytes of a large file that one task reads
 
     def add(self, found: Written | Later, memory: memoryview) -> None:
         """Write entries and the blobs that are held in `memory`, or read and write a large file."""
@@ -135,8 +137,7 @@ class _Document:
         self._writer.add(before)
         mark = b"["
         regions = cut(self._extents(descriptor, path, fields["size"]), self._making.region)
-        together = HELD // 2 if self._dump is not None else LARGE // 2
-        tasks = (("regions", (path, identity, task)) for task in _grouped(regions, together))
+        tasks = (("regions", (path, identity, task)) for task in _grouped(regions, self._together))
         for (found, blobs), memory in self._workers.map(tasks):
             if self._dump is not None:
                 self._dump.add(blobs, memory)

@@ -21,12 +21,13 @@ _BLOCK = 512  # bytes: what everything in a tar is a multiple of
 _RECORD = 20 * _BLOCK  # of the whole
 _PIECE = 256 << 10  # bytes copied by one call
 MAIN = "main"  # what Flux calls an archive unless told otherwise
-HELD = 4 << 20  # bytes of files that are not small, or of one region of more, that a task reads
+HELD = 2 << 20  # bytes of files that are not small, or of one region of more, that a task reads
 # fields of a header: mode, uid and gid; mtime; from the type on
 _OWNER, _TIME = b"0000644\0" + b"0000000\0" * 2, b"00000000000\0"
 _REST = b"0".ljust(101, b"\0") + b"ustar\x0000".ljust(255, b"\0")
 _SUM = sum(_OWNER + _TIME + b" " * 8 + _REST)
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_BLOB = re.compile(r".+_blobs\.[0-9]+")
 _NAME_MAX = 64  # characters: a member has 100, of which blobs need up to 26 more
 
 Held = tuple[int, int]  # where the header of a blob is to be in the memory of its task, and the length of the blob
@@ -34,12 +35,14 @@ Held = tuple[int, int]  # where the header of a blob is to be in the memory of i
 
 def check_name(name: str) -> None:
     """UsageError for what cannot be the name of an archive in a dump tar: it is part of a key, archive.NAME."""
+    if _BLOB.fullmatch(name):
+        raise UsageError(f"--name {name}: is what a blob of another archive is called")
     if len(name) > _NAME_MAX or not _NAME.fullmatch(name):
         raise UsageError(f"--name {name}: a name has up to {_NAME_MAX} letters, digits, '-', '_', and '.' between")
 
 
-class HeldBlobs:
-    """Hashes blobs that lie, task by task, in a memory shared with who writes them: as in a tar, but for headers."""
+class TaskBlobs:
+    """Hashes the blobs of a task, which lie in a memory shared with who writes them: as in a tar, but for headers."""
 
     def __init__(self, algorithm: str) -> None:
         self._algorithm = algorithm

@@ -17,7 +17,7 @@ from typing import IO, Any
 from zarrfs.errors import SourceError, UsageError
 
 _AHEAD = 4  # tasks of each process that are done, or being done, before they are asked for
-_USUAL = 16 << 20  # bytes of memory: tasks that may need more are not done ahead
+_USUAL = 8 << 20  # bytes of memory: tasks that may need more are not done ahead
 _KILLED = "a process that reads files was killed"
 
 
@@ -50,10 +50,12 @@ class Workers:
         source = itertools.chain(few, source)
         if self._jobs == 1 or len(few) < 2:
             slot = self._memory.take()
-            memory = self._memory.of(slot)
-            for task in source:
-                yield self._function(task, memory), memory
-            self._memory.give(slot)
+            try:
+                memory = self._memory.of(slot)
+                for task in source:
+                    yield self._function(task, memory), memory
+            finally:
+                self._memory.give(slot)
             return
         self.start()
         waiting: deque[tuple[int, int]] = deque()  # numbers of tasks, and where their memory is
@@ -123,7 +125,11 @@ class _Memory:
 
     def __init__(self, size: int, count: int) -> None:
         self._size = size
-        self._whole = memoryview(mmap.mmap(-1, size * count) if size else b"")
+        try:
+            self._whole = memoryview(mmap.mmap(-1, size * count) if size else b"")
+        except OSError as exc:
+            rule = f"no {size * count >> 20:,} MiB of memory for what is read at once"
+            raise UsageError(f"{rule}: say fewer --jobs, or smaller regions") from exc
         self._free = list(range(count))[::-1]
 
     def take(self) -> int:
