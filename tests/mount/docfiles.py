@@ -38,6 +38,7 @@ archive create -C /data -o job.json --blobs /srv/blobs input config.toml
 archive create -C /data -o inline.json --inline input config.toml
 archive create -C /data -o old.json --blobs /srv/blobs input
 archive create -C tree -o archive.json --inline .
+archive create -C /data -o job.tar input config.toml
 archive extract inline.json -C /scratch/job
 refs convert combined.json combined.parq
 refs convert b.json b.parq
@@ -52,6 +53,7 @@ set -e
 cp job.json new.json
 cp job.json /data/job.json
 cp inline.json /run/www/job.json
+cp job.tar /run/www/job.tar
 zarrfs mount refs.json mnt -o upperdir=changes
 echo '{}' >mnt/.zattrs
 cp mnt/air/0.0.0 mnt/air/1.0.0

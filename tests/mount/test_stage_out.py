@@ -66,6 +66,14 @@ def test_an_archive_holds_what_was_written(node: Node) -> None:
         assert values(root) == WRITTEN
 
 
+def test_an_archive_and_its_blobs_in_one_file(node: Node) -> None:
+    dest, archive = job(node), node.path / "result.tar"
+    assert "a tar has the blobs in it" in one_line(run("stage-out", dest, "-o", archive, "--blobs", node.path).stderr)
+    assert kept(dest, "-o", archive)["deleted"] == DELETED
+    with mounted(archive, node.path / "mnt") as root:
+        assert values(root) == WRITTEN
+
+
 def test_all_that_the_mount_shows(node: Node) -> None:
     dest, out = job(node), node.path / "out"
     kept(dest, "--merged", "--to", out)
