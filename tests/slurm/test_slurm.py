@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import DATA
+from tests.conftest import DATA, run
 from tests.slurm.cluster import NOBODY, NODES, ROOT, Cluster, cluster, command_of, is_zarrfs, unavailable, wait_for
 
 REASON = unavailable()
@@ -118,14 +118,23 @@ def test_a_source_that_does_not_answer_delays_a_job_for_the_time_in_the_settings
     assert (done.returncode, done.stdout) == (1, "zarrfs: silent: not mounted within 2 seconds\n")
 
 
-def test_a_file_sent_with_sbcast_is_mounted_by_the_task_prolog_once_a_node(slurm: Cluster) -> None:
+@pytest.mark.parametrize("ending", ["json", "tar"])
+def test_a_file_sent_with_sbcast_is_mounted_by_the_task_prolog_once_a_node(slurm: Cluster, ending: str) -> None:
     source, options = archive(slurm).split()
+    if ending == "tar":
+        made = slurm.base / "sent.tar"
+        for words in ("extract", source, "-o", options, "-C", slurm.base / "sent"), (
+            "create", "-C", slurm.base / "sent", "-o", made, "."
+        ):  # fmt: skip
+            assert run("archive", *words).returncode == 0
+        made.chmod(0o644)
+        source, options = str(made), ""
     script = f"""
-        sbcast {source} /run/user-$SLURM_JOB_ID.json || exit 1
-        export ZARRFS_STAGE="in /run/user-$SLURM_JOB_ID.json {options}"
+        sbcast {source} /run/user-$SLURM_JOB_ID.{ending} || exit 1
+        export ZARRFS_STAGE="in /run/user-$SLURM_JOB_ID.{ending} {options}"
         srun -Q --overcommit -n4 sh -c 'cat $ZARRFS_STAGED/in/job/bin/run.sh | sha256sum'
         srun -Q -n2 sh -c 'grep -c fuse.zarrfs /proc/self/mountinfo'   # the mount of the step before is used again
-        rm -f /run/user-$SLURM_JOB_ID.json
+        rm -f /run/user-$SLURM_JOB_ID.{ending}
     """
     for node in NODES:
         slurm.inside(node, "/run").chmod(0o1777)
