@@ -178,7 +178,7 @@ class Writer:
             size = item.info.size or 0
             if at != size:
                 os.ftruncate(staged.descriptor, size)
-            digest = self._digest(staged.descriptor, item.key) if self._sums else None
+            digest = self._digest_written(staged.descriptor, item.key, contents, size) if self._sums else None
         except BaseException:
             self._filling.discard(staged)
             raise
@@ -306,6 +306,14 @@ class Writer:
             return self._digest(descriptor, item.key)
         finally:
             os.close(descriptor)
+
+    def _digest_written(
+        self, descriptor: int, key: str, contents: list[tuple[int, Buffer]], size: int
+    ) -> str | None:
+        """The SHA-256 of a file that was just written: of the bytes in memory, where these are all of it."""
+        if len(contents) == 1 and contents[0][0] == 0 and len(contents[0][1]) == size:
+            return hashlib.sha256(contents[0][1]).hexdigest()
+        return self._digest(descriptor, key)
 
     def _digest(self, descriptor: int, key: str) -> str | None:
         """The SHA-256 of a file, in a thread of trio's, and cancelled with it. None for huge holes."""
