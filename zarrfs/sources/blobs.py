@@ -310,7 +310,7 @@ class BlobReader:
         raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
 
     async def _look(self, place: str | Place, blobref: str, declared: int | None) -> Blob:
-        if isinstance(place, str) or _is_local(place):
+        if _is_local(place):
             if isinstance(place, DumpPlace):
                 with self._in_time(place, blobref):
                     await place.get_ready()
