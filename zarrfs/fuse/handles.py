@@ -87,6 +87,8 @@ class HandleOperations(AttributeOperations):
         self.counters["open"] += 1
         with self._path(inode) as path:
             descriptor = self._reopen(path, flags)
+        if inode in self.nodes.unsized:
+            self._keep_size(inode, os.fstat(descriptor).st_size)
         return self._opened_file(descriptor, inode)
 
     @handler

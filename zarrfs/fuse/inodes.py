@@ -26,7 +26,7 @@ class InodeTable:
         self._kinds: dict[int, Kind] = {}  # of what is not a file
         self._kinds[root] = Kind.DIRECTORY
         self._identities: dict[int, int] = {}
-        self.unsized = False  # there was a file whose size only its target knows
+        self.unsized: set[int] = set()  # told without a size, which only their targets know, and not opened since
         self.sizes: dict[int, int] = {}  # bytes, as told last since then
         self._next = self._first = root + 1  # the first of the version that is shown
         self._orphans: set[int] = set()  # of listings of older versions
@@ -130,6 +130,7 @@ class InodeTable:
             self._kinds.pop(inode, None)
             self._identities.pop(inode, None)
             self.sizes.pop(inode, None)
+            self.unsized.discard(inode)
             self._orphans.discard(inode)
             key = self._keys.pop(inode, None)
             if key is not None and self._inodes.get(key) == inode:
@@ -144,5 +145,5 @@ class InodeTable:
         """Give back memory: a dict stays as large as it ever was."""
         self._keys, self._inodes, self._more = dict(self._keys), dict(self._inodes), dict(self._more)
         self._kinds, self._identities, self.sizes = dict(self._kinds), dict(self._identities), dict(self.sizes)
-        self._orphans = set(self._orphans)
+        self._orphans, self.unsized = set(self._orphans), set(self.unsized)
         self._gone = 0

@@ -216,6 +216,12 @@ class Operations(ShownOperations):
             raise pyfuse3.FUSEError(errno.EROFS)
         version, file = self.current, OpenFile(self.inodes.key(inode), inode, None)
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
+        if inode in self.inodes.unsized and not self.inodes.is_old(inode):
+            try:
+                self._keep_size(inode, (await self._info(file.key)).size or 0)
+            except BaseException:
+                self._released(file)
+                raise
         if self.inodes.is_old(inode):  # it may have become that meanwhile
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -401,8 +407,23 @@ class Operations(ShownOperations):
 
     def _told_size(self, inode: int, size: int) -> None:
         """The size of a file is told: until its inode goes, no entry without a size may show less."""
-        if self.inodes.unsized:
+        if self.inodes.unsized or self.inodes.sizes:
             self.inodes.sizes[inode] = size
+
+    def _keep_size(self, inode: int, size: int) -> None:
+        """Let no listing on its way to the kernel take back the size of a file that is being opened.
+
+        The kernel drops what it is told of an inode in reply to a request from before its last change: the size
+        from our answer to getattr, where a listing comes in between. To store no bytes at the end of the file,
+        which is past the size that the kernel believes, counts as such a change. Once: it would do the same to
+        the answer that somebody waits for who has opened the file already. Source: fuse_notify_store() of Linux.
+        """
+        if inode not in self.inodes.unsized:
+            return
+        self._told_size(inode, size)
+        self.inodes.unsized.discard(inode)
+        with contextlib.suppress(OSError):  # forgotten meanwhile
+            pyfuse3.notify_store(InodeT(inode), size, b"")
 
     def _forgot_size(self, info: Info, inode: int) -> bool:
         """Whether the kernel may know the size of an entry that has none, and we do not remember what it was told."""
@@ -417,8 +438,9 @@ class Operations(ShownOperations):
         _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity = info
         if size is None:  # stat asks again, and only then the target is asked for its size
             # a listing must not take back what stat said: who reads at this moment would find the end of the file
-            self.inodes.unsized = True
             size, entry.attr_timeout = self.inodes.sizes.get(inode, 0), 0
+            if not size:
+                self.inodes.unsized.add(inode)
         else:
             entry.attr_timeout = self._attr_timeout
             self._told_size(inode, size)
