@@ -439,3 +439,24 @@ def test_a_large_block_is_not_overtaken_for_ever() -> None:
         assert cache.stats()["expected"] == 0
 
     run(check)
+
+
+def test_what_was_put_ahead_is_there_as_far_as_there_is_room() -> None:
+    """Half of the bytes are for what nobody has asked for; a block that is kept, or comes, stays what it is."""
+
+    async def check() -> None:
+        cache = BlockCache[bytes](40)
+        source = Source()
+        source.gate.set()
+        for number in range(3):
+            cache.put_ahead(number, bytes([number]) * 10)
+        cache.put_ahead(0, b"x" * 10)
+        assert [cache.has(number) for number in range(3)] == [True, True, False]
+        assert cache.ahead_stats() == {"started": 2, "used": 0, "dropped": 0, "kept": 20}
+        assert await cache.get(0, 10, source.fetch) == bytes(10)
+        assert (source.started, cache.ahead_stats()["kept"]) == (0, 10)
+        cache.put_ahead(2, b"2" * 10)
+        assert (await cache.get(2, 10, source.fetch), source.started) == (b"2" * 10, 0)
+        assert cache.stats()["kept"] <= 40
+
+    run(check)

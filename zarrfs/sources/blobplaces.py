@@ -19,11 +19,11 @@ from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
 from zarrfs.sources.blobfiles import Where
-from zarrfs.sources.blobhash import hash_of
 from zarrfs.sources.blobrefs import DUMP, PlaceKind, is_remote_dump, is_tar, place_kind
 from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
 from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.blobhash import hash_of
 from zarrfs.transfer.diskfiles import Handle
 from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.tasks import at_once

@@ -23,12 +23,12 @@ from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, W
 from zarrfs.options import Options
 from zarrfs.sources import blobfiles
 from zarrfs.sources.blobfiles import ANOTHER_HASH, Blob, BlobFiles, Where, wrong_length
-from zarrfs.sources.blobhash import hash_of
 from zarrfs.sources.blobkeeping import BlobKeeping
 from zarrfs.sources.blobplaces import DumpPlace, Place, Places, in_thread
 from zarrfs.sources.blobrefs import canonical
 from zarrfs.sources.heldblobs import HeldBlobs
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.blobhash import hash_of
 from zarrfs.transfer.diskblobs import DiskBlobs
 from zarrfs.transfer.memory import memory_limit
 
@@ -124,7 +124,11 @@ class BlobReader:
         raise TargetChanged(blob.shown, "keeps changing")
 
     async def get_ready(self, url: str) -> None:
-        """As TargetReader.get_ready: there is nothing to do."""
+        """As TargetReader.get_ready: local tars are gone through, so that where() tells."""
+        for place in self._places:
+            if isinstance(place, DumpPlace) and place.local:
+                with contextlib.suppress(ReadError), self._in_time(place, url):  # who reads is told
+                    await place.get_ready()
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """As TargetReader.prefetch; blobs that are local files are left to the page cache."""
@@ -152,7 +156,7 @@ class BlobReader:
         self._release(blob)
         return blob.size
 
-    def whole(self, url: str) -> memoryview | None:
+    def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
         """All bytes of a small blob that lies in a directory or a local tar, verified; blocks, in any thread.
 
         None: there is none, so ask read(). Where directories have nothing but wrong ones, the errors of read().
@@ -169,6 +173,8 @@ class BlobReader:
                 failures.append(exc)
                 continue
             if where is not None:
+                if only_sound and any(not isinstance(failure, TargetMissing) for failure in failures):
+                    return None
                 self._tell(failures, blobref, where.path)
                 return data
         if not elsewhere:

@@ -143,7 +143,7 @@ class ArrayChecks:
         try:
             await self._decoded(array, await self._read(key, *where, report))
         finally:
-            await self._room.give(taken)
+            self._room.give(taken)
 
     def ended(self, key: str, failed: bool) -> Unsound | None:
         """Count a file that was read, or could not be; returns why it should not be where it is."""

@@ -1,11 +1,13 @@
 """Any store as a directory: all of it or what globs pick, many files at a time, and taken up where it was broken off.
 
 Bytes that this machine has (inline, holes, blobs in directories, files) are written by a few threads, a batch of
-entries at a time (materialisewrite.py). All others are asked for here, many at once, and then written in the same way.
+entries at a time (materialisewrite.py), or where nothing can be in the way by processes (materialiseforked.py). All
+others are asked for here, many at once, and then written by threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -17,6 +19,7 @@ from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
 from zarrfs.stage.checkreport import bad_entry
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
+from zarrfs.stage.materialiseforked import ENTRIES, Batch, Forked, held_of
 from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told
 from zarrfs.stage.materialisereport import Choice as Choice
 from zarrfs.stage.materialisereport import Report as Report
@@ -48,6 +51,7 @@ _MEMORY = 64 << 20  # bytes that wait to be written
 _UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
 _PIECES = 4  # of a large file, at once
 _SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
+_PROCESSES = 32  # at most, that write
 _TOLD = 1000  # failures that are kept
 
 
@@ -125,12 +129,77 @@ class _Run:
                 receive.close()
                 async with send, trio.open_nursery() as nursery:
                     self._nursery, self._fetched = nursery, send
-                    await self._walk(self._filling.root(root))
+                    folder = self._filling.root(root)
+                    index = self._index if self._may_fork(folder) else None
+                    if index is None or not await self._in_processes(index, folder):
+                        await self._walk(folder)
                     await self._flush()
         self._account(())
         if self._fatal is not None:
             raise self._fatal
         self._report.unmatched = self._include.unused()
+
+    # -- what processes write
+
+    def _may_fork(self, root: Folder) -> bool:
+        """Whether nothing is to be looked at before it is written, and most bytes are at hand."""
+        index, choice = self._index, self._choice
+        at_hand = index is not None and index.has_wholes and not index.remote
+        return at_hand and root.fresh and self._link is None and not choice.include and not choice.exclude
+
+    async def _in_processes(self, index: IndexStore, root: Folder) -> bool:
+        """Write all from `root` on; False where there can be no processes, and nothing was done."""
+        await index.get_ready()
+
+        def fail(key: str, exc: Exception) -> None:
+            trio.from_thread.run_sync(self._fail, key, exc)
+
+        choice, tasks = self._choice, 1 + (self._report.expected_files or 0) // ENTRIES
+        jobs = min(self._jobs, tasks, _PROCESSES)
+        forked = Forked(index, self._filling, jobs, choice.sums, choice.set_ids, fail)
+
+        def run() -> None:
+            for batches, results in forked.run(root, self._writer.hold):
+                trio.from_thread.check_cancelled()
+                trio.from_thread.run(self._take, batches, results)
+                for batch in batches:
+                    self._writer.release(batch.folder)
+
+        try:
+            forked.start()
+        except OSError as exc:
+            log.debug("no processes: %s", exc)
+            return False
+        with contextlib.closing(forked):
+            try:
+                await trio.to_thread.run_sync(run)
+            except SourceError as exc:  # a nursery would hide it
+                self._fatal = exc
+                self._scope.cancel()
+        return True
+
+    async def _take(self, batches: Sequence[Batch], results: list[str | None]) -> None:
+        """Note what a process has done; what it has not is done in the ordinary way."""
+        said = iter(results)
+        for folder, entries, left in batches:
+            for entry in entries:
+                digest = next(said)
+                if digest is None:
+                    left.append(entry)
+                else:
+                    name, kind, size, _mode, mtime_ns, _held, _target, _parts = entry
+                    done = Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest or None, "copied")
+                    self._note(done, held_of(entry))
+            for entry in left:
+                key = join_key(folder.key, entry[0])
+                try:
+                    info = await self._store.info(key, sized=False)
+                except (ZarrfsError, OSError) as exc:
+                    self._fail(key, exc)
+                else:
+                    await self._add_entry(folder, key, info)
+            if left:  # what cannot be written is told before more is
+                await self._flush()
 
     # -- which entries there are
 
@@ -209,25 +278,30 @@ class _Run:
 
     def _account(self, outcomes: Sequence[Outcome]) -> list[Item]:
         """Note what was done; returns the items whose bytes are to be brought."""
-        missing, report = [], self._report
+        missing = []
         for item, done, error in [*outcomes, *self._writer.ended()]:
             if error is not None:
                 self._fail(item.key, error)
             elif done is None:
                 missing.append(item)
             else:
-                if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
-                    report.kept += done.how == "kept"
-                    report.resumed += done.how == "resumed"
-                elif done.kind is Kind.FILE:
-                    report.files += 1
-                    report.bytes += held(item.info)
-                elif done.kind is Kind.DIRECTORY:
-                    report.directories += 1
-                else:
-                    report.links += 1
-                self._done(done)
+                self._note(done, held(item.info))
         return missing
+
+    def _note(self, done: Done, size: int) -> None:
+        """An entry is there; `size`: bytes of it that are not holes."""
+        report = self._report
+        if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
+            report.kept += done.how == "kept"
+            report.resumed += done.how == "resumed"
+        elif done.kind is Kind.FILE:
+            report.files += 1
+            report.bytes += size
+        elif done.kind is Kind.DIRECTORY:
+            report.directories += 1
+        else:
+            report.links += 1
+        self._done(done)
 
     def _fail(self, key: str, exc: Exception) -> None:
         if self._fatal is not None:
@@ -318,7 +392,7 @@ class _Run:
                 item.content = parts
                 await self._fetched.send((item, room))
         except Exception as exc:
-            await self._room.give(room)
+            self._room.give(room)
             self._drop(item, exc)
             return
         if large:  # not above: it gives up its item itself
@@ -338,7 +412,7 @@ class _Run:
                     room += more
                 self._account(await self._written(batch))
                 batch.clear()
-                await self._room.give(room)
+                self._room.give(room)
 
     # -- large files
 
@@ -415,8 +489,7 @@ class _Run:
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:
-                with trio.CancelScope(shield=True):
-                    await self._room.give(room)
+                self._room.give(room)
 
 
 def _want(folder: Folder) -> None:

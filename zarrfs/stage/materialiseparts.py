@@ -21,22 +21,20 @@ class Room:
 
     def __init__(self, size: int) -> None:
         self._free = self._size = size
-        self._waiting = trio.Condition()
+        self._waiting = trio.lowlevel.ParkingLot()
 
     async def take(self, count: int) -> int:
         """Wait for room for `count` bytes, or for all there is; returns what to give back."""
         count = min(count, self._size)
-        async with self._waiting:
-            while self._free < count:
-                await self._waiting.wait()
-            self._free -= count
+        while self._free < count:
+            await self._waiting.park()
+        self._free -= count
         return count
 
-    async def give(self, count: int) -> None:
+    def give(self, count: int) -> None:
         """Room that is free again."""
-        async with self._waiting:
-            self._free += count
-            self._waiting.notify_all()
+        self._free += count
+        self._waiting.unpark_all()
 
 
 async def stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:

@@ -16,7 +16,7 @@ class Choice:
     existing: str = "refuse"
     include: tuple[str, ...] = ()  # globs over whole keys; what is below a directory belongs to it; (): everything
     exclude: tuple[str, ...] = ()
-    jobs: int | None = None  # threads that write; None: as many as there are processors, at most 4
+    jobs: int | None = None  # processes or threads that write; None: as many as there are processors, at most 4
     keep_going: bool = False  # failures are collected; else the first one ends the run
     mark: str = ""  # names this version of the source: with the same one a run that was broken off is taken up
     sync: bool = False  # have all of it on the disk at the end

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import trio
@@ -73,10 +73,16 @@ class Writing(NamedTuple):
 
 
 class Writer:
-    """Writes items to `filling`, with bytes that `index` has at hand. `sums`: tell the SHA-256 of files."""
+    """Writes items to `filling`, with bytes that `index` has at hand. `sums`: tell the SHA-256 of files.
 
-    def __init__(self, filling: Filling, index: IndexStore | None, sums: bool) -> None:
-        self._filling, self._index, self._sums = filling, index, sums
+    `pause` is called now and then by what takes long, and may raise.
+    """
+
+    def __init__(
+        self, filling: Filling, index: IndexStore | None, sums: bool,
+        pause: Callable[[], None] = trio.from_thread.check_cancelled,
+    ) -> None:  # fmt: skip
+        self._filling, self._index, self._sums, self._pause = filling, index, sums, pause
         self._lock = threading.Lock()
         self._ended: list[Outcome] = []  # directories
 
@@ -316,7 +322,7 @@ class Writer:
         return self._digest(descriptor, key)
 
     def _digest(self, descriptor: int, key: str) -> str | None:
-        """The SHA-256 of a file, in a thread of trio's, and cancelled with it. None for huge holes."""
+        """The SHA-256 of a file. None for huge holes."""
         status = os.fstat(descriptor)
         if status.st_size - 512 * status.st_blocks > _HOLES:  # or the file system compresses
             data = sum(stop - start for start, stop in data_extents(descriptor, status.st_size))
@@ -325,7 +331,7 @@ class Writer:
                 return None
         digest, buffer, at = hashlib.sha256(), bytearray(_HASHED), 0
         while count := os.preadv(descriptor, [buffer], at):
-            trio.from_thread.check_cancelled()
+            self._pause()
             digest.update(memoryview(buffer)[:count])
             at += count
         return digest.hexdigest()

@@ -165,7 +165,7 @@ async def one_version(store: Store, key: str, size: int) -> Getter:
 
     TargetChanged where that has not `size` bytes, which is what the store said of it before.
     """
-    if not isinstance(store, ValidatedStore) or store.immutable:
+    if store.immutable or not isinstance(store, ValidatedStore):  # which is slow to find out
         return functools.partial(store.get, key)
     validator = await store.validator(key)
     if validator.info.size != size:

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 import stat
 import threading
 from typing import NamedTuple
@@ -169,7 +170,22 @@ class Filling:
         os.ftruncate(self._note, 0)
         os.pwrite(self._note, json.dumps({"mark": self._mark, "own": self._own, "boot": now}).encode(), 0)
 
+    def forked(self) -> None:
+        """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
+        self._lock = threading.Lock()
+        name = b"p%d" % os.getpid()
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self._run)
+        own = os.open(name, _OPEN, dir_fd=self._run)
+        os.close(self._run)
+        os.close(self._note)
+        self._run, self._note = own, -1
+
     # -- directories
+
+    def share(self) -> None:
+        """Processes are going to be forked, of whose changes we do not hear."""
+        self._changed = True
 
     def root(self, info: Info) -> Folder:
         """The directory itself, to be filled with what the root of a store holds."""
@@ -184,7 +200,9 @@ class Filling:
         try:
             return self._entered(folder, self._base.directory(os.fsencode(folder.key)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            pass  # the longer way makes it, or says what is wrong
+            if folder.key and folder.parent is None:  # in a forked process: whoever forked it has made it
+                raise
+            # the longer way makes it, or says what is wrong
         chain: list[Folder] = []
         at: Folder | None = folder
         while at is not None and at.parent is not None:
@@ -384,7 +402,10 @@ class Filling:
     def _clear(self, note: bool) -> None:
         """Remove the run's own directory, and with `note` all of the staging directory."""
         for name in os.listdir(self._run):
-            os.unlink(name, dir_fd=self._run)
+            try:
+                os.unlink(name, dir_fd=self._run)
+            except IsADirectoryError:  # of a process that was forked
+                shutil.rmtree(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:
             os.unlink(_NOTE, dir_fd=self._staging)

@@ -14,6 +14,7 @@ import trio
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
 from zarrfs.options import Options
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
+from zarrfs.store.indexentries import TARGET_MAX, Entry, entries_of
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.transfer.api import TargetReader, WholeReader
 from zarrfs.transfer.tasks import at_once, in_background
@@ -21,7 +22,6 @@ from zarrfs.transfer.tasks import at_once, in_background
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
-_TARGET_MAX = 4095  # bytes of a symbolic link's target
 _FIRST_REGIONS = 16  # of a file that are fetched before it is read
 _AHEAD = 16 << 20  # bytes of a file whose regions are fetched ahead of who reads it in order
 _NEAR = 2 << 20  # bytes between two reads in order: the kernel sends several at once
@@ -83,6 +83,7 @@ class IndexStore:
         self._targets = targets
         self._wholes = targets if isinstance(targets, WholeReader) else None
         self.mtime_ns = mtime_ns
+        self.only_sound = False  # for whole()
         self._directories: OrderedDict[str, int] = OrderedDict()
         self._read: OrderedDict[int, tuple[int, int, int]] = OrderedDict()  # regions: run from, to, fetched to
         self._rows: OrderedDict[str, _Row] = OrderedDict()
@@ -243,6 +244,10 @@ class IndexStore:
                 parts.append(Part(start, length, None, url, offset))
         return found
 
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """All of a directory, in the order of list_dir(); blocks, in any thread. StoreError, sqlite3.Error."""
+        yield from entries_of(self._db, self._directory(prefix), self.mtime_ns)
+
     def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
         """As at_hand(), of the bytes [start, stop) of one file; regions that begin before or end after are cut."""
         row = self._row(key)
@@ -256,9 +261,14 @@ class IndexStore:
             found.append(Part(low, high - low, None, url, offset + low - at))
         return found
 
+    @property
+    def has_wholes(self) -> bool:
+        """Whether whole() ever gives anything."""
+        return self._wholes is not None
+
     def whole(self, url: str) -> memoryview | None:
         """As WholeReader.whole."""
-        return None if self._wholes is None else self._wholes.whole(url)
+        return None if self._wholes is None else self._wholes.whole(url, self.only_sound)
 
     async def usage(self) -> Usage:
         if self._usage is None:
@@ -314,7 +324,7 @@ class IndexStore:
             return Info(name, Kind.FILE, size, mode, mtime_ns, None, held)
         if kind == 1:
             return Info(name, Kind.DIRECTORY, 0, mode, mtime_ns, None, None, size + 2)
-        if size > _TARGET_MAX:
+        if size > TARGET_MAX:
             raise ReadError(name, "the index is damaged: a symbolic link that is too long")
         target = self._inline(ref, 0, size).decode()
         return Info(name, Kind.SYMLINK, size, mode, mtime_ns, target)

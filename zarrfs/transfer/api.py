@@ -64,6 +64,9 @@ class TargetReader(Protocol):
 class WholeReader(Protocol):
     """A TargetReader that has small targets at hand."""
 
-    def whole(self, url: str) -> memoryview | None:
-        """All bytes of a target, verified; None: ask read(). Blocks, in any thread; raises as read()."""
+    def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
+        """All bytes of a target, verified; None: ask read(). Blocks, in any thread; raises as read().
+
+        `only_sound`: None as well where a place that was asked before has failed, which is to be told.
+        """
         ...

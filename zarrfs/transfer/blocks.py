@@ -101,14 +101,7 @@ class Blocks:
                 self.cache.release(most)
         self._check(wanted, found)
         if found.total is not None and found.ranged:
-            block = wanted._replace(stop=min(most, found.total))
-
-            async def give() -> Buffer:
-                return found.data
-
-            ahead = self.cache.ahead(block.key, block.stop, give)
-            if ahead is not None:
-                await ahead.done.wait()
+            self.cache.put_ahead(wanted._replace(stop=min(most, found.total)).key, found.data)
         return found.total
 
     async def prefetch(self, wanted: Sequence[Wanted]) -> None:

@@ -126,13 +126,11 @@ class BlockCache(Generic[V]):
 
         What was fetched ahead and not asked for so far takes up to half of the bytes.
         """
-        if self.has(key) or self._unused_bytes + size > self.max_bytes // 2 or not self.reserve(size):
+        if not self._may_come(key, size) or not self.reserve(size):
             return None
         flight = self._start(key, size, fetch, reserved=True)
         flight.waiters += 1
-        self._unused[key] = size
-        self._unused_bytes += size
-        self._ahead += 1
+        self._note_unused(key, size)
         landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
 
         def leave() -> None:
@@ -140,6 +138,20 @@ class BlockCache(Generic[V]):
                 self._leave(key, found)
 
         return Ahead(flight.done, leave)
+
+    def put_ahead(self, key: Hashable, block: V) -> None:
+        """Keep a block that was fetched before anybody asked; as ahead(), which may keep none."""
+        if self._may_come(key, len(block)):
+            self._note_unused(key, len(block))
+            self._keep(key, block)
+
+    def _may_come(self, key: Hashable, size: int) -> bool:
+        return not self.has(key) and self._unused_bytes + size <= self.max_bytes // 2
+
+    def _note_unused(self, key: Hashable, size: int) -> None:
+        self._unused[key] = size
+        self._unused_bytes += size
+        self._ahead += 1
 
     def drop(self, wanted: Callable[[Hashable], bool]) -> None:
         """Forget the kept blocks whose key is `wanted`."""
@@ -182,7 +194,8 @@ class BlockCache(Generic[V]):
     def _start(
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
     ) -> _Flight[V]:
-        flight = self._flights[key] = _Flight[V]()
+        flight: _Flight[V] = _Flight()
+        self._flights[key] = flight
         flight.roomy = reserved
         in_background(self._fly, key, size, fetch, flight)
         return flight

@@ -42,7 +42,9 @@ as files appear."""
 @click.option("--overwrite", is_flag=True, help="Replace files that are there; without this, that is an error.")
 @click.option("--keep", is_flag=True, help="Leave what is there as it is.")
 @click.option("--update", is_flag=True, help="Replace files that are older than those in ARCHIVE.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Threads that write (default: CPUs, up to 4).")
+@click.option(
+    "--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write (default: CPUs, up to 4)."
+)
 @click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
 @click.option(
     "--set-id", is_flag=True,

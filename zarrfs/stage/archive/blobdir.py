@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import mmap
 import os
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from zarrfs.errors import SourceError
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.store.staging import RESERVED, StagedDirectory, Staging
+from zarrfs.transfer.blobhash import blobref_of
 from zarrfs.transfer.writing import write_all
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class BlobDirectory:
 
     def __init__(self, path: str, algorithm: str = "sha1") -> None:
         self.path, self.algorithm = path, algorithm
-        self._hash = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}[algorithm]
         self._written = mmap.mmap(-1, 1)  # shared with processes that are forked: whether a blob was written
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -66,7 +65,7 @@ class BlobDirectory:
     def put(self, data: Buffer) -> str:
         """The blobref of `data`, which is there from now on."""
         staged = (self._staged or self.open()).descriptor
-        name = f"{self.algorithm}-{self._hash(data, usedforsecurity=False).hexdigest()}"
+        name = blobref_of(data, self.algorithm)
         if os.access(name, os.F_OK, dir_fd=self._base) and self._has(name, len(data)):
             return name
         work = f"{os.getpid()}.{next(self._numbers)}"

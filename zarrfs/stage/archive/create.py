@@ -21,7 +21,7 @@ from zarrfs.stage.archive.making import Making as Making
 from zarrfs.stage.archive.making import Progress as Progress
 from zarrfs.stage.archive.making import changed, reading
 from zarrfs.stage.archive.walk import Walk, named
-from zarrfs.stage.archive.workers import Workers
+from zarrfs.stage.workers import Workers
 from zarrfs.store.extents import each_extent
 
 _PIECE = 3 << 18  # bytes of a file that is in the document: a multiple of 3, for base64

@@ -6,12 +6,12 @@ Sources: POSIX.1 ("ustar Interchange Format"); flux-core, flux-archive(1) and fl
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from typing import IO, TYPE_CHECKING
 
 from zarrfs.errors import UsageError
+from zarrfs.transfer.blobhash import blobref_of
 from zarrfs.transfer.writing import write_all
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class TaskBlobs:
 
     def __init__(self, algorithm: str) -> None:
         self._algorithm = algorithm
-        self._hash = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}[algorithm]
         self._memory = memoryview(b"")
         self._at = 0
         self._held: list[Held] = []
@@ -67,7 +66,7 @@ class TaskBlobs:
         end = self._at + _BLOCK + len(data)
         self._at = _padded(end)
         self._memory[end : self._at] = bytes(self._at - end)
-        return f"{self._algorithm}-{self._hash(data, usedforsecurity=False).hexdigest()}"
+        return blobref_of(data, self._algorithm)
 
     def taken(self) -> list[Held]:
         """What was put since the last time, in the order in which it came."""

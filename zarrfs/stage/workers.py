@@ -1,4 +1,4 @@
-"""Forked processes that read and hash: threads wait for each other more than for the system (docs/archives.md)."""
+"""Forked processes for many small files: threads wait for each other more than for the system (docs/archives.md)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.transfer.machine import end_with_parent
 
 _AHEAD = 4  # tasks of each process that are done, or being done, before they are asked for
+_PATIENCE = 500  # ms
 _USUAL = 8 << 20  # bytes of memory: tasks that may need more are not done ahead
-_KILLED = "a process that reads files was killed"
+_KILLED = "a process that reads or writes files was killed"
 
 
 class Workers:
     """Runs `function(task, memory)` in up to `jobs` processes; both tasks and results are what marshal takes.
 
     They are forked by start(), or when there is more than one task, and see what the caller had then. Closing ends
-    them at once. `memory` is shared, `size` bytes for each task.
+    them at once. `memory` is shared, `size` bytes for each task. Errors are `about` what is named.
     """
 
-    def __init__(self, function: Callable[[Any, memoryview], Any], jobs: int, size: int = 0) -> None:
-        self._function, self._jobs = function, jobs
+    def __init__(
+        self, function: Callable[[Any, memoryview], Any], jobs: int, size: int = 0, about: str = "archive",
+        begin: Callable[[], object] = lambda: None, pause: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`begin` is called in each process before its first task; `pause` in this one, while nothing comes."""
+        self._function, self._jobs, self._about = function, jobs, about
+        self._begin, self._pause = begin, pause
         self._ahead = _AHEAD if size <= _USUAL else 1
         self._idle: list[_Worker] = []
         self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor: and the number of the task
@@ -82,11 +89,18 @@ class Workers:
         self._idle, self._busy = [], {}
 
     def start(self) -> None:
-        """Fork the processes, if there are to be any, and are none yet."""
+        """Fork the processes, if there are to be any, and are none yet. They end with the thread that does this.
+
+        OSError where that cannot be done: then there are none.
+        """
         if self._jobs == 1 or self._idle or self._busy:
             return
         for _ in range(self._jobs):
-            worker = _Worker(self._run, self._idle)
+            try:
+                worker = _Worker(self._run, self._begin, self._idle)
+            except OSError:
+                self.close()
+                raise
             self._idle.append(worker)
             self._poll.register(worker.answers, select.POLLIN)
 
@@ -101,14 +115,16 @@ class Workers:
         return number
 
     def _receive(self) -> None:
-        for descriptor, _event in self._poll.poll():
+        while not (ready := self._poll.poll(_PATIENCE)):
+            self._pause()
+        for descriptor, _event in ready:
             if descriptor not in self._busy:
-                raise SourceError("archive", _KILLED)
+                raise SourceError(self._about, _KILLED)
             worker, number = self._busy[descriptor]
             try:
                 kind, value = _read(worker.answers)
             except EOFError:
-                raise SourceError("archive", _KILLED) from None
+                raise SourceError(self._about, _KILLED) from None
             del self._busy[descriptor]
             self._idle.append(worker)
             if kind == "source":
@@ -148,17 +164,25 @@ class _Memory:
 class _Worker:
     """One process, and the pipes to it and from it."""
 
-    def __init__(self, function: Callable[[Any], Any], others: list[_Worker]) -> None:
-        (theirs, tasks), (answers, mine) = os.pipe(), os.pipe()
+    def __init__(self, function: Callable[[Any], Any], begin: Callable[[], object], others: list[_Worker]) -> None:
+        parent = os.getpid()
+        theirs, tasks, answers, mine = pipes = _pipes()
         with _signals_held() as before:
-            self._pid = os.fork()
+            try:
+                self._pid = os.fork()
+            except OSError:
+                for descriptor in pipes:
+                    os.close(descriptor)
+                raise
             if not self._pid:
                 try:
+                    end_with_parent(parent, signal.SIGKILL)
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it, too, and ends us
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     for descriptor in (tasks, answers, *(d for other in others for d in other.descriptors())):
                         os.close(descriptor)  # so that the end of who started us is the end of the tasks
+                    begin()
                     _serve(function, os.fdopen(theirs, "rb"), os.fdopen(mine, "wb"))
                 finally:
                     os._exit(0)
@@ -178,6 +202,17 @@ class _Worker:
             self.tasks.close()
         self.answers.close()
         os.waitpid(self._pid, 0)
+
+
+def _pipes() -> tuple[int, int, int, int]:
+    """Both ends of a pipe, and of another one. OSError."""
+    first = os.pipe()
+    try:
+        return *first, *os.pipe()
+    except OSError:
+        for descriptor in first:
+            os.close(descriptor)
+        raise
 
 
 @contextlib.contextmanager

@@ -1,0 +1,263 @@
+"""materialise() in several processes: what one process would write, whatever becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.conftest import PROGRAM, run
+from tests.unit.archives import file, opened, put
+from tests.unit.extracting import Found, extract, snapshot, write
+from zarrfs.errors import SourceError
+from zarrfs.sources import blobplaces
+from zarrfs.sources.blobs import BlobReader
+from zarrfs.stage.materialise import Choice, Done, Report, materialise
+from zarrfs.stage.materialiseforked import Forked
+from zarrfs.stage.workers import Workers
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.filling import Filling
+from zarrfs.store.indexfile import open_database
+
+
+def archive_of(blobs: Path, files: int) -> dict[str, Any]:
+    """Files of all encodings, modes that have to be cut, links, empty directories, and a file that is too large."""
+    chance = random.Random(4)
+    entries: dict[str, Any] = {"empty": {"mode": 0o40755, "mtime": 1}, "empty/of": {"mode": 0o40755, "mtime": 2}}
+    entries |= {"empty/of/all": {"mode": 0o40700, "mtime": 3}}
+    entries |= {f"d{index}": {"mode": 0o40555, "mtime": 9} for index in range(3)}
+    entries |= {f"d{index % 3}/e{index % 5}": {"mode": 0o40755, "mtime": 8} for index in range(15)}
+    for index in range(files):
+        data = chance.randbytes(chance.choice((0, 1, 300, 5000)))
+        parts = [[at, len(data[at : at + 999]), put(blobs, data[at : at + 999])] for at in range(0, len(data), 999)]
+        kinds = [
+            file(parts, encoding="blobvec", size=len(data) + 17, mode=0o104755, mtime=index),
+            file("text", mode=0o100600, mtime=2), file(None, size=1 << 20, mtime=1),
+            {"mode": 0o120777, "data": f"to {index}", "mtime": 4},
+        ]  # fmt: skip
+        entries[f"d{index % 3}/e{index % 5}/f{index}"] = kinds[index % 4]
+    large = [[at << 20, 1 << 20, put(blobs, chance.randbytes(1 << 20))] for at in range(9)]
+    return {**entries, "d1/large": file(large, encoding="blobvec", size=9 << 20, mode=0o100640, mtime=7)}
+
+
+def tree(root: Path) -> dict[str, Found]:
+    """All below a directory."""
+    return {key: one for key, one in snapshot(root).items() if key}
+
+
+def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document, forks, fork = archive_of(tmp_path, 900), [], os.fork
+    monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
+    reports = [extract(document, tmp_path / str(jobs), tmp_path, jobs=jobs) for jobs in (1, 3)]
+    assert len(forks) == 3
+    assert reports[0] == reports[1]
+    expected = tree(tmp_path / "1")
+    assert tree(tmp_path / "3") == expected
+    assert len([one for one in expected.values() if one.kind is Kind.FILE]) == 225 * 3 + 1
+    assert {one.mode for one in expected.values() if one.kind is Kind.FILE} == {0o755, 0o600, 0o640, 0o644}
+    assert (expected["d1"].mode, expected["d1"].mtime_ns) == (0o555, 9 * 10**9)
+    assert (expected["empty/of/all"].mode, expected["empty/of/all"].mtime_ns) == (0o700, 3 * 10**9)
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_what_is_told_of_entries(sums: bool, tmp_path: Path) -> None:
+    told: list[Done] = []
+    with opened(archive_of(tmp_path, 400), type="archive", blobs=(str(tmp_path),)) as (store, _plan):
+        write(store, tmp_path / "out", told.append, jobs=2, sums=sums)
+    found = tree(tmp_path / "out")
+    assert {done.key: done.kind for done in told} == {key: one.kind for key, one in found.items()}
+    for done in told:
+        data = found[done.key].data
+        wanted = hashlib.sha256(data).hexdigest() if sums and isinstance(data, bytes) else None
+        assert (done.sha256, done.how) == (wanted, "copied"), done.key
+        if done.kind is not Kind.DIRECTORY:
+            assert done.size == len(data or b"")
+
+
+def test_what_cannot_be_had_is_told_as_ever(tmp_path: Path) -> None:
+    document = archive_of(tmp_path, 900)
+    lost = document["d0/e0/f420"]["data"][0][2]
+    (tmp_path / lost).write_bytes(b"another")
+    wrong = {key for key, one in document.items() if lost in str(one.get("data"))}
+    report = extract(document, tmp_path / "out", tmp_path, jobs=2, keep_going=True)
+    assert {bad.key for bad in report.failed} == wrong
+    assert report.bad == len(wrong) < 20
+    assert {key for key in document if not os.path.lexists(tmp_path / "out" / key)} == wrong
+    with pytest.raises(SourceError, match=r"/not: d0/e0/f420: .*: a blob of 7 bytes, where the archive says"):
+        extract(document, tmp_path / "not", tmp_path, jobs=2)
+
+
+def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is an error, and the next run with the same mark goes on."""
+    document, write_ = archive_of(tmp_path, 900), Forked._write
+
+    def deadly(self: Forked, task: Any, memory: memoryview) -> Any:
+        if any(entry[0] == "f500" for _key, entries in task for entry in entries):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_(self, task, memory)
+
+    monkeypatch.setattr(Forked, "_write", deadly)
+    with pytest.raises(SourceError, match="/out: a process that reads or writes files was killed"):
+        extract(document, tmp_path / "out", tmp_path, jobs=2, mark="m")
+    monkeypatch.undo()
+    assert os.listdir(tmp_path / "out/.zarrfs-staging") == ["note"]
+    assert extract(document, tmp_path / "out", tmp_path, jobs=2, mark="m").resumed > 100
+    extract(document, tmp_path / "expected", tmp_path, jobs=1)
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
+    """What was for it does not come into the root."""
+    with opened({"d/f": file("x")}, type="archive") as (store, _plan):
+        filling = Filling(str(tmp_path / "out"))
+        forked = Forked(store, filling, 1, sums=False, set_ids=False, fail=lambda key, exc: None)
+        entry = ("f", 0, 1, 0o644, 5, None, None, [(0, 1, b"x", "", 0)])
+        assert forked._write([("d", [entry])], memoryview(b"")) == [None]
+        assert os.listdir(tmp_path / "out") == [".zarrfs-staging"]
+        os.mkdir(tmp_path / "out/d")
+        assert forked._write([("d", [entry])], memoryview(b"")) == [""]
+        filling.finish(Info("", Kind.DIRECTORY))
+    assert snapshot(tmp_path / "out").keys() == {"", "d", "d/f"}
+
+
+def test_processes_end_with_who_forked_them(tmp_path: Path) -> None:
+    """At once, whatever they do: the next run finds nobody who writes."""
+    (tmp_path / "a.json").write_text(json.dumps(archive_of(tmp_path, 6000)))
+    command = ["archive", "extract", str(tmp_path / "a.json"), "-C", str(tmp_path / "out"), "--blobs", str(tmp_path)]
+    process = subprocess.Popen([PROGRAM, *command, "--jobs", "2"])
+    children: list[str] = []
+    while len(children) < 2:
+        assert process.poll() is None
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    while any(os.path.exists(f"/proc/{child}") for child in children):
+        assert time.monotonic() - began < 10
+    done = run(*command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ".zarrfs-staging" not in os.listdir(tmp_path / "out")
+
+
+def test_processes_are_none_where_something_may_be_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workers, "map", lambda self, tasks: pytest.fail("not here"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/other").touch()
+    document = {"f": file("x"), "g": file("y")}
+    extract(document, tmp_path / "out")
+    extract(document, tmp_path / "some", include=("f",))
+    assert os.listdir(tmp_path / "some") == ["f"]
+
+
+def small(count: int) -> dict[str, Any]:
+    """An archive of `count` files."""
+    return {f"d{index // 500}/f{index:05}": file(str(index), mtime=5) for index in range(count)}
+
+
+def test_a_run_that_is_cancelled_ends_soon(tmp_path: Path) -> None:
+    report = Report()
+
+    async def body(store: Any) -> None:
+        with trio.move_on_after(0.15) as scope:
+            await materialise(store, str(tmp_path / "out"), Choice(jobs=2), report)
+        assert scope.cancelled_caught
+
+    with opened(small(30_000), type="archive") as (store, _plan):
+        trio.run(body, store)
+    assert report.files < 20_000
+
+
+def test_a_failure_is_told_before_all_else_is_written(tmp_path: Path) -> None:
+    lost = file([[0, 3, put(tmp_path, b"xyz")]], encoding="blobvec", size=3)
+    os.unlink(tmp_path / lost["data"][0][2])
+    with pytest.raises(SourceError, match=r"a: .*no such blob"):
+        extract({"a": lost, **small(20_000)}, tmp_path / "out", tmp_path, jobs=2)
+    assert len(snapshot(tmp_path / "out")) < 10_000
+
+
+def test_where_no_process_can_be_made_threads_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "resource temporarily unavailable")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "fork", full)
+    assert extract(small(700), tmp_path / "out", jobs=2).files == 700
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_a_tar_that_cannot_be_read_hurts_nobody_who_needs_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int, index: Any) -> None:
+        raise OSError(5, "input/output error")
+
+    with tarfile.open(tmp_path / "x.tar", "w") as made:
+        made.add(__file__, "archive/x_blobs/0")
+    monkeypatch.setattr(blobplaces, "scan_local", broken)
+    (tmp_path / "b").mkdir()
+    document = archive_of(tmp_path / "b", 300)
+    blobs = (str(tmp_path / "b"), str(tmp_path / "x.tar"))
+    with opened(document, type="archive") as (store, _plan):
+        wholes = BlobReader(blobs)
+        store._targets = store._wholes = wholes
+        assert write(store, tmp_path / "out", jobs=2).bad == 0
+
+
+def test_a_bad_blob_of_which_another_place_has_the_right_one_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    bad = put(second, b"right")
+    (first / bad).write_bytes(b"wrong")
+    document = {f"f{index}": file([[0, 5, bad]], encoding="blobvec", size=5) for index in range(1000)}
+    with opened(document, type="archive", blobs=(str(first), str(second))) as (store, _plan):
+        assert write(store, tmp_path / "out", jobs=3).files == 1000
+    assert len([record for record in caplog.records if "instead" in record.getMessage()]) == 1
+    assert "instead" not in capfd.readouterr().err
+
+
+def test_who_reads_the_names_may_go_away(tmp_path: Path) -> None:
+    """Of names that are written as files appear; that is no fault of the destination."""
+    (tmp_path / "a.json").write_text(json.dumps(small(4000)))
+    command = f"{PROGRAM} archive extract -v {tmp_path}/a.json -C {tmp_path}/out --jobs 2 | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_directory_that_contains_itself_ends_only_that(tmp_path: Path) -> None:
+    """Of an index that somebody made."""
+    for keep_going in (True, False):
+        with opened(small(1200), type="archive") as (store, _plan):
+            path = next(iter(store._db.execute("PRAGMA database_list")))[2]
+            with contextlib.closing(sqlite3.connect(path)) as changed:
+                changed.execute("UPDATE entry SET ref=1 WHERE name='d1'")
+                changed.execute("UPDATE entry SET kind=7 WHERE name='f00001'")
+                changed.commit()
+            store._db.close()
+            store._db = open_database(path)
+            out = tmp_path / str(keep_going)
+            if keep_going:
+                report = write(store, out, jobs=2, keep_going=True)
+                assert "d1" in {bad.key for bad in report.failed}
+                assert report.files >= 699
+            else:
+                with pytest.raises(SourceError, match=r"d1: .*contains itself"):
+                    write(store, out, jobs=2)
+
