@@ -117,3 +117,31 @@ def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert not mount_lines(mnt)
     assert done.returncode == 0, done.stderr
+
+
+# Keeps a mount busy now and then, for less time than anybody can look: as `zarrfs top`, df and monitoring do.
+ASKER = """
+import os, sys, time
+while True:
+    for _ in range(200):
+        os.statvfs(sys.argv[1])
+        time.sleep(0.0001)
+    print("asked", flush=True)
+"""
+
+
+def test_who_only_asks_a_mount_does_not_keep_it(tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    with subprocess.Popen([sys.executable, "-c", ASKER, str(mnt)], stdout=subprocess.PIPE) as asker:
+        try:
+            assert asker.stdout is not None
+            for _ in range(5):
+                assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+                asker.stdout.readline()
+                done = run("umount", mnt)
+                assert (done.returncode, done.stderr) == (0, "")
+        finally:
+            asker.kill()
+            while mount_lines(mnt):
+                subprocess.run(["umount", "-l", str(mnt)], check=True)

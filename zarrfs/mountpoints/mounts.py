@@ -27,6 +27,7 @@ FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"
 _ANSWER = 3.0  # seconds that a daemon has for an answer
 _KILLED = 1.0  # seconds that a process that was killed may take to go
+_ASKED = 1.0  # seconds that a question to a mount may keep it busy
 _LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the kernel has let go of the mount
 
 
@@ -120,26 +121,38 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount; MountError with the kernel's reason, EBUSY with who holds it."""
+    """Unmount; MountError with the kernel's reason, EBUSY with who holds it.
+
+    Who asks a mount something, as `zarrfs top` and df do, keeps it busy just then: a moment is given to those.
+    """
+    deadline = time.monotonic() + _ASKED
+    while (refused := _refusal(mountpoint, lazy)) is not None:
+        reason, busy = refused
+        users = holders(mountpoint) if busy else []
+        if busy and not users and time.monotonic() < deadline:
+            time.sleep(0.01)
+            continue
+        if busy:
+            reason = f"in use by {', '.join(users) or 'a process that cannot be seen from here'}"
+        raise MountError(f"{mountpoint}: cannot unmount: {reason}")
+
+
+def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
+    """Unmount, once: None, or the kernel's reason and whether it is EBUSY."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         flags = 8 | (2 if lazy else 0)  # UMOUNT_NOFOLLOW, MNT_DETACH
         if libc.umount2(os.fsencode(mountpoint), flags) == 0:
-            return
+            return None
         code = ctypes.get_errno()
-        reason, busy = os.strerror(code).lower(), code == errno.EBUSY
-    else:
-        done = subprocess.run(
-            [fusermount(), "-u", *(["-z"] if lazy else []), "--", mountpoint],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode == 0:
-            return
-        reason = done.stderr.strip().rpartition(": ")[2].lower() or f"fusermount3 status {done.returncode}"
-        busy = "busy" in reason
-    if busy:
-        reason = f"in use by {', '.join(holders(mountpoint)) or 'a process that cannot be seen from here'}"
-    raise MountError(f"{mountpoint}: cannot unmount: {reason}")
+        return os.strerror(code).lower(), code == errno.EBUSY
+    done = subprocess.run(
+        [fusermount(), "-u", *(["-z"] if lazy else []), "--", mountpoint], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        return None
+    reason = done.stderr.strip().rpartition(": ")[2].lower() or f"fusermount3 status {done.returncode}"
+    return reason, "busy" in reason
 
 
 def unmount_own(mountpoint: str, device: int | None) -> None:
