@@ -27,7 +27,7 @@ from sets import fsspec
 
 MB = 1e6
 VALUE = 32 << 10  # bytes of each of a million values
-READS = {"local": 4096, "remote": 2048}  # keys that all processes read together
+READS = {"local": 12_288, "remote": 6144}  # keys that all processes read together
 PROCESSES = (1, 8, 64)
 NODES, NODE_READERS, NODE_CHUNKS = 16, 4, 100
 RATE = 8  # MB a second that the server gives a connection

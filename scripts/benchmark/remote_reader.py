@@ -2,7 +2,7 @@
 
 Standard input is a JSON list: of processes, each a list of threads, each a list of [place, start, length], where a
 place is a path or an http:// URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: from the
-first byte asked for to the last one that came, and the SHA-256 of each piece, taken after that.
+first byte asked for to the last one that came to anybody, and the SHA-256 of each piece, taken after that.
 A thread that reads URLs has one connection. Everything is read into memory that was touched before.
 """
 
@@ -76,8 +76,8 @@ def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failu
         failures.append(f"{exc!r} at {place}")
 
 
-def one_process(threads: list[list[Piece]], ready: int, go: int) -> dict[str, Any]:
-    """What one process does: wait for `go`, read in threads; then take the digests."""
+def one_process(threads: list[list[Piece]], ready: int, go: int, digest: int) -> dict[str, Any]:
+    """What one process does: wait for `go`, read in threads; wait for `digest`, take the digests."""
     total = sum(length for pieces in threads for _, _, length in pieces)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     memory = memoryview(mmap.mmap(-1, max(total, 1), flags=flags))
@@ -96,6 +96,8 @@ def one_process(threads: list[list[Piece]], ready: int, go: int) -> dict[str, An
     for thread in running:
         thread.join()
     end = time.monotonic()
+    os.write(ready, b"r")
+    os.read(digest, 1)  # others may still read
     digests = []
     for pieces, view in zip(threads, views, strict=True):
         digests.append([])
@@ -106,23 +108,30 @@ def one_process(threads: list[list[Piece]], ready: int, go: int) -> dict[str, An
     return {"end": end, "failures": failures, "digests": digests}
 
 
+def wait_for_all(jobs: list[Any], ready: int) -> None:
+    """Wait until every process has said something."""
+    for _ in jobs:
+        os.read(ready, 1)
+
+
 def main() -> None:
     jobs = json.load(sys.stdin)
-    ready, go = os.pipe(), os.pipe()
+    ready, go, digest = os.pipe(), os.pipe(), os.pipe()
     answers = []
     for threads in jobs:
         answer, write = os.pipe()
         if os.fork() == 0:
-            found = json.dumps(one_process(threads, ready[1], go[0])).encode()
+            found = json.dumps(one_process(threads, ready[1], go[0], digest[0])).encode()
             with open(write, "wb") as file:
                 file.write(found)
             os._exit(0)
         os.close(write)
         answers.append(answer)
-    for _ in jobs:
-        os.read(ready[0], 1)
+    wait_for_all(jobs, ready[0])
     began = time.monotonic()
     os.write(go[1], b"g" * len(jobs))
+    wait_for_all(jobs, ready[0])
+    os.write(digest[1], b"d" * len(jobs))
     found = []
     for answer in answers:
         with open(answer, "rb") as file:
