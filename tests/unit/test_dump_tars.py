@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fakeflux import dump_tar
 from tests.unit.archives import blobref, file
 from tests.unit.blobreading import run, whole
-from zarrfs.sources import blobplaces
+from zarrfs.options import Options
+from zarrfs.sources import Plan, blobplaces, documents, dumptar, open_plan, prepare
 from zarrfs.sources.blobrefs import sized
 from zarrfs.sources.blobs import BlobReader
 
@@ -92,3 +95,62 @@ def test_what_a_search_went_past_is_not_searched_again(tmp_path: Path, monkeypat
 
     run(tmp_path / "x.tar", body)
     assert len(reads) <= 1 + 2 * len(blobs)  # the document; each member when it is gone past, and when it is read
+
+
+NAMES = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=99)
+
+
+@given(NAMES, st.integers(0, (1 << 33) - 1), st.binary(max_size=31), st.integers(0, 511), st.integers(0, 8))
+def test_a_header_is_read_as_tarfile_reads_it(name: str, size: int, owner: bytes, at: int, bit: int) -> None:
+    """Or left to it; also one with a wrong bit."""
+    found = tarfile.TarInfo(name)
+    found.size, found.uname = size, owner.decode("latin-1")
+    block = bytearray(found.tobuf(tarfile.USTAR_FORMAT, "latin-1"))
+    block[at] ^= 1 << bit & 255  # the eighth is none
+    plain = dumptar._plain(bytes(block))
+    if plain is None:
+        assert bit < 8 or not name.isascii() or "/" in name or len(name) > 99
+    else:
+        known = tarfile.TarInfo.frombuf(bytes(block), "utf-8", "surrogateescape")
+        assert plain == (block[:100].partition(b"\0")[0].decode(), known.size)
+
+
+def prepared(path: Path) -> tuple[Plan, dict[str, bytes]]:
+    """The plan of a tar, and the files that it has."""
+    plan = prepare.prepare(str(path), Options(index_dir=str(path.parent / "index")))
+
+    async def files() -> dict[str, bytes]:
+        store = open_plan(plan, Options())
+        try:
+            return {info.name: bytes(await store.get(info.name)) async for info in store.list_dir("")}
+        finally:
+            await store.aclose()
+
+    return plan, trio.run(files)
+
+
+def test_a_tar_that_has_not_changed_is_not_gone_through_to_find_its_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_SETTLED_NS", -1)
+    scans: list[int] = []
+    real = prepare.scan_local
+    monkeypatch.setattr(prepare, "scan_local", lambda *args: scans.append(1) or real(*args))  # type: ignore[func-returns-value]
+    path, both = tmp_path / "x.tar", {}
+    for name in "ab":
+        blob = os.urandom(100)
+        both[name] = [{"path": name, **file([[0, 100, blobref(blob)]], encoding="blobvec", size=100)}], [blob]
+    dump_tar(path, {"a": both["a"]})
+    first = prepared(path)
+    assert scans == [1]
+    assert prepared(path) == first
+    assert scans == [1]
+    dump_tar(path, {"b": both["b"]})
+    plan, found = prepared(path)
+    assert scans == [1, 1]
+    assert found == {"b": both["b"][1][0]}
+    assert plan.index != first[0].index
+    dump_tar(path, both)  # of two, each has an index of its own
+    for name in "aba":
+        assert prepared(Path(f"{path}#{name}"))[1] == {name: both[name][1][0]}
+    assert scans == [1] * 4

@@ -54,11 +54,17 @@ def prepare(source: str, options: Options) -> Plan:
     if isinstance(found, Plan):
         return found
     with contextlib.closing(found):
-        if found.blobs:  # from Flux: an archive, and nothing else
-            options = dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or found.blobs)
+        options = _for_blobs(options, found.blobs)
         if options.type == "zarr":
             raise SourceError(source, "is a file; a Zarr store is a directory (or a zip file)")
         return compile_document(found, options)
+
+
+def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
+    """What options mean for a document that came with `blobs`, from Flux: it is an archive, and nothing else."""
+    if not blobs:
+        return options
+    return dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or blobs)
 
 
 def _fetch_flux(source: str, options: Options) -> Document:
@@ -89,15 +95,23 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
     if head.startswith(MAGIC):
         return plan_index(path, options, status.st_mtime_ns)
     if is_tar(head):
-        return Document(path, _from_dump(path, data, member, options), "", status.st_mtime_ns, blobs=(path,))
+        return _from_dump(path, data, member, options)
     if member:
         os.close(data)
         raise SourceError(path, "is no tar of flux dump, which alone has archives with a #NAME")
     return Document(path, data, os.path.dirname(path) + "/", status.st_mtime_ns)
 
 
-def _from_dump(path: str, file: int, member: str, options: Options) -> bytes:
+def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
     """The archive `member` of a dump tar, which is open as `file`; that ends here."""
+    with contextlib.closing(Document(f"{path}#{member}", file, "", None)) as tar:
+        stamp, blobs = tar.stamp() if tar.settled() else "", (path,)
+        known = stamp and IndexCache(options).recall(_key(stamp, _for_blobs(options, blobs))) is not None
+        data = b"" if known else _member(path, file, member, options)  # known: nobody will ask
+        return Document(path, data, "", os.fstat(file).st_mtime_ns, version=stamp, blobs=blobs)
+
+
+def _member(path: str, file: int, member: str, options: Options) -> bytes:
     index = DumpIndex()
     try:
         scan_local(file, index)
@@ -109,8 +123,6 @@ def _from_dump(path: str, file: int, member: str, options: Options) -> bytes:
             return opened.read(where.size)
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
-    finally:
-        os.close(file)
 
 
 def fetch_remote(url: str, options: Options) -> Document | Plan:
