@@ -48,7 +48,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[options.Opti
         return IndexStore(path, Targets())
 
     plan = sources.Plan("refs.json", "references", index=path, base="/d/", warnings=("odd: left out",))
-    monkeypatch.setattr(sources, "plan_source", lambda *given: plan)
+    monkeypatch.setattr(sources, "plan_source", lambda *given, **more: plan)
     monkeypatch.setattr(sources, "open_plan", open_plan)
     return seen
 
@@ -265,7 +265,7 @@ def test_a_usage_error_is_one_line_and_status_2(arguments: list[str], says: str)
 def test_errors_are_told_in_a_line(
     exc: BaseException, status: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*given: object) -> None:
+    def fail(*given: object, **more: object) -> None:
         raise exc
 
     monkeypatch.setattr(sources, "plan_source", fail)

@@ -19,8 +19,7 @@ from zarrfs.errors import (
 from zarrfs.options import Options
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
-from zarrfs.transfer import ranges
-from zarrfs.transfer.http import _Links, _listed
+from zarrfs.transfer import ranges, webpages
 
 pytestmark = pytest.mark.usefixtures("either_client")
 
@@ -171,9 +170,7 @@ PAGES = {
 
 @pytest.mark.parametrize("server", PAGES)
 def test_listings_of_many_servers(server: str) -> None:
-    page = _Links()
-    page.feed(PAGES[server])
-    found = _listed(page, "http://h/d/")
+    found = webpages.listed(PAGES[server], "http://h/d/")
     assert found is not None
     assert {(entry.name, entry.directory) for entry in found} == {("a b", False), ("c", True)}
 
@@ -188,10 +185,8 @@ def test_listings_of_many_servers(server: str) -> None:
     ],
 )
 def test_pages_that_are_no_listings(page: str) -> None:
-    links = _Links()
-    links.feed(page)
-    assert _listed(links, "http://h/d/") is None
-    assert _listed(links, "http://h/") is None
+    assert webpages.listed(page, "http://h/d/") is None
+    assert webpages.listed(page, "http://h/") is None
 
 
 def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:

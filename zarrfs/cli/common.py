@@ -244,7 +244,7 @@ def run_on_stores(
     meanwhile = functools.partial(_import_meanwhile, reads, takes)
     try:
         for source in sources:
-            plans.append(plan_source(source, chosen, child(source), meanwhile))
+            plans.append(plan_source(source, chosen, child(source), meanwhile, forks=True))
             if chosen.log_level != "error" and not chosen.collect:
                 where = f"{source}: " if len(sources) > 1 else ""
                 for warning in plans[-1].warnings:
@@ -255,6 +255,7 @@ def run_on_stores(
         import trio
 
         gc.freeze()  # what is imported stays: to go through it again and again takes a twentieth of a copy's time
+        gc.set_threshold(10_000, 20, 20)
         return trio.run(run, plans)
     finally:
         for plan in plans:

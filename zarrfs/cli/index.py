@@ -38,7 +38,7 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
 
     if output is not None:
         check_destination(output, "index", force)  # compiling may take long
-    plan = plan_source(source, parsed.options)
+    plan = plan_source(source, parsed.options, forks=True)
     common.tell_warnings(plan, parsed.options)
     try:
         if plan.index is None:

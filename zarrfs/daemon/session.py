@@ -27,7 +27,7 @@ from zarrfs.options import Options, Parsed
 from zarrfs.redaction import without_secrets
 from zarrfs.sources import Plan, absolute_source, discard, plan_source
 from zarrfs.sources.blobrefs import absolute
-from zarrfs.transfer.machine import end_with_parent, readable
+from zarrfs.transfer.machine import close_descriptors, end_with_parent, readable
 
 log = logging.getLogger("zarrfs")
 
@@ -54,7 +54,7 @@ def mount(
         tell(note)
     requirements.check(mountpoint, options)
     _check_files(options)
-    plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"))
+    plan = plan_source(source, options, meanwhile=lambda: import_module("zarrfs.daemon.serve"), forks=True)
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
     for warning in plan.warnings:
@@ -214,7 +214,7 @@ def _daemon(
     status = 1
     try:
         os.chdir("/")
-        _close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
+        close_descriptors(keep={2, pipe, *([] if options.notify_pipe is None else [options.notify_pipe])})
         logs.configure(options, False, mountpoint, plan.source)
         serve(plan, mountpoint, options, kernel, ready, detach=True)
         status = 0
@@ -228,14 +228,3 @@ def _daemon(
     finally:
         logs.finish()
         os._exit(status)
-
-
-def _close_descriptors(keep: set[int]) -> None:
-    """stdin and stdout become /dev/null; everything not kept is closed."""
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    low = 3
-    for descriptor in [*sorted(keep - {0, 1, 2}), os.sysconf("SC_OPEN_MAX")]:
-        os.closerange(low, descriptor)
-        low = descriptor + 1

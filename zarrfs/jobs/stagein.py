@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from zarrfs.daemon import session
 from zarrfs.errors import MountError, UsageError
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
@@ -123,6 +122,8 @@ def undone_on_failure(record: Record) -> Iterator[None]:
 
 def mount_here(record: Record, source: str, parsed: Parsed, tell: Callable[[str], None]) -> None:
     """Mount at `record.place`, and note by whom."""
+    from zarrfs.daemon import session
+
     try:
         session.mount(source, record.place, parsed, tell)
     except MountError as exc:

@@ -12,7 +12,6 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -46,14 +45,15 @@ class Plan:
 
 
 def plan_source(
-    source: str, options: Options, child: bool = True, meanwhile: Callable[[], object] = lambda: None
-) -> Plan:
+    source: str, options: Options, child: bool = True, meanwhile: Callable[[], object] = lambda: None,
+    forks: bool = False,
+) -> Plan:  # fmt: skip
     """Find out what `source` is, check it and compile it; its base is what -o base= says. SourceError or UsageError.
 
     `child=False` does it in this process, which `memory:` URLs need, as they exist only here. `meanwhile` is
-    called while the child works, if there is one.
+    called while the child works, if there is one. `forks`: this is a program of ours, of which that may be a fork.
     """
-    plan = _planned(source, options, child, meanwhile)
+    plan = _planned(source, options, child, meanwhile, forks)
     if options.base is None or plan.kind == "zarr":
         return plan
     base = options.base if "://" in options.base else os.path.abspath(options.base)
@@ -68,7 +68,7 @@ def absolute_source(source: str) -> str:
     return source if path is None else os.path.abspath(path)
 
 
-def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object]) -> Plan:
+def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
     if options.blobs:  # not only when an archive is compiled: its index may be there already
         from zarrfs.sources.blobrefs import check_places
 
@@ -83,7 +83,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
     if path is not None:
         source = os.path.abspath(path)
     if child and not source.startswith("memory:"):
-        return _plan_in_child(source, options, meanwhile)
+        return _plan_in_child(source, options, meanwhile, forks)
     from zarrfs.sources.prepare import prepare
 
     return prepare(source, options)
@@ -199,41 +199,37 @@ def open_source(source: str, options: Options, child: bool = True) -> Store:
     return open_plan(plan_source(source, options, child), options)
 
 
-def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object]) -> Plan:
+def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object], forks: bool) -> Plan:
+    from zarrfs.sources import child
+
     asked = {"source": source, "options": dataclasses.asdict(options), "parent": os.getpid()}
-    request = json.dumps(asked).encode()
     try:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=_environment(options),
-        )  # fmt: skip
+        started = child.start(json.dumps(asked).encode(), forks, _environment(options))
     except OSError as exc:
         raise SourceError(source, f"cannot start {sys.executable}: {exc.strerror}") from exc
-    with child:
+    assert started.stdout is not None
+    with started.stdout:
         try:
-            assert child.stdin is not None
-            assert child.stdout is not None
-            child.stdin.write(request)
-            child.stdin.close()
             meanwhile()
-            reply = child.stdout.read()
+            reply = started.stdout.read()
         except BaseException:
-            child.terminate()
-            child.wait()
+            started.terminate()
+            started.wait()
             raise
-    if child.returncode:
-        raise SourceError(source, _death(child.returncode))
+    status = started.wait()
+    if status:
+        raise SourceError(source, _death(status))
     return _plan_from(json.loads(reply))
 
 
-def _environment(options: Options) -> dict[str, str] | None:
+def _environment(options: Options) -> dict[str, str]:
     """With cache=none, what SQLite has no room for while it writes an index is not on a disk either."""
     if options.cache != "none":
-        return None
+        return {}
     from zarrfs.sources.indexcache import memory_directory
 
     place = memory_directory()
-    return None if place is None else {**os.environ, "SQLITE_TMPDIR": place}
+    return {} if place is None else {"SQLITE_TMPDIR": place}
 
 
 def _plan_from(reply: dict[str, Any]) -> Plan:

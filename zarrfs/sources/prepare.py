@@ -1,7 +1,7 @@
-"""The short-lived child that fetches, detects and compiles a document: python -m zarrfs.sources.prepare.
+"""What the short-lived child does that fetches, detects and compiles a document (child.py).
 
-Standard input: {"source", "options", "parent"} as JSON. Standard output: {"plan"}, {"usage"} or an error's parts.
-Its memory, threads and event loops end with it; only the index file and the plan remain.
+As a program, python -m zarrfs.sources.prepare, it reads its request from standard input and writes the answer to
+standard output. Its memory, threads and event loops end with it; only the index file and the plan remain.
 """
 
 from __future__ import annotations
@@ -249,32 +249,35 @@ def _end(*_: object) -> None:
     sys.exit(130)
 
 
-def main() -> None:
-    """Answer one request."""
+def answer(request: bytes) -> bytes:
+    """Answer {"source", "options", "parent"}, as JSON, by {"plan"}, {"usage"} or an error's parts.
+
+    What is done to this process stays so: it is one that has nothing else to do, a child of the process `parent`.
+    """
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
     ends = (signal.SIGINT, signal.SIGTERM)
     for number in ends:  # leave no half an index; whoever waits for us does the talking
         signal.signal(number, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # a daemon's thread that has them blocked may have started us
-    request = json.load(sys.stdin)
-    end_with_parent(request["parent"], signal.SIGTERM)
-    given = request["options"]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # whoever has started us may have them blocked
+    asked = json.loads(request)
+    end_with_parent(asked["parent"], signal.SIGTERM)
+    source, given = asked["source"], asked["options"]
     given |= {name: tuple(given[name]) for name, field in TABLE.items() if field.metadata["many"]}
     reply: dict[str, Any]
     try:
         options = Options(**given)
-        if not {"http", "https"}.isdisjoint(protocols(request["source"])):
+        if not {"http", "https"}.isdisjoint(protocols(source)):
             options = dataclasses.replace(options, client="fsspec")  # whose sockets _judged() asks
-        reply = {"plan": dataclasses.asdict(_judged(prepare(request["source"], options)))}
+        reply = {"plan": dataclasses.asdict(_judged(prepare(source, options)))}
     except UsageError as exc:
         reply = {"usage": str(exc)}
     except SourceError as exc:
         reply = {"source": exc.source, "rule": exc.rule, "entry": exc.entry}
     except MemoryError:
-        reply = {"source": without_secrets(request["source"]), "rule": "reading it takes more memory than there is",
-                 "entry": None}  # fmt: skip
-    json.dump(reply, sys.stdout)
+        rule = "reading it takes more memory than there is"
+        reply = {"source": without_secrets(source), "rule": rule, "entry": None}
+    return json.dumps(reply).encode()
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))

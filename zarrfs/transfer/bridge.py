@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import outcome
 import trio
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -60,6 +62,8 @@ class _Call:
         return trio.lowlevel.Abort.FAILED  # _resume follows
 
     def _resume(self, result: outcome.Outcome[Any]) -> None:
+        import asyncio
+
         cancelled = isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError)
         if cancelled and self._raise_cancel is not None:
             result = outcome.capture(self._raise_cancel)
@@ -77,6 +81,8 @@ class _Call:
             self._task.cancel()
 
     async def _run(self) -> Any:
+        import asyncio
+
         async with asyncio.timeout(self._timeout):
             return await self._function(*self._args)
 

@@ -6,13 +6,11 @@ for. The coroutines here run on fsspec's loop. Source: RFC 9110 (range requests,
 
 from __future__ import annotations
 
-import email.utils
-import html.parser
 import logging
 import re
 import time
 from typing import Any, NoReturn
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.redaction import without_secrets
@@ -25,7 +23,6 @@ _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
 _LISTING_MAX = 256 << 20  # bytes of a page with links
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
-_TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
@@ -140,55 +137,9 @@ async def listing(web: Web, url: str) -> list[Entry] | None:
             return None
         body, _ = await _body(response, 0, _LISTING_MAX)
         base = str(response.url)
-    page = _Links()
-    page.feed(body.decode("utf-8", "surrogateescape"))
-    return _listed(page, base)
+    from zarrfs.transfer.webpages import listed
 
-
-def _listed(page: _Links, base: str) -> list[Entry] | None:
-    """What a page at the URL `base` lists; None where it is a page of another kind, such as an index.html.
-
-    A listing has a title that says so, or a link to the directory above, or no links but to what is in it.
-    """
-    found: dict[str, Entry] = {}
-    here = urlsplit(base)
-    prefix = here.path if here.path.endswith("/") else here.path + "/"
-    up = elsewhere = False
-    for link in page.links:
-        there = urlsplit(urljoin(base, link))
-        inside = there.netloc == here.netloc and there.path.startswith(prefix)
-        name, slash, rest = there.path[len(prefix) :].partition("/") if inside else ("", "", "")
-        if name and not rest and not there.query:
-            text = unquote(name, errors="surrogateescape")
-            found.setdefault(text, Entry(text, bool(slash)))
-        elif there.netloc == here.netloc and prefix.startswith(there.path) and not there.query:
-            up = up or there.path != prefix
-        else:
-            elsewhere = elsewhere or not inside or bool(rest)  # not what sorts the same listing: ?C=N
-    listing = _TITLE.search(page.title) or up or (found and not elsewhere)
-    return list(found.values()) if listing else None
-
-
-class _Links(html.parser.HTMLParser):
-    """The targets of the <a> elements of a page, and its title."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-        self.title = ""
-        self._in_title = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._in_title = tag == "title"
-        if tag == "a":
-            self.links += [value.strip() for name, value in attrs if name == "href" and value]
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in_title = False
-
-    def handle_data(self, data: str) -> None:
-        if self._in_title:
-            self.title += data.strip()
+    return listed(body.decode("utf-8", "surrogateescape"), base)
 
 
 def _redirected_to_directory(hops: list[Any]) -> bool:
@@ -224,6 +175,8 @@ def _time(text: str | None) -> float | None:
     """Seconds since 1970 of a date; None where there is none."""
     if not text:
         return None
+    import email.utils
+
     try:
         return email.utils.parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError, OSError):

@@ -45,3 +45,14 @@ def end_with_parent(parent: int | None, number: int = 0) -> None:
     ctypes.CDLL(None).prctl(1, number if parent else 0, 0, 0, 0)  # PR_SET_PDEATHSIG, linux/prctl.h
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def close_descriptors(keep: set[int]) -> None:
+    """In a forked process: stdin and stdout become /dev/null; everything not kept is closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    low = 3
+    for descriptor in [*sorted(keep - {0, 1, 2}), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(low, descriptor)
+        low = descriptor + 1

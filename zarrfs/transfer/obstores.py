@@ -7,9 +7,6 @@ it does not have, and servers whose answers it refuses; these are remembered.
 
 from __future__ import annotations
 
-import email.utils
-import importlib.metadata
-import importlib.util
 import logging
 import re
 import time
@@ -58,6 +55,9 @@ class Refused(ReadError):
 
 def available() -> bool:
     """Whether obstore is installed, in a version that repeats nothing by itself when told so."""
+    import importlib.metadata
+    import importlib.util
+
     if importlib.util.find_spec("obstore") is None:
         return False
     major, minor, *_ = importlib.metadata.version("obstore").split(".")
@@ -353,6 +353,8 @@ def tag_of(meta: Any) -> str | None:
     if found:
         found = found.removeprefix("W/")
         return found if found.startswith('"') else f'"{found}"'
+    import email.utils
+
     modified = meta["last_modified"]
     return email.utils.format_datetime(modified, usegmt=True) if modified.timestamp() else None
 

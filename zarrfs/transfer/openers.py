@@ -13,13 +13,13 @@ from zarrfs.errors import ReadError
 from zarrfs.options import Options
 from zarrfs.redaction import links, without_secrets
 from zarrfs.transfer import bridge, obstores, urls
-from zarrfs.transfer.archives import Archive, LocalArchive, RemoteArchive, ZipSystem
 from zarrfs.transfer.direct import DirectWeb
 from zarrfs.transfer.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.web import Web
 
 if TYPE_CHECKING:
+    from zarrfs.transfer.archives import Archive
     from zarrfs.transfer.remote import RemoteFiles
 
 _EXTRAS = {
@@ -39,9 +39,13 @@ class Openers:
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
-        self._fast = options.client != "fsspec" and obstores.available()
         if options.client == "obstore" and not self._fast:
             raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
+
+    @functools.cached_property
+    def _fast(self) -> bool:
+        """Whether obstore may serve."""
+        return self._options.client != "fsspec" and obstores.available()
 
     async def get_ready(self, url: str) -> None:
         """Import what the first request for `url` would import."""
@@ -140,6 +144,8 @@ class Openers:
             return self._systems[key]
 
     async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
+        from zarrfs.transfer.archives import LocalArchive, RemoteArchive, ZipSystem
+
         head = links(url)[0]
         archive = url[len(head) + 2 :]
         if protocol != "zip":

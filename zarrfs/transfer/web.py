@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -23,6 +24,7 @@ from zarrfs.transfer.urls import web_place
 _REDIRECTS = 10  # as aiohttp
 _STATUSES = (301, 302, 303, 307, 308)
 _met: set[bool] = set()  # whether addresses are public that this process has made sockets for
+os.register_at_fork(after_in_child=_met.clear)
 
 
 def met_private_only() -> bool:

@@ -1,0 +1,133 @@
+"""The child that makes a plan: a fork of a program of ours, or a new interpreter, and no difference to be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA
+
+PLAN = """
+import dataclasses, json, os, sys, threading
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.options import Options
+from zarrfs.sources import plan_source
+forks, others, source, more = json.loads(sys.argv[1])
+real, made = os.fork, []
+os.fork = lambda: made.append(1) or real()
+if others:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+try:
+    said = dataclasses.asdict(plan_source(source, Options(**more), forks=forks))
+    said.pop("index")
+except (SourceError, UsageError) as exc:
+    said = type(exc).__name__, str(exc)
+print(json.dumps([said, len(made)], default=str))
+"""
+
+
+def planned(forks: bool, source: object, others: bool = False, **more: object) -> tuple[object, int]:
+    """What plan_source() gives or raises in a program, with `others` beside threads; and how often that forked."""
+    asked = json.dumps([forks, others, str(source), more])
+    command = [sys.executable, "-c", PLAN, asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    said, made = json.loads(done.stdout)
+    return said, made
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Path]:
+    refs = {"version": 1, "templates": {"u": "/"}, "refs": {"a": "1", "b": ["{{u}}x", 1, 2]}}
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    (tmp_path / "bad.json").write_text('{"version": 1, "refs": {"a": [1, 2, 3, 4]}}')
+    (tmp_path / "endless.json").write_text('{"version": 1, "refs": {"a": "{{ 9 ** (9 ** 9) }}"}}')
+    return [
+        tmp_path / "refs.json", tmp_path / "bad.json", tmp_path / "none.json", tmp_path / "endless.json",
+        DATA / "archives/flux-list.json",
+    ]  # fmt: skip
+
+
+def test_a_fork_says_what_a_new_interpreter_says(sources: list[Path]) -> None:
+    for source in sources:
+        fork, made = planned(True, source, cache="none")
+        assert made == 1
+        assert (fork, 0) == planned(False, source, cache="none")
+    assert planned(True, sources[0], cache="none", conflict="error")[0] == planned(True, sources[0], cache="none")[0]
+
+
+def test_beside_threads_it_is_a_new_interpreter(sources: list[Path]) -> None:
+    """They may hold locks, which nobody would give back in a fork."""
+    plan, made = planned(True, sources[0], True, cache="none")
+    assert made == 0
+    assert plan == planned(False, sources[0], cache="none")[0]
+
+
+HELD = """
+import fcntl, os, signal, sys, time
+from zarrfs.sources import child
+def handler(*_): print("of the parent", flush=True)
+signal.signal(signal.SIGUSR1, handler)
+signal.signal(signal.SIGINT, handler)
+lock = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+from zarrfs.sources import prepare
+def answer(request):
+    os.write(2, b"ready\\n")
+    time.sleep(60)
+prepare.answer = answer
+fork = child.start(b"{}", True, {})
+print(fork._pid, flush=True)
+sys.stdin.read()
+os.close(lock)
+"""
+
+
+def test_a_fork_has_no_locks_of_ours_and_no_handlers(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HELD, tmp_path / "lock"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pid, ready = sorted((parent.stdout.readline().strip(), parent.stdout.readline().strip()))
+        assert ready == "ready"
+        lock = os.open(tmp_path / "lock", os.O_RDWR)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+            parent.stdin.close()
+            assert parent.wait(20) == 0  # and its child sleeps on
+            assert Path(f"/proc/{pid}").exists()
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(lock)
+            os.kill(int(pid), signal.SIGUSR1)
+            time.sleep(0.2)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        assert parent.stdout.read() == ""  # of no handler
+
+
+def test_a_fault_is_told_with_its_traceback() -> None:
+    script = """
+from zarrfs.sources import prepare, plan_source
+from zarrfs.options import Options
+def fail(*_): raise KeyError("x")
+prepare.prepare = fail
+plan_source("/x.json", Options(), forks=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "KeyError: 'x'" in done.stderr
+    assert "reading it failed with status 1; see the messages above" in done.stderr

@@ -1,0 +1,99 @@
+"""The short-lived child that makes a plan: a fork where this process is a program of ours and has one thread.
+
+A fork has most modules that it takes; a new interpreter imports them for as long as our start takes. But a fork has
+locks, too, that other threads hold, so beside those it is a new interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import IO, NoReturn, Protocol
+
+from zarrfs.transfer.machine import close_descriptors
+
+_ENDS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Child(Protocol):
+    """A child that answers one request; as much of subprocess.Popen as is used."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """What it answers."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        ...
+
+    def wait(self) -> int:
+        """Wait until it has ended: its exit status, or minus the number of the signal that ended it."""
+        ...
+
+
+def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
+    """A child for `request` (prepare.answer()), with `environment` besides; `forks`: it may be a fork. OSError."""
+    if forks and len(os.listdir("/proc/self/task")) == 1:
+        return _Fork(request, environment)
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, **environment} if environment else None,
+    )  # fmt: skip
+    assert child.stdin is not None
+    child.stdin.write(request)
+    child.stdin.close()
+    return child
+
+
+class _Fork:
+    """A fork of this process."""
+
+    def __init__(self, request: bytes, environment: dict[str, str]) -> None:
+        read, write = os.pipe()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers of its own
+        try:
+            self._pid = os.fork()
+            if not self._pid:
+                _serve(request, environment, write)
+        except OSError:
+            os.close(read)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(write)
+        self.stdout = os.fdopen(read, "rb")
+
+    def terminate(self) -> None:
+        """As Child.terminate."""
+        os.kill(self._pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """As Child.wait."""
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def _serve(request: bytes, environment: dict[str, str], answers: int) -> NoReturn:
+    """Be the child."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)  # as for a new program
+        close_descriptors({2, answers})  # locks are our parent's alone
+        os.environ.update(environment)
+        from zarrfs.sources import prepare
+
+        reply = prepare.answer(request)
+        with open(answers, "wb") as file:
+            file.write(reply)
+        status = 0
+    except SystemExit as exc:
+        status = exc.code if isinstance(exc.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(status)
