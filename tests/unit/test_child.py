@@ -57,19 +57,18 @@ def sources(tmp_path: Path) -> list[Path]:
     ]  # fmt: skip
 
 
-def test_a_fork_says_what_a_new_interpreter_says(sources: list[Path]) -> None:
+def test_a_fork_says_what_a_new_interpreter_says(sources: list[Path], tmp_path: Path) -> None:
     for source in sources:
-        fork, made = planned(True, source, cache="none")
+        fork, made = planned(True, source, index_dir=f"{tmp_path}/fork")
         assert made == 1
-        assert (fork, 0) == planned(False, source, cache="none")
-    assert planned(True, sources[0], cache="none", conflict="error")[0] == planned(True, sources[0], cache="none")[0]
+        assert (fork, 0) == planned(False, source, index_dir=f"{tmp_path}/new")
 
 
-def test_beside_threads_it_is_a_new_interpreter(sources: list[Path]) -> None:
+def test_beside_threads_it_is_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
     """They may hold locks, which nobody would give back in a fork."""
-    plan, made = planned(True, sources[0], True, cache="none")
+    plan, made = planned(True, sources[0], True, index_dir=f"{tmp_path}/threads")
     assert made == 0
-    assert plan == planned(False, sources[0], cache="none")[0]
+    assert plan == planned(False, sources[0], index_dir=f"{tmp_path}/new")[0]
 
 
 HELD = """
@@ -86,7 +85,7 @@ def answer(request):
     time.sleep(60)
 prepare.answer = answer
 fork = child.start(b"{}", True, {})
-print(fork._pid, flush=True)
+os.write(2, b"%d\\n" % fork._pid)
 sys.stdin.read()
 os.close(lock)
 """
