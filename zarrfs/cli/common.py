@@ -250,12 +250,11 @@ def run_on_stores(
                 for warning in plans[-1].warnings:
                     if reads or not warning.endswith(NO_BLOBS):
                         say(f"warning: {where}{warning}")
-        import gc
-
         import trio
 
-        gc.freeze()  # what is imported stays: to go through it again and again takes a twentieth of a copy's time
-        gc.set_threshold(10_000, 20, 20)
+        from zarrfs.transfer.memory import keep_what_is_here
+
+        keep_what_is_here()  # modules: to go through them again and again takes a twentieth of a copy's time
         return trio.run(run, plans)
     finally:
         for plan in plans:

@@ -32,7 +32,7 @@ from zarrfs.options import Options
 from zarrfs.sources import Plan, check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.store.recording import Record, Recorder, records_to_warm, warm_mount
-from zarrfs.transfer.memory import give_back
+from zarrfs.transfer.memory import give_back, keep_what_is_here
 
 log = logging.getLogger("zarrfs")
 
@@ -78,8 +78,7 @@ def serve(
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
     gc.collect()
-    gc.freeze()  # what is there now stays for as long as the mount
-    gc.set_threshold(10_000, 20, 20)
+    keep_what_is_here()
     try:
         trio.run(_main, operations, refresher, mountpoint, options, records, watch)
     finally:

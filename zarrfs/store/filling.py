@@ -170,6 +170,10 @@ class Filling:
         os.ftruncate(self._note, 0)
         os.pwrite(self._note, json.dumps({"mark": self._mark, "own": self._own, "boot": now}).encode(), 0)
 
+    def share(self) -> None:
+        """Processes are going to be forked, of whose changes we do not hear."""
+        self._changed = True
+
     def forked(self) -> None:
         """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
         self._lock = threading.Lock()
@@ -182,10 +186,6 @@ class Filling:
         self._run, self._note = own, -1
 
     # -- directories
-
-    def share(self) -> None:
-        """Processes are going to be forked, of whose changes we do not hear."""
-        self._changed = True
 
     def root(self, info: Info) -> Folder:
         """The directory itself, to be filled with what the root of a store holds."""

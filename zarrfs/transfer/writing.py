@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zarrfs.transfer.api import Buffer
 
-
 _WRITE = 256 << 10  # bytes of one call: of more, the page cache takes some five times as long (docs/speed.md)
 _PARTS = 1000  # that one writev(2) takes: the system has 1,024
 
