@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -27,13 +26,6 @@ _AHEAD = 16 << 20  # bytes of a file whose regions are fetched ahead of who read
 _NEAR = 2 << 20  # bytes between two reads in order: the kernel sends several at once
 _REMEMBERED = 16_384  # directories and rows kept in memory
 
-_AT_HAND = """
-SELECT e.name, e.place, v.data, r.start, r.length, t.url, r.offset FROM entry e
-LEFT JOIN value v ON e.place=0 AND v.id=e.ref
-LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
-LEFT JOIN target t ON t.id=r.target
-WHERE e.parent=? AND e.name IN (SELECT value FROM json_each(?)) AND e.kind=0 ORDER BY e.name, r.start
-"""
 _NEXT_REGIONS = """
 SELECT start, length, target, offset FROM region WHERE owner=? AND start>=? AND start<? ORDER BY start LIMIT 256
 """
@@ -227,21 +219,11 @@ class IndexStore:
         None for what is in a target that gives nothing at once.
         """
         found: dict[str, list[Part] | None] = {}
-        for name, place, data, start, length, url, offset in self._db.execute(
-            _AT_HAND, (self._directory(prefix), json.dumps(names))
-        ):
-            if place == Place.INLINE:
-                found[name] = [Part(0, len(data), data)] if data else []
-            elif place == Place.HOLE:
-                found[name] = []
-            elif place != Place.REGIONS or self._wholes is None:
-                found[name] = None
-            elif start is None:
-                found[name] = []
-            else:
-                parts = found.setdefault(name, [])
-                assert parts is not None
-                parts.append(Part(start, length, None, url, offset))
+        for entry in entries_of(self._db, self._directory(prefix), self.mtime_ns, names):
+            parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
+            if parts and parts[0].data is None and self._wholes is None:
+                parts = None
+            found[entry[0]] = parts
         return found
 
     def entries(self, prefix: str) -> Iterator[Entry]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zarrfs.store.api import Buffer, Kind
 from zarrfs.store.indexfile import Place
@@ -17,24 +18,32 @@ FROM entry e
 LEFT JOIN value v ON (e.place=0 OR e.kind=2) AND v.id=e.ref
 LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
 LEFT JOIN target t ON t.id=r.target
-WHERE e.parent=? AND e.name>'' ORDER BY e.name, r.start
+WHERE e.parent=? AND {which} ORDER BY e.name, r.start
 """
+_ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kind=0"
 PlainPart = tuple[int, int, Buffer | None, str, int]  # start, length, data, url and offset of a Part
 # name, kind, size, mode, mtime_ns, held and target of an Info; of what a file is made, None where nobody can tell
 Entry = tuple[str, int, int | None, int | None, int | None, int | None, str | None, list[PlainPart] | None]
 
 
-def entries_of(db: sqlite3.Connection, parent: int, usual_ns: int | None) -> Iterator[Entry]:
-    """All of the directory of id `parent`; what has no time has `usual_ns`. Blocks, in any thread. sqlite3.Error."""
+def entries_of(
+    db: sqlite3.Connection, parent: int, usual_ns: int | None, names: Sequence[str] | None = None
+) -> Iterator[Entry]:
+    """All of the directory of id `parent`, or its files of some `names`; what has no time has `usual_ns`.
+
+    Of files of very many regions only those named have them. Blocks, in any thread. sqlite3.Error.
+    """
     entry: Entry | None = None
     last = ""
+    most = _MANY_REGIONS if names is None else 1 << 62
+    which, more = (_ALL, ()) if names is None else (_SOME, (json.dumps(names),))
     for name, kind, size, mode, mtime_ns, held, place, data, start, length, url, offset in db.execute(
-        _QUERY, (parent,)
+        _QUERY.format(which=which), (parent, *more)
     ):
         if name == last and entry is not None:  # one more region
             if entry[7] is not None:
                 entry[7].append((start, length, None, url, offset))
-                entry = (*entry[:7], None) if len(entry[7]) > _MANY_REGIONS else entry
+                entry = (*entry[:7], None) if len(entry[7]) > most else entry
             continue
         if entry is not None:
             yield entry
