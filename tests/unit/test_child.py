@@ -71,6 +71,11 @@ def test_beside_threads_it_is_a_new_interpreter(sources: list[Path], tmp_path: P
     assert plan == planned(False, sources[0], index_dir=f"{tmp_path}/new")[0]
 
 
+def test_with_an_environment_of_its_own_it_is_a_new_interpreter(sources: list[Path]) -> None:
+    """SQLite reads it once, and importing it is that: with cache=none it would write to TMPDIR."""
+    assert planned(True, sources[0], cache="none")[1] == 0
+
+
 HELD = """
 import fcntl, os, signal, sys, time
 from zarrfs.sources import child

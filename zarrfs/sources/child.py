@@ -36,8 +36,9 @@ class Child(Protocol):
 
 def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
     """A child for `request` (prepare.answer()), with `environment` besides; `forks`: it may be a fork. OSError."""
-    if forks and len(os.listdir("/proc/self/task")) == 1:
-        return _Fork(request, environment)
+    alone = len(os.listdir("/proc/self/task")) == 1
+    if forks and alone and not environment:  # which SQLite reads once, and that may have been
+        return _Fork(request)
     child = subprocess.Popen(
         [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, **environment} if environment else None,
@@ -51,13 +52,13 @@ def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
 class _Fork:
     """A fork of this process."""
 
-    def __init__(self, request: bytes, environment: dict[str, str]) -> None:
+    def __init__(self, request: bytes) -> None:
         read, write = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers of its own
         try:
             self._pid = os.fork()
             if not self._pid:
-                _serve(request, environment, write)
+                _serve(request, write)
         except OSError:
             os.close(read)
             raise
@@ -75,7 +76,7 @@ class _Fork:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
-def _serve(request: bytes, environment: dict[str, str], answers: int) -> NoReturn:
+def _serve(request: bytes, answers: int) -> NoReturn:
     """Be the child."""
     status = 1
     try:
@@ -84,7 +85,6 @@ def _serve(request: bytes, environment: dict[str, str], answers: int) -> NoRetur
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)  # as for a new program
         close_descriptors({2, answers})  # locks are our parent's alone
-        os.environ.update(environment)
         from zarrfs.sources import prepare
 
         reply = prepare.answer(request)
