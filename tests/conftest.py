@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -34,12 +33,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     yield
     patch.undo()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _old_objects_stay() -> None:
-    """What libraries and other files of tests have made is not gone through by each collection of garbage."""
-    gc.freeze()
 
 
 def run(*arguments: object, program: Sequence[str] = (PROGRAM,), **more: object) -> subprocess.CompletedProcess[str]:

@@ -135,3 +135,23 @@ plan_source("/x.json", Options(), forks=True)
     assert done.returncode == 1
     assert "KeyError: 'x'" in done.stderr
     assert "reading it failed with status 1; see the messages above" in done.stderr
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_where_nobody_can_tell_how_it_has_ended(forks: bool, tmp_path: Path) -> None:
+    """Whoever starts us may ignore SIGCHLD: the system keeps no status then."""
+    (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
+    script = f"""
+import signal
+from zarrfs.errors import SourceError
+from zarrfs.options import Options
+from zarrfs.sources import plan_source
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for name in ("refs.json", "none.json"):
+    try:
+        print(plan_source({str(tmp_path)!r} + "/" + name, Options(index_dir={str(tmp_path)!r}), forks={forks}).kind)
+    except SourceError as exc:
+        print(exc.rule)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("references\nno such file or directory\n", "")

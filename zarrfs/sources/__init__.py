@@ -217,7 +217,7 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
             started.wait()
             raise
     status = started.wait()
-    if status:
+    if status or not reply:
         raise SourceError(source, _death(status))
     return _plan_from(json.loads(reply))
 
