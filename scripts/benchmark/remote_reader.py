@@ -76,8 +76,11 @@ def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failu
         failures.append(f"{exc!r} at {place}")
 
 
-def one_process(threads: list[list[Piece]], ready: int, go: int, digest: int) -> dict[str, Any]:
-    """What one process does: wait for `go`, read in threads; wait for `digest`, take the digests."""
+def one_process(threads: list[list[Piece]], answer: int, go: int, digest: int) -> dict[str, Any]:
+    """What one process does: wait for `go`, read in threads; wait for `digest`, take the digests.
+
+    Before each it says a byte.
+    """
     total = sum(length for pieces in threads for _, _, length in pieces)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     memory = memoryview(mmap.mmap(-1, max(total, 1), flags=flags))
@@ -90,13 +93,13 @@ def one_process(threads: list[list[Piece]], ready: int, go: int, digest: int) ->
         views.append(view)
         running.append(threading.Thread(target=read_all, args=(pieces, view, barrier, failures)))
         running[-1].start()
-    os.write(ready, b"r")
+    os.write(answer, b"r")
     os.read(go, 1)
     barrier.wait()
     for thread in running:
         thread.join()
     end = time.monotonic()
-    os.write(ready, b"r")
+    os.write(answer, b"r")
     os.read(digest, 1)  # others may still read
     digests = []
     for pieces, view in zip(threads, views, strict=True):
@@ -108,29 +111,32 @@ def one_process(threads: list[list[Piece]], ready: int, go: int, digest: int) ->
     return {"end": end, "failures": failures, "digests": digests}
 
 
-def wait_for_all(jobs: list[Any], ready: int) -> None:
+def wait_for_all(answers: list[int]) -> None:
     """Wait until every process has said something."""
-    for _ in jobs:
-        os.read(ready, 1)
+    for answer in answers:
+        if not os.read(answer, 1):
+            sys.exit("a reader has died")
 
 
 def main() -> None:
     jobs = json.load(sys.stdin)
-    ready, go, digest = os.pipe(), os.pipe(), os.pipe()
+    go, digest = os.pipe(), os.pipe()
     answers = []
     for threads in jobs:
         answer, write = os.pipe()
         if os.fork() == 0:
-            found = json.dumps(one_process(threads, ready[1], go[0], digest[0])).encode()
+            os.close(go[1])
+            os.close(digest[1])  # so that the end of who started us is the end
+            found = json.dumps(one_process(threads, write, go[0], digest[0])).encode()
             with open(write, "wb") as file:
                 file.write(found)
             os._exit(0)
         os.close(write)
         answers.append(answer)
-    wait_for_all(jobs, ready[0])
+    wait_for_all(answers)
     began = time.monotonic()
     os.write(go[1], b"g" * len(jobs))
-    wait_for_all(jobs, ready[0])
+    wait_for_all(answers)
     os.write(digest[1], b"d" * len(jobs))
     found = []
     for answer in answers:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import DATA, run
 from tests.mount.mounting import alive, daemon_pid, mount_lines
+from zarrfs.mountpoints import mounts
 
 # Opens an array, says so, waits for a line, reads it, and says what it saw.
 READER = """
@@ -145,3 +146,25 @@ def test_who_only_asks_a_mount_does_not_keep_it(tmp_path: Path) -> None:
             asker.kill()
             while mount_lines(mnt):
                 subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+def test_what_was_mounted_there_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else unmounts while we wait for who asks, and mounts something of their own."""
+    mnt, tries = tmp_path / "mnt", []
+    mnt.mkdir()
+
+    def busy(mountpoint: str, lazy: bool) -> tuple[str, bool]:
+        tries.append(mountpoint)
+        assert run("umount", mnt).returncode == 0
+        assert run("mount", DATA / "zarr/v3_hier", mnt).returncode == 0
+        return "device or resource busy", True
+
+    try:
+        assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+        monkeypatch.setattr(mounts, "_refusal", busy)
+        mounts.unmount(str(mnt))
+        assert tries == [str(mnt)]
+        assert (mnt / "zarr.json").exists()
+    finally:
+        while mount_lines(mnt):
+            subprocess.run(["umount", "-l", str(mnt)], check=True)

@@ -145,6 +145,10 @@ def test_a_tar_that_has_not_changed_is_not_gone_through_to_find_its_index(
     assert scans == [1]
     assert prepared(path) == first
     assert scans == [1]
+    with monkeypatch.context() as patch:  # it is removed between two looks at it
+        answers = iter([prepare.IndexCache.recall])
+        patch.setattr(prepare.IndexCache, "recall", lambda *args: next(answers, lambda *args: None)(*args))
+        assert prepared(path) == first
     dump_tar(path, {"b": both["b"]})
     plan, found = prepared(path)
     assert scans == [1, 1]

@@ -30,6 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the helper; returns the exit status."""
     if arguments is None:
         hide_secrets()
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from zarrfs.cli.streams import open_closed
+
+        open_closed()
     try:
         flags, operands = getopt.gnu_getopt(sys.argv[1:] if arguments is None else arguments, "o:sfnvh")
     except getopt.GetoptError as exc:

@@ -1,11 +1,13 @@
 """The short-lived child that makes a plan: a fork where this process is a program of ours and has one thread.
 
 A fork has most modules that it takes; a new interpreter imports them for as long as our start takes. But a fork has
-locks, too, that other threads hold, so beside those it is a new interpreter.
+locks, too, that other threads hold, so beside those it is a new interpreter; and with cache=none, as SQLite asks the
+environment where its temporary files go when it is imported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +16,7 @@ from typing import IO, NoReturn, Protocol
 
 from zarrfs.transfer.machine import close_descriptors
 
-_ENDS = (signal.SIGINT, signal.SIGTERM)
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 class Child(Protocol):
@@ -54,22 +56,27 @@ class _Fork:
 
     def __init__(self, request: bytes) -> None:
         read, write = os.pipe()
+        self.stdout = os.fdopen(read, "rb")
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers of its own
+        self._pid = 0
         try:
             self._pid = os.fork()
             if not self._pid:
                 _serve(request, write)
-        except OSError:
-            os.close(read)
-            raise
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(write)
-        self.stdout = os.fdopen(read, "rb")
+            try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            except BaseException:  # a signal that came meanwhile
+                if self._pid:
+                    self.terminate()
+                    self.wait()
+                raise
 
     def terminate(self) -> None:
         """As Child.terminate."""
-        os.kill(self._pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # where whoever has started us ignores SIGCHLD
+            os.kill(self._pid, signal.SIGTERM)
 
     def wait(self) -> int:
         """As Child.wait; 0 where whoever has started us ignores SIGCHLD, as nobody can tell then."""

@@ -53,6 +53,7 @@ class Document:
     origin: str = ""  # as Plan.origin
     version: str = ""  # stamp() of one that was fetched
     blobs: tuple[str, ...] = ()  # where the blobs of an archive lie if -o blobs= does not say
+    known: tuple[str, dict[str, str]] | None = None  # its index, as IndexCache.recall() gives it: `data` is empty
 
     @property
     def size(self) -> int:

@@ -27,7 +27,7 @@ _EXTRA = 1 << 20  # bytes of an extended header
 # the blobref of a region, and its length before that; in text, quotation marks have a backslash
 _BLOBREF = re.compile(rb'"(sha1-[0-9a-fA-F]{40}|sha256-[0-9a-fA-F]{64})"\s*\]')
 _LENGTH = re.compile(rb"(\d{1,19})\s*,\s*\Z")
-_BEFORE, _LONGEST = 40, 200  # bytes that the latter has, and both have, with spaces as some write them
+_BEFORE, _LONGEST = 120, 200  # bytes that the latter has, and both have, with spaces as some write them
 _BLOB = re.compile(r"archive/(.+)_blobs/(\d{1,19})", re.ASCII)
 _DOCUMENT = re.compile(r"archive/(.+)")
 _REGULAR = (b"0", b"\0")  # types of members

@@ -106,9 +106,9 @@ def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
     """The archive `member` of a dump tar, which is open as `file`; that ends here."""
     with contextlib.closing(Document(f"{path}#{member}", file, "", None)) as tar:
         stamp, blobs = tar.stamp() if tar.settled() else "", (path,)
-        known = stamp and IndexCache(options).recall(_key(stamp, _for_blobs(options, blobs))) is not None
-        data = b"" if known else _member(path, file, member, options)  # known: nobody will ask
-        return Document(path, data, "", os.fstat(file).st_mtime_ns, version=stamp, blobs=blobs)
+        known = IndexCache(options).recall(_key(stamp, _for_blobs(options, blobs))) if stamp else None
+        data = _member(path, file, member, options) if known is None else b""
+        return Document(path, data, "", os.fstat(file).st_mtime_ns, version=stamp, blobs=blobs, known=known)
 
 
 def _member(path: str, file: int, member: str, options: Options) -> bytes:
@@ -148,7 +148,7 @@ def compile_document(document: Document, options: Options) -> Plan:
     stamp = document.stamp()
     key = _key(stamp, options) if document.settled() else ""
     cache = IndexCache(options)
-    found = cache.recall(key) if key else None
+    found = document.known or (cache.recall(key) if key else None)
     if found is None:
         content = document.digest()
         digest = _digest(content, options)
@@ -245,6 +245,8 @@ def _judged(plan: Plan) -> Plan:
 
 
 def _end(*_: object) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # once: what is left is cleared away now
+        signal.signal(number, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what loops and nurseries say when they are left like this
     sys.exit(130)
 
@@ -255,10 +257,13 @@ def answer(request: bytes) -> bytes:
     What is done to this process stays so: it is one that has nothing else to do, a child of the process `parent`.
     """
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
-    ends = (signal.SIGINT, signal.SIGTERM)
+    ends = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup(1) has it
+        ends.append(signal.SIGHUP)
     for number in ends:  # leave no half an index; whoever waits for us does the talking
         signal.signal(number, _end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)  # whoever has started us may have them blocked
+    held = (*ends, signal.SIGHUP, signal.SIGALRM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # whoever has started us may have them blocked
     asked = json.loads(request)
     end_with_parent(asked["parent"], signal.SIGTERM)
     source, given = asked["source"], asked["options"]
