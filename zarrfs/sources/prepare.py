@@ -257,12 +257,11 @@ def answer(request: bytes) -> bytes:
     What is done to this process stays so: it is one that has nothing else to do, a child of the process `parent`.
     """
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
-    ends = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup(1) has it
-        ends.append(signal.SIGHUP)
+    others = (signal.SIGINT, signal.SIGHUP)  # which may be ignored, as nohup(1) has it
+    ends = [signal.SIGTERM, *(number for number in others if signal.getsignal(number) != signal.SIG_IGN)]
     for number in ends:  # leave no half an index; whoever waits for us does the talking
         signal.signal(number, _end)
-    held = (*ends, signal.SIGHUP, signal.SIGALRM)
+    held = signal.SIGTERM, signal.SIGALRM, *others
     signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # whoever has started us may have them blocked
     asked = json.loads(request)
     end_with_parent(asked["parent"], signal.SIGTERM)
