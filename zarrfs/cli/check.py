@@ -57,11 +57,11 @@ def check(source: str, key: str, as_json: bool, first: int, no_decode: bool, par
     async def body(store: Store, plan: Plan) -> list[ArrayCheck]:
         memory = memory_limit(parsed.options) // 2
         arrays = ArrayChecks(store, not no_decode, memory)
-        await check(store, common.clean_key(key), report, memory, arrays)
+        with watched(report, parsed.options.log_level == "error"):
+            await check(store, common.clean_key(key), report, memory, arrays)
         return arrays.arrays
 
-    with watched(report, parsed.options.log_level == "error"):
-        arrays = common.run_on_store(source, parsed, body)
+    arrays = common.run_on_store(source, parsed, body)
     sys.exit(told(report, as_json, arrays))
 
 

@@ -56,11 +56,11 @@ def info(
         start = common.clean_key(key or "")
         about = await (_of_source(store, plan) if key is None else _of_entry(store, start))
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
-            await survey(store, found, start, not no_count, page is not None)
+            with meter.shown(meter.of(found), parsed.options.log_level == "error"):
+                await survey(store, found, start, not no_count, page is not None)
         return about
 
-    with meter.shown(meter.of(found), parsed.options.log_level == "error"):
-        about = common.run_on_store(source, parsed, body)
+    about = common.run_on_store(source, parsed, body)
     if found.nodes:
         about["nodes"] = [facts.as_json() for facts in found.nodes]
     if page is not None:

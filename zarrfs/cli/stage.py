@@ -131,7 +131,7 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:
-        with deadline.on_trio():
+        with deadline.on_trio(), meter.shown(meter.of(progress), quiet):
             return await copies.write(record, store, plan, how, parsed.options, progress)
         raise AssertionError("not reached")
 
@@ -140,7 +140,7 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
             common.say(text)
 
     try:
-        with copies.staged(wish, parsed, tell) as record, meter.shown(meter.of(progress), quiet):
+        with copies.staged(wish, parsed, tell) as record:
             linked = common.run_on_store(wish.source, parsed, body, takes=copies.TAKES)
         report |= stagein.about(record)
     finally:

@@ -39,39 +39,48 @@ class Child(Protocol):
 def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
     """A child for `request` (prepare.answer()), with `environment` besides; `forks`: it may be a fork. OSError."""
     alone = len(os.listdir("/proc/self/task")) == 1
-    if forks and alone and not environment:  # which SQLite reads once, and that may have been
-        return _Fork(request)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers, and we have the child
+    child: Child | None = None
+    try:
+        # SQLite reads its environment once, and that may have been
+        child = _Fork(request) if forks and alone and not environment else _program(request, environment)
+        return child
+    finally:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:  # a signal that came meanwhile
+            if child is not None:
+                child.terminate()
+                child.wait()
+            raise
+
+
+def _program(request: bytes, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         [sys.executable, "-I", "-m", "zarrfs.sources.prepare"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         env={**os.environ, **environment} if environment else None,
     )  # fmt: skip
     assert child.stdin is not None
-    child.stdin.write(request)
-    child.stdin.close()
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # what it has not read, its status tells
+        child.stdin.write(request)
     return child
 
 
 class _Fork:
-    """A fork of this process."""
+    """A fork of this process; while it is made, signals that would end it are held."""
 
     def __init__(self, request: bytes) -> None:
         read, write = os.pipe()
         self.stdout = os.fdopen(read, "rb")
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers of its own
-        self._pid = 0
         try:
             self._pid = os.fork()
             if not self._pid:
                 _serve(request, write)
+        except OSError:
+            self.stdout.close()
+            raise
         finally:
             os.close(write)
-            try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            except BaseException:  # a signal that came meanwhile
-                if self._pid:
-                    self.terminate()
-                    self.wait()
-                raise
 
     def terminate(self) -> None:
         """As Child.terminate."""

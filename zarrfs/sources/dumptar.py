@@ -26,8 +26,8 @@ BLOCK = 512  # bytes: what everything in a tar is a multiple of
 _EXTRA = 1 << 20  # bytes of an extended header
 # the blobref of a region, and its length before that; in text, quotation marks have a backslash
 _BLOBREF = re.compile(rb'"(sha1-[0-9a-fA-F]{40}|sha256-[0-9a-fA-F]{64})"\s*\]')
-_LENGTH = re.compile(rb"(\d{1,19})\s*,\s*\Z")
-_BEFORE, _LONGEST = 120, 200  # bytes that the latter has, and both have, with spaces as some write them
+_DIGITS, _MOST_DIGITS = b"0123456789", 19
+_BEFORE, _LONGEST = 120, 200  # bytes that a length has, and a length with its blobref, with spaces as some write them
 _BLOB = re.compile(r"archive/(.+)_blobs/(\d{1,19})", re.ASCII)
 _DOCUMENT = re.compile(r"archive/(.+)")
 _REGULAR = (b"0", b"\0")  # types of members
@@ -233,7 +233,10 @@ def _regions(document: Iterable[bytes]) -> Iterator[tuple[str, int]]:
         text, end = rest + piece, 0
         for match in _BLOBREF.finditer(text):
             start, end = match.span()
-            length = _LENGTH.search(text, max(start - _BEFORE, 0), start)
-            if length is not None:
-                yield match[1].decode().lower(), int(length[1])
+            before = text[max(start - _BEFORE, 0) : start].rstrip()
+            if before[-1:] == b",":
+                before = before[:-1].rstrip()
+                digits = before[len(before.rstrip(_DIGITS)) :]
+                if 0 < len(digits) <= _MOST_DIGITS:
+                    yield match[1].decode().lower(), int(digits)
         rest = text[max(end, len(text) - _LONGEST) :]

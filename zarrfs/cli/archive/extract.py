@@ -78,14 +78,14 @@ def extract(
         mark = f"archive {plan.digest}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id)
-        await materialise(store, directory, choice, report, done)
+        with meter.shown(counts, parsed.options.log_level == "error"):
+            await materialise(store, directory, choice, report, done)
 
     def counts() -> meter.Counts:
         files = report.files + report.kept + report.resumed
         return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
 
-    with meter.shown(counts, parsed.options.log_level == "error"):
-        opening.run_on_archive(archive, parsed, body, takes=("zarrfs.stage.materialise",))
+    opening.run_on_archive(archive, parsed, body, takes=("zarrfs.stage.materialise",))
     sys.exit(_told(archive, report))
 
 

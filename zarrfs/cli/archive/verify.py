@@ -42,8 +42,8 @@ def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
     report = Report(keep=first)
 
     async def body(store: IndexStore, plan: Plan) -> None:
-        await check(store, "", report, memory_limit(parsed.options))
+        with watched(report, parsed.options.log_level == "error"):
+            await check(store, "", report, memory_limit(parsed.options))
 
-    with watched(report, parsed.options.log_level == "error"):
-        opening.run_on_archive(archive, parsed, body)
+    opening.run_on_archive(archive, parsed, body)
     sys.exit(told(report, as_json))

@@ -108,15 +108,19 @@ def opened(to: Output) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM end what is inside as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    """Let SIGTERM, and SIGHUP unless that is ignored, end what is inside as Ctrl-C does."""
+    ends = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup(1) has it
+        ends.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT)) for number in ends}
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.SIG_IGN:  # as scripts start what goes on behind them (cmd &): SIGTERM would be, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         signal.signal(signal.SIGINT, interrupt)
 
 
