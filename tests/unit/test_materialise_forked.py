@@ -124,10 +124,10 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
         filling = Filling(str(tmp_path / "out"))
         forked = Forked(store, filling, 1, sums=False, set_ids=False, fail=lambda key, exc: None)
         entry = ("f", 0, 1, 0o644, 5, None, None, [(0, 1, b"x", "", 0)])
-        assert forked._write([("d", [entry])], memoryview(b"")) == [None]
+        assert forked._write([("d", [entry])], memoryview(b"")) == [([0], None)]
         assert os.listdir(tmp_path / "out") == [".zarrfs-staging"]
         os.mkdir(tmp_path / "out/d")
-        assert forked._write([("d", [entry])], memoryview(b"")) == [""]
+        assert forked._write([("d", [entry])], memoryview(b"")) == [([], None)]
         filling.finish(Info("", Kind.DIRECTORY))
     assert snapshot(tmp_path / "out").keys() == {"", "d", "d/f"}
 

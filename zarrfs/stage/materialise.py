@@ -19,7 +19,7 @@ from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
 from zarrfs.stage.checkreport import bad_entry
 from zarrfs.stage.destination import sync_file_system
 from zarrfs.stage.keyglobs import Globs
-from zarrfs.stage.materialiseforked import ENTRIES, Batch, Forked, held_of
+from zarrfs.stage.materialiseforked import ENTRIES, Batch, Forked, Result, note
 from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told
 from zarrfs.stage.materialisereport import Choice as Choice
 from zarrfs.stage.materialisereport import Report as Report
@@ -63,7 +63,7 @@ async def materialise(
     destination: str,
     choice: Choice,
     report: Report,
-    done: Callable[[Done], None] = lambda done: None,
+    done: Callable[[Done], None] | None = None,
     link: Link | None = None,
 ) -> None:
     """Write what `store` holds to the directory `destination`, which is made if it is missing.
@@ -96,7 +96,7 @@ class _Run:
     """One call of materialise()."""
 
     def __init__(
-        self, store: Store, filling: Filling, choice: Choice, report: Report, done: Callable[[Done], None],
+        self, store: Store, filling: Filling, choice: Choice, report: Report, done: Callable[[Done], None] | None,
         link: Link | None,
     ) -> None:  # fmt: skip
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
@@ -159,10 +159,10 @@ class _Run:
         forked = Forked(index, self._filling, jobs, choice.sums, choice.set_ids, fail)
 
         def run() -> None:
-            for batches, results in forked.run(root, self._writer.hold):
+            for found in forked.run(root, self._writer.hold):
                 trio.from_thread.check_cancelled()
-                trio.from_thread.run(self._take, batches, results)
-                for batch in batches:
+                trio.from_thread.run(self._take, found)
+                for batch, _result in found:
                     self._writer.release(batch.folder)
 
         try:
@@ -178,18 +178,11 @@ class _Run:
                 self._scope.cancel()
         return True
 
-    async def _take(self, batches: Sequence[Batch], results: list[str | None]) -> None:
+    async def _take(self, found: Sequence[tuple[Batch, Result]]) -> None:
         """Note what a process has done; what it has not is done in the ordinary way."""
-        said = iter(results)
-        for folder, entries, left in batches:
-            for entry in entries:
-                digest = next(said)
-                if digest is None:
-                    left.append(entry)
-                else:
-                    name, kind, size, _mode, mtime_ns, _held, _target, _parts = entry
-                    done = Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest or None, "copied")
-                    self._note(done, held_of(entry))
+        for batch, result in found:
+            note(batch, result, self._report, self._done)
+            folder, _, left = batch
             for entry in left:
                 key = join_key(folder.key, entry[0])
                 try:
@@ -301,7 +294,8 @@ class _Run:
             report.directories += 1
         else:
             report.links += 1
-        self._done(done)
+        if self._done is not None:
+            self._done(done)
 
     def _fail(self, key: str, exc: Exception) -> None:
         if self._fatal is not None:

@@ -17,7 +17,8 @@ import trio
 
 from zarrfs.errors import ZarrfsError
 from zarrfs.stage.materialiseparts import broken_rule
-from zarrfs.stage.materialisewrite import LARGE, Item, Writer
+from zarrfs.stage.materialisereport import Report
+from zarrfs.stage.materialisewrite import LARGE, Done, Item, Writer
 from zarrfs.stage.workers import Workers
 from zarrfs.store.api import SET_IDS, Info, Kind, join_key
 from zarrfs.store.filling import Filling, Folder, InTheWay
@@ -36,6 +37,10 @@ class Batch(NamedTuple):
     folder: Folder
     entries: list[Entry]
     left: list[Entry]
+
+
+# of a batch: the numbers of entries that were not written, and the SHA-256 of each entry that was, if they are told
+Result = tuple[list[int], list[str | None] | None]
 
 
 class Forked:
@@ -66,10 +71,10 @@ class Forked:
         """End them."""
         self._workers.close()
 
-    def run(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[tuple[list[Batch], list[str | None]]]:
-        """What has become of all entries, in the order of the tree: of each in `entries` None where it is left, too.
+    def run(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[list[tuple[Batch, Result]]]:
+        """What has become of all entries, in the order of the tree, for note().
 
-        Else its SHA-256, or "". Each batch holds its folder once, and so does every folder below. Blocks.
+        Each batch holds its folder once, and so does every folder below. Blocks.
         """
         waiting: deque[list[Batch]] = deque()
 
@@ -79,7 +84,7 @@ class Forked:
                 yield [(batch.folder.key, batch.entries) for batch in task]
 
         for results, _memory in self._workers.map(tasks()):
-            yield waiting.popleft(), results
+            yield list(zip(waiting.popleft(), results, strict=True))
 
     # -- which entries there are
 
@@ -165,20 +170,37 @@ class Forked:
         except OSError:  # no room for a directory: what there is room for is found out by whoever forked us
             self._alone = True
 
-    def _write(self, task: list[tuple[str, list[Entry]]], memory: memoryview) -> list[str | None]:
-        if self._alone:
-            return [None for _key, entries in task for _ in entries]
-        items = []
+    def _write(self, task: list[tuple[str, list[Entry]]], memory: memoryview) -> list[Result]:
+        results: list[Result] = []
         for key, entries in task:
             folder = Folder(key, _FOLDER, None)
             folder.fresh = True
             folder.holds += len(entries)
-            items += [_item(folder, entry) for entry in entries]
-        outcomes, _ = self._writer.write(items, go_on=True)
-        found: list[str | None] = [
-            None if outcome.done is None else outcome.done.sha256 or "" for outcome in outcomes
-        ]
-        return found + [None] * (len(items) - len(found))
+            items = [] if self._alone else [_item(folder, entry) for entry in entries]
+            outcomes, _ = self._writer.write(items, go_on=True)
+            done = [outcome.done for outcome in outcomes] + [None] * (len(entries) - len(outcomes))
+            left = [number for number, one in enumerate(done) if one is None]
+            results.append((left, [one and one.sha256 for one in done] if self._sums else None))
+        return results
+
+
+def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], None] | None) -> None:
+    """Count what a process has written of a batch, and `tell` of it; what it has not written is left, too."""
+    folder, entries, left = batch
+    missing, sums = result
+    if missing:
+        left += [entries[number] for number in missing]
+        gone = set(missing)
+        entries = [entry for number, entry in enumerate(entries) if number not in gone]
+        sums = sums and [one for number, one in enumerate(sums) if number not in gone]
+    files = [entry for entry in entries if entry[1] == Kind.FILE]
+    report.files += len(files)
+    report.bytes += sum(map(held_of, files))
+    report.links += len(entries) - len(files)
+    if tell is not None:
+        told = sums or [None] * len(entries)
+        for (name, kind, size, _mode, mtime_ns, *_), digest in zip(entries, told, strict=True):
+            tell(Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, "copied"))
 
 
 def _item(folder: Folder, entry: Entry) -> Item:

@@ -66,10 +66,10 @@ def extract(
     asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
     if len(asked) > 1:
         raise UsageError(f"--{asked[0]} and --{asked[1]}: one of them")
-    report = Report()
+    report, verbose = Report(), parsed.options.log_level in ("info", "debug")
 
     def done(found: Done) -> None:
-        if parsed.options.log_level in ("info", "debug") and found.how != "kept":
+        if found.how != "kept":
             sys.stdout.write(show.shown(found.key) + "\n")
 
     async def body(store: IndexStore, plan: Plan) -> None:
@@ -79,7 +79,7 @@ def extract(
         existing = asked[0] if asked else "refuse"
         choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id)
         with meter.shown(counts, parsed.options.log_level == "error"):
-            await materialise(store, directory, choice, report, done)
+            await materialise(store, directory, choice, report, done if verbose else None)
 
     def counts() -> meter.Counts:
         files = report.files + report.kept + report.resumed
