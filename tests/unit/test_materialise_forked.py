@@ -24,9 +24,9 @@ from tests.unit.extracting import Found, extract, snapshot, write
 from zarrfs.errors import SourceError
 from zarrfs.sources import blobplaces
 from zarrfs.sources.blobs import BlobReader
-from zarrfs.stage.materialise import Choice, Done, Report, materialise
+from zarrfs.stage.keyglobs import Picking
+from zarrfs.stage.materialise import Choice, Done, Report, _Run, materialise
 from zarrfs.stage.materialiseforked import Forked
-from zarrfs.stage.workers import Workers
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.filling import Filling
 from zarrfs.store.indexfile import open_database
@@ -104,7 +104,7 @@ def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     document, write_ = archive_of(tmp_path, 900), Forked._write
 
     def deadly(self: Forked, task: Any, memory: memoryview) -> Any:
-        if any(entry[0] == "f500" for _key, entries in task for entry in entries):
+        if any(entry[0] == "f500" for _key, _fresh, entries in task for entry in entries):
             os.kill(os.getpid(), signal.SIGKILL)
         return write_(self, task, memory)
 
@@ -122,12 +122,12 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
     """What was for it does not come into the root."""
     with opened({"d/f": file("x")}, type="archive") as (store, _plan):
         filling = Filling(str(tmp_path / "out"))
-        forked = Forked(store, filling, 1, sums=False, set_ids=False, fail=lambda key, exc: None)
+        forked = Forked(store, filling, Picking((), ()), 1, sums=False, set_ids=False, fail=lambda key, exc: None)
         entry = ("f", 0, 1, 0o644, 5, None, None, [(0, 1, b"x", "", 0)])
-        assert forked._write([("d", [entry])], memoryview(b"")) == [([0], None)]
+        assert forked._write([("d", True, [entry])], memoryview(b"")) == [(b"\0", None)]
         assert os.listdir(tmp_path / "out") == [".zarrfs-staging"]
         os.mkdir(tmp_path / "out/d")
-        assert forked._write([("d", [entry])], memoryview(b"")) == [([], None)]
+        assert forked._write([("d", True, [entry])], memoryview(b"")) == [(b"\1", None)]
         filling.finish(Info("", Kind.DIRECTORY))
     assert snapshot(tmp_path / "out").keys() == {"", "d", "d/f"}
 
@@ -152,16 +152,74 @@ def test_processes_end_with_who_forked_them(tmp_path: Path) -> None:
     assert ".zarrfs-staging" not in os.listdir(tmp_path / "out")
 
 
-def test_processes_are_none_where_something_may_be_in_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def disturb(out: Path, chance: random.Random) -> None:
+    """Have something else in the place of some entries, or the same: older, newer, a link, a directory."""
+    for key, one in sorted(tree(out).items()):
+        path, what = out / key, chance.randrange(8)
+        if one.kind is Kind.DIRECTORY:
+            path.chmod(0o700)
+        elif what < 6 and path.exists():
+            path.unlink()
+            if what == 0:
+                path.mkdir()
+            elif what == 1:
+                path.symlink_to("/nowhere")
+            elif what < 4:
+                path.write_bytes(b"another")
+                os.utime(path, (what - 2, what - 2) if what == 2 else (1 << 31, 1 << 31))
+    (out / "other").mkdir()
+    (out / "other/file").touch()
+
+
+def timeless(one: Found) -> Found:
+    """Without a time that is that of the test."""
+    return one._replace(mtime_ns=0) if abs(one.mtime_ns / 1e9 - time.time()) < 3600 else one
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "include": {"include": ("d1", "f1*", "none")},
+    "exclude": {"exclude": ("e3", "f?5*")},
+    "both": {"include": ("d0/e0/*", "f77*"), "exclude": ("*7",), "sums": True},
+    **{existing: {"existing": existing} for existing in ("refuse", "overwrite", "keep", "update", "differs")},
+    "keep, some": {"existing": "keep", "include": ("*2", "d2"), "sums": True},
+    "update, some": {"existing": "update", "exclude": ("d1/e1",), "sums": True},
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_processes_do_what_the_ordinary_way_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Workers, "map", lambda self, tasks: pytest.fail("not here"))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/other").touch()
-    document = {"f": file("x"), "g": file("y")}
-    extract(document, tmp_path / "out")
-    extract(document, tmp_path / "some", include=("f",))
-    assert os.listdir(tmp_path / "some") == ["f"]
+    """Where only some entries are asked for, or something is there already."""
+    document, forks, fork, choice = archive_of(tmp_path, 900), [], os.fork, CHOICES[name]
+    monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
+    found = []
+    for ordinary in (True, False):
+        out, told = tmp_path / f"out{ordinary}", list[Done]()
+        if "existing" in choice:
+            extract(document, out, tmp_path)
+            disturb(out, random.Random(5))
+        forks.clear()
+        with monkeypatch.context() as patch, opened(document, type="archive", blobs=(str(tmp_path),)) as (store, _):
+            if ordinary:
+                patch.setattr(_Run, "_may_fork", lambda self: False)
+            report = write(store, out, told.append, jobs=3, keep_going=True, **choice)
+        assert len(forks) == (0 if ordinary else 3)
+        report.failed.sort()
+        found.append((report, {key: timeless(one) for key, one in tree(out).items()}, sorted(told)))
+    for one, other in zip(*found, strict=True):
+        assert one == other
+    assert len(found[0][2]) > 10
+    assert {"refuse": found[0][0].bad, "keep": found[0][0].kept}.get(name, 1) > 0
+
+
+def test_a_run_that_may_change_nothing_leaves_nothing(tmp_path: Path) -> None:
+    """Though it has a mark, and processes have looked."""
+    document = small(1000)
+    extract(document, tmp_path / "out", jobs=2)
+    with pytest.raises(SourceError, match="d0/f00000: is there already"):
+        extract(document, tmp_path / "out", jobs=2, mark="m")
+    assert sorted(os.listdir(tmp_path / "out")) == ["d0", "d1"]
 
 
 def small(count: int) -> dict[str, Any]:

@@ -46,6 +46,26 @@ class Globs:
         return list(self._unused)
 
 
+class Picking:
+    """Which keys of a tree are asked for: what globs of `include` match, or all; without what `exclude` matches."""
+
+    def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
+        self._include, self._exclude = Globs(include), Globs(exclude)
+        self.everything = not self._include and not self._exclude
+        self.root = not self._include  # whether the root itself is asked for
+
+    def picked(self, key: str, above: bool) -> bool | None:
+        """Whether `key` is asked for, where the directory `above` it is or not; None: nor is anything below it."""
+        if self._exclude and self._exclude.match(key):
+            return None
+        # asked even where it makes no difference, to know which globs match nothing
+        return self._include.match(key) or above if self._include else True
+
+    def unused(self) -> list[str]:
+        """The globs of `include` that have matched nothing so far."""
+        return self._include.unused()
+
+
 async def chosen(store: Store, include: Globs, exclude: Globs) -> AsyncIterator[tuple[str, Info]]:
     """What walk() gives of a store, as far as a glob of `include` matches (or there is none) and none of `exclude`."""
     within = "" if include else None  # the directory that was asked for, with a slash

@@ -18,9 +18,9 @@ import trio
 from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
 from zarrfs.stage.checkreport import bad_entry
 from zarrfs.stage.destination import sync_file_system
-from zarrfs.stage.keyglobs import Globs
+from zarrfs.stage.keyglobs import Picking
 from zarrfs.stage.materialiseforked import ENTRIES, Batch, Forked, Result, note
-from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told
+from zarrfs.stage.materialiseparts import Room, broken_rule, held, stretches, told, want
 from zarrfs.stage.materialisereport import Choice as Choice
 from zarrfs.stage.materialisereport import Report as Report
 from zarrfs.stage.materialisewrite import LARGE, Item, Outcome, Writer, Writing, close_all
@@ -103,7 +103,7 @@ class _Run:
         self._done, self._link = done, link
         self._index = store if isinstance(store, IndexStore) else None
         self._opens = store if isinstance(store, DescriptorStore) else None
-        self._include, self._exclude = Globs(choice.include), Globs(choice.exclude)
+        self._picking = Picking(choice.include, choice.exclude)
         self._writer = Writer(filling, self._index, choice.sums)
         jobs = choice.jobs or min(4, os.cpu_count() or 1)
         self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
@@ -118,7 +118,7 @@ class _Run:
 
     async def everything(self, root: Info) -> None:
         """Write all that is asked for; the first failure that ends it is raised as itself."""
-        if self._index is not None and not self._choice.include and not self._choice.exclude:
+        if self._index is not None and self._picking.everything:
             usage = await self._index.usage()
             self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
         send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
@@ -130,22 +130,20 @@ class _Run:
                 async with send, trio.open_nursery() as nursery:
                     self._nursery, self._fetched = nursery, send
                     folder = self._filling.root(root)
-                    index = self._index if self._may_fork(folder) else None
+                    index = self._index if self._may_fork() else None
                     if index is None or not await self._in_processes(index, folder):
                         await self._walk(folder)
                     await self._flush()
         self._account(())
         if self._fatal is not None:
             raise self._fatal
-        self._report.unmatched = self._include.unused()
+        self._report.unmatched = self._picking.unused()
 
     # -- what processes write
 
-    def _may_fork(self, root: Folder) -> bool:
-        """Whether nothing is to be looked at before it is written, and most bytes are at hand."""
-        index, choice = self._index, self._choice
-        at_hand = index is not None and index.has_wholes and not index.remote
-        return at_hand and root.fresh and self._link is None and not choice.include and not choice.exclude
+    def _may_fork(self) -> bool:
+        """Whether most bytes are at hand, and nobody is to be asked about links."""
+        return self._index is not None and self._index.has_wholes and not self._index.remote and self._link is None
 
     async def _in_processes(self, index: IndexStore, root: Folder) -> bool:
         """Write all from `root` on; False where there can be no processes, and nothing was done."""
@@ -154,9 +152,9 @@ class _Run:
         def fail(key: str, exc: Exception) -> None:
             trio.from_thread.run_sync(self._fail, key, exc)
 
-        choice, tasks = self._choice, 1 + (self._report.expected_files or 0) // ENTRIES
+        tasks = 1 + (await index.usage()).files // ENTRIES
         jobs = min(self._jobs, tasks, _PROCESSES)
-        forked = Forked(index, self._filling, jobs, choice.sums, choice.set_ids, fail)
+        forked = Forked(index, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail)
 
         def run() -> None:
             for found in forked.run(root, self._writer.hold):
@@ -198,7 +196,7 @@ class _Run:
 
     async def _walk(self, root: Folder) -> None:
         levels: list[tuple[Folder, bool, AsyncIterator[Info]]] = []
-        levels.append((root, not self._include, self._store.list_dir("")))
+        levels.append((root, self._picking.root, self._store.list_dir("")))
         while levels:
             folder, chosen, listing = levels[-1]
             try:
@@ -211,10 +209,9 @@ class _Run:
                 await self._add(Item(folder, folder.key, folder.info, closing=True), 0)
                 continue
             key = join_key(folder.key, info.name)
-            if self._exclude and self._exclude.match(key):
+            picked = self._picking.picked(key, chosen)
+            if picked is None:
                 continue
-            # asked even where it makes no difference, to know which globs match nothing
-            picked = self._include.match(key) or chosen if self._include else True
             rule = broken_rule(info.name, folder)
             if rule is not None:
                 if picked:
@@ -223,10 +220,10 @@ class _Run:
                 below = Folder(key, info, folder)
                 self._writer.hold(folder)
                 if picked:
-                    _want(below)
+                    want(below)
                 levels.append((below, picked, self._store.list_dir(key)))
             elif picked:
-                _want(folder)
+                want(folder)
                 await self._add_entry(folder, key, info)
 
     async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
@@ -484,10 +481,3 @@ class _Run:
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:
                 self._room.give(room)
-
-
-def _want(folder: Folder) -> None:
-    at: Folder | None = folder
-    while at is not None and not at.wanted:
-        at.wanted = True
-        at = at.parent

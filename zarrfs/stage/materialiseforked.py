@@ -1,8 +1,7 @@
 """What the forked processes of materialise() do: they write what asks for nothing, many entries at a time.
 
-That is a file whose bytes this machine has, or a link, in a directory where nobody has been before. Whatever does not
-go well is left to the ordinary way, which tells why. Threads wait for each other at every call of the system
-(docs/archives.md).
+That is a file whose bytes this machine has, or a link. Whatever does not go well is left to the ordinary way, which
+tells why. Threads wait for each other at every call of the system (docs/archives.md).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import NamedTuple
 import trio
 
 from zarrfs.errors import ZarrfsError
-from zarrfs.stage.materialiseparts import broken_rule
+from zarrfs.stage.keyglobs import Picking
+from zarrfs.stage.materialiseparts import broken_rule, want
 from zarrfs.stage.materialisereport import Report
 from zarrfs.stage.materialisewrite import LARGE, Done, Item, Writer
 from zarrfs.stage.workers import Workers
@@ -26,6 +26,7 @@ from zarrfs.store.index import IndexStore, Part
 from zarrfs.store.indexentries import Entry
 
 ENTRIES, _BYTES = 128, LARGE  # of a task
+_SEEN = 4096  # entries that are looked at for one
 _FOLDER = Info("", Kind.DIRECTORY)
 _KINDS = tuple(Kind)  # by their numbers
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")  # names that break no rule, which most are
@@ -39,21 +40,23 @@ class Batch(NamedTuple):
     left: list[Entry]
 
 
-# of a batch: the numbers of entries that were not written, and the SHA-256 of each entry that was, if they are told
-Result = tuple[list[int], list[str | None] | None]
+_HOW = ("", "copied", "kept", "resumed")
+Task = list[tuple[str, bool, list[Entry]]]  # of each batch: the key of its folder, whether that is fresh, its entries
+# of a batch: what has become of each entry, by its number in _HOW; the SHA-256 of each, if they are told
+Result = tuple[bytes, list[str | None] | None]
 
 
 class Forked:
-    """Writes the tree of `index` to a `filling` in which nothing is yet, in `jobs` processes.
+    """Writes what is `picking`'s of the tree of `index` to a `filling`, in `jobs` processes.
 
     run() is for a thread of trio's, and is cancelled with it. `fail(key, exc)` is told of names that break a rule.
     """
 
     def __init__(
-        self, index: IndexStore, filling: Filling, jobs: int, sums: bool, set_ids: bool,
+        self, index: IndexStore, filling: Filling, picking: Picking, jobs: int, sums: bool, set_ids: bool,
         fail: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
-        self._index, self._filling, self._fail = index, filling, fail
+        self._index, self._filling, self._picking, self._fail = index, filling, picking, fail
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
         self._writer = Writer(filling, index, sums, lambda: None)
@@ -64,7 +67,6 @@ class Forked:
 
     def start(self) -> None:
         """Fork the processes, which end with the thread that does this. OSError."""
-        self._filling.share()
         self._workers.start()
 
     def close(self) -> None:
@@ -78,10 +80,10 @@ class Forked:
         """
         waiting: deque[list[Batch]] = deque()
 
-        def tasks() -> Iterator[list[tuple[str, list[Entry]]]]:
+        def tasks() -> Iterator[Task]:
             for task in self._tasks(root, hold):
                 waiting.append(task)
-                yield [(batch.folder.key, batch.entries) for batch in task]
+                yield [(batch.folder.key, batch.folder.fresh, batch.entries) for batch in task]
 
         for results, _memory in self._workers.map(tasks()):
             yield list(zip(waiting.popleft(), results, strict=True))
@@ -92,6 +94,7 @@ class Forked:
         task: list[Batch] = []
         count = size = 0
         for batch in self._batches(root, hold):
+            trio.from_thread.check_cancelled()
             task.append(batch)
             count += len(batch.entries) + 1
             size += sum(map(held_of, batch.entries))
@@ -102,12 +105,12 @@ class Forked:
             yield task
 
     def _batches(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[Batch]:
-        levels = [(root, self._index.entries(root.key))]
+        levels = [(root, self._picking.root, self._index.entries(root.key))]
         while levels:
-            folder, listing = levels[-1]
+            folder, chosen, listing = levels[-1]
             batch = Batch(folder, [], [])
             try:
-                last = self._gather(batch, listing)
+                last, picked = self._gather(batch, chosen, listing)
             except ZarrfsError as exc:  # of a damaged index
                 self._fail(folder.key, exc)
                 last = None
@@ -118,42 +121,52 @@ class Forked:
                 if last[1] == Kind.DIRECTORY:
                     hold(folder)
                     below = Folder(join_key(folder.key, last[0]), _info(last), folder)
-                    below.wanted = True
-                    levels.append((below, self._index.entries(below.key)))
+                    if picked:
+                        want(below)
+                    levels.append((below, picked, self._index.entries(below.key)))
             yield batch
 
-    def _gather(self, batch: Batch, listing: Iterator[Entry]) -> Entry | None:
-        """Fill a batch up to the next directory, or until it is full; the last entry, or None at the end."""
+    def _gather(self, batch: Batch, chosen: bool, listing: Iterator[Entry]) -> tuple[Entry | None, bool]:
+        """Fill a batch up to the next directory, or until it is full: the last entry, None at the end, and if picked.
+
+        `chosen`: whether all of the folder is asked for.
+        """
         folder, entries, left = batch
-        room = _BYTES
+        room, seen, usable, globs = _BYTES, 0, folder.fresh, not self._picking.everything
         for entry in listing:
-            name = entry[0]
+            name, seen = entry[0], seen + 1
+            picked = self._picking.picked(join_key(folder.key, name), chosen) if globs else True
+            if picked is None:
+                continue
             rule = None if _PLAIN.fullmatch(name) else broken_rule(name, folder)
             if rule is not None:
-                self._fail(join_key(folder.key, name), InTheWay(rule))
+                if picked:
+                    self._fail(join_key(folder.key, name), InTheWay(rule))
                 continue
             if entry[1] == Kind.DIRECTORY:
-                return entry
-            held = held_of(entry)
-            unknown = entry[6] is None and entry[7] is None  # neither a link nor bytes at hand
-            large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
-            if unknown or large or not (folder.fresh or self._made(folder)):
-                left.append(entry)
-            else:
-                entries.append(self._ordinary(entry))
-            room -= held
-            if len(entries) + len(left) >= ENTRIES or room < 0:
-                return entry
-        return None
+                return entry, picked
+            if picked:
+                want(folder)
+                held = held_of(entry)
+                unknown = entry[6] is None and entry[7] is None  # neither a link nor bytes at hand
+                large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
+                usable = usable or self._usable(folder)
+                if unknown or large or not usable:
+                    left.append(entry)
+                else:
+                    entries.append(self._ordinary(entry))
+                room -= held
+            if len(entries) + len(left) >= ENTRIES or room < 0 or seen == _SEEN:
+                return entry, picked
+        return None, False
 
-    def _made(self, folder: Folder) -> bool:
-        """Whether a directory is there, and nobody else's."""
-        if not folder.fresh:
-            try:
-                os.close(self._filling.open(folder))
-            except (OSError, ZarrfsError):
-                return False
-        return folder.fresh
+    def _usable(self, folder: Folder) -> bool:
+        """Whether a directory is there, and on the file system of what is not whole yet."""
+        try:
+            os.close(self._filling.open(folder))
+        except (OSError, ZarrfsError):
+            return False
+        return not folder.near
 
     def _ordinary(self, entry: Entry) -> Entry:
         """An entry whose mode has no bits that are not to be given."""
@@ -170,37 +183,39 @@ class Forked:
         except OSError:  # no room for a directory: what there is room for is found out by whoever forked us
             self._alone = True
 
-    def _write(self, task: list[tuple[str, list[Entry]]], memory: memoryview) -> list[Result]:
+    def _write(self, task: Task, memory: memoryview) -> list[Result]:
         results: list[Result] = []
-        for key, entries in task:
+        for key, fresh, entries in task:
             folder = Folder(key, _FOLDER, None)
-            folder.fresh = True
+            folder.fresh = fresh
             folder.holds += len(entries)
             items = [] if self._alone else [_item(folder, entry) for entry in entries]
             outcomes, _ = self._writer.write(items, go_on=True)
             done = [outcome.done for outcome in outcomes] + [None] * (len(entries) - len(outcomes))
-            left = [number for number, one in enumerate(done) if one is None]
-            results.append((left, [one and one.sha256 for one in done] if self._sums else None))
+            how = bytes(0 if one is None else _HOW.index(one.how) for one in done)
+            results.append((how, [one and one.sha256 for one in done] if self._sums else None))
         return results
 
 
 def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], None] | None) -> None:
-    """Count what a process has written of a batch, and `tell` of it; what it has not written is left, too."""
+    """Count what a process has done of a batch, and `tell` of it; what it could not is left, too."""
     folder, entries, left = batch
-    missing, sums = result
-    if missing:
-        left += [entries[number] for number in missing]
-        gone = set(missing)
-        entries = [entry for number, entry in enumerate(entries) if number not in gone]
-        sums = sums and [one for number, one in enumerate(sums) if number not in gone]
-    files = [entry for entry in entries if entry[1] == Kind.FILE]
+    how, sums = result
+    copied = entries
+    if how.count(1) < len(entries):
+        copied = [entry for entry, number in zip(entries, how, strict=True) if number == 1]
+        left += [entry for entry, number in zip(entries, how, strict=True) if not number]
+        report.kept += how.count(2)
+        report.resumed += how.count(3)
+    files = [entry for entry in copied if entry[1] == Kind.FILE]
     report.files += len(files)
     report.bytes += sum(map(held_of, files))
-    report.links += len(entries) - len(files)
+    report.links += len(copied) - len(files)
     if tell is not None:
-        told = sums or [None] * len(entries)
-        for (name, kind, size, _mode, mtime_ns, *_), digest in zip(entries, told, strict=True):
-            tell(Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, "copied"))
+        for entry, number, digest in zip(entries, how, sums or [None] * len(entries), strict=True):
+            if number:
+                name, kind, size, _mode, mtime_ns, *_ = entry
+                tell(Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, _HOW[number]))
 
 
 def _item(folder: Folder, entry: Entry) -> Item:

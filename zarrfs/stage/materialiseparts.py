@@ -64,6 +64,14 @@ def broken_rule(name: str, folder: Folder) -> str | None:
     return rule
 
 
+def want(folder: Folder) -> None:
+    """Note that a directory is to be made, with those that it lies in: it, or something in it, was asked for."""
+    at: Folder | None = folder
+    while at is not None and not at.wanted:
+        at.wanted = True
+        at = at.parent
+
+
 def held(info: Info) -> int:
     """Bytes of a file that are not holes, as far as that is known."""
     size = info.size or 0

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import json
+import mmap
 import os
 import secrets
 import shutil
@@ -84,7 +85,8 @@ class Filling:
 
     def __init__(self, path: str, existing: str = "refuse", mark: str = "") -> None:
         self.path, self._existing, self._mark = path, existing, mark
-        self.resumed = self._made = self._changed = self._begun = False
+        self.resumed = self._made = self._begun = False
+        self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -170,10 +172,6 @@ class Filling:
         os.ftruncate(self._note, 0)
         os.pwrite(self._note, json.dumps({"mark": self._mark, "own": self._own, "boot": now}).encode(), 0)
 
-    def share(self) -> None:
-        """Processes are going to be forked, of whose changes we do not hear."""
-        self._changed = True
-
     def forked(self) -> None:
         """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
         self._lock = threading.Lock()
@@ -227,7 +225,8 @@ class Filling:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
                     folder.near = folder.parent is not None and folder.parent.near
-                    folder.made = folder.fresh = self._changed = True
+                    folder.made = folder.fresh = True
+                    self._changed[0] = 1
             except NotADirectoryError:
                 if self._existing != "overwrite":
                     raise InTheWay("is there already, and is no directory", folder.key) from None
@@ -342,7 +341,7 @@ class Filling:
             if not new or exc.errno != errno.EINVAL:
                 raise
             self._link(staged, name, at, directory)  # a file system that cannot rename so, such as NFS
-        self._changed = True
+        self._changed[0] = 1
 
     def _link(self, staged: bytes, name: str, at: int, directory: int) -> None:
         try:  # a hard link never replaces anything
@@ -394,7 +393,7 @@ class Filling:
                 bare = not set(os.listdir(look)) - {RESERVED}
             finally:
                 os.close(look)
-            self._clear(note=bare or not (self._mark and (self._begun or self._changed)))
+            self._clear(note=bare or not (self._mark and (self._begun or self._changed[0])))
             if bare and self._made:
                 os.rmdir(self.path)
         self.close()

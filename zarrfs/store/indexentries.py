@@ -51,6 +51,8 @@ def entries_of(
         parts: list[PlainPart] | None = None
         if kind == Kind.SYMLINK:
             target = data.decode() if size == len(data) <= TARGET_MAX else None
+        elif kind == Kind.DIRECTORY:
+            size = 0  # not how many directories are in it
         elif kind == Kind.FILE and place == Place.REGIONS:
             parts = [] if start is None else [(start, length, None, url, offset)]
         elif kind == Kind.FILE and place == Place.INLINE:
