@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from tests.unit.archives import D, F, L, file, opened, put, tree
 from tests.unit.extracting import Found, extract, look, snapshot, write
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
-from zarrfs.stage.materialise import Done
+from zarrfs.stage.materialise import Done, _Run
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.indexentries import Entry
 from zarrfs.store.remote import FsspecStore
 
 BIG = 20 << 20  # bytes: more than is written in one piece
@@ -312,13 +313,25 @@ class Hostile(FileSystemStore):
         for info in self.listed if not prefix else [Info("f", Kind.FILE, 1)]:
             yield info
 
-    async def open_value(self, key: str) -> int:
-        return await super().open_value("f")
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        for info in self.listed if not prefix else [Info("f", Kind.FILE, 1)]:
+            yield info.name, info.kind.value, info.size, info.mode, info.mtime_ns, None, info.target, None
+
+    def open_file(self, key: str) -> int:
+        return super().open_file("f")
+
+
+@pytest.fixture(params=["processes", "ordinary"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With processes, and without."""
+    if request.param == "ordinary":
+        monkeypatch.setattr(_Run, "_at_hand", lambda self: None)
 
 
 NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" * 256, ".zarrfs-staging"]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", NO_NAMES)
 @pytest.mark.parametrize("kind", [Kind.FILE, Kind.DIRECTORY, Kind.SYMLINK])
 def test_names_that_are_none(name: str, kind: Kind, tmp_path: Path) -> None:
@@ -331,6 +344,7 @@ def test_names_that_are_none(name: str, kind: Kind, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
 
 
+@pytest.mark.usefixtures("way")
 def test_a_link_and_a_directory_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "outside").mkdir()

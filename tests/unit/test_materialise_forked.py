@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ import trio
 from tests.conftest import PROGRAM, run
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
-from zarrfs.errors import SourceError
+from zarrfs.errors import AccessDenied, SourceError
 from zarrfs.sources import blobplaces
 from zarrfs.sources.blobs import BlobReader
 from zarrfs.stage.keyglobs import Picking
 from zarrfs.stage.materialise import Choice, Done, Report, _Run, materialise
 from zarrfs.stage.materialiseforked import Forked
-from zarrfs.store.api import Info, Kind
+from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.store.filling import Filling
 from zarrfs.store.indexfile import open_database
 
@@ -186,9 +188,30 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 
 
+@contextlib.contextmanager
+def source_of(kind: str, document: Any, tmp_path: Path) -> Iterator[Store]:
+    """An archive; or a directory with what it holds, holes and odd names."""
+    if kind == "archive":
+        with opened(document, type="archive", blobs=(str(tmp_path),)) as (store, _plan):
+            yield store
+        return
+    source = tmp_path / "source"
+    if not source.exists():
+        extract(document, source, tmp_path)
+        os.mkfifo(source / "d0/fifo")
+        for name, size in (("a", 3 << 20), ("b", 9 << 20)):
+            with open(source / name, "wb") as file:
+                file.seek(1 << 20)
+                file.write(b"data" * 5000)
+                file.truncate(size)
+        Path(os.fsdecode(bytes(source) + b"/d1/\xff")).write_bytes(b"no UTF-8")
+    yield FileSystemStore(str(source))
+
+
+@pytest.mark.parametrize("kind", ["archive", "directory"])
 @pytest.mark.parametrize("name", CHOICES)
 def test_processes_do_what_the_ordinary_way_does(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where only some entries are asked for, or something is there already."""
     document, forks, fork, choice = archive_of(tmp_path, 900), [], os.fork, CHOICES[name]
@@ -197,12 +220,13 @@ def test_processes_do_what_the_ordinary_way_does(
     for ordinary in (True, False):
         out, told = tmp_path / f"out{ordinary}", list[Done]()
         if "existing" in choice:
-            extract(document, out, tmp_path)
+            with source_of(kind, document, tmp_path) as store:
+                write(store, out)
             disturb(out, random.Random(5))
-        forks.clear()
-        with monkeypatch.context() as patch, opened(document, type="archive", blobs=(str(tmp_path),)) as (store, _):
+        with monkeypatch.context() as patch, source_of(kind, document, tmp_path) as store:
             if ordinary:
-                patch.setattr(_Run, "_may_fork", lambda self: False)
+                patch.setattr(_Run, "_at_hand", lambda self: None)
+            forks.clear()
             report = write(store, out, told.append, jobs=3, keep_going=True, **choice)
         assert len(forks) == (0 if ordinary else 3)
         report.failed.sort()
@@ -211,6 +235,33 @@ def test_processes_do_what_the_ordinary_way_does(
         assert one == other
     assert len(found[0][2]) > 10
     assert {"refuse": found[0][0].bad, "keep": found[0][0].kept}.get(name, 1) > 0
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_files_that_go_or_cannot_be_opened(
+    ordinary: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After they were listed: each is named, and no other is."""
+    if ordinary:
+        monkeypatch.setattr(_Run, "_at_hand", lambda self: None)
+    (tmp_path / "source").mkdir()
+    for number in range(600):
+        (tmp_path / f"source/{number}").write_text(str(number))
+    open_file = FileSystemStore.open_file
+
+    def opened(self: FileSystemStore, key: str) -> int:
+        if key == "5":
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(tmp_path / "source/5")
+        if key == "555":
+            raise AccessDenied(key, "permission denied")
+        return open_file(self, key)
+
+    monkeypatch.setattr(FileSystemStore, "open_file", opened)
+    report = write(FileSystemStore(str(tmp_path / "source")), tmp_path / "out", jobs=2, keep_going=True)
+    assert sorted(bad.key for bad in report.failed) == ["5", "555"]
+    assert report.files == 598
+    assert set(os.listdir(tmp_path / "out")) == {str(number) for number in range(600)} - {"5", "555"}
 
 
 def test_a_run_that_may_change_nothing_leaves_nothing(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from zarrfs.store.api import (
     Getter,
     Info,
     Kind,
+    LocalStore,
     PrefetchStore,
     Store,
     join_key,
@@ -102,15 +103,16 @@ class _Run:
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
         self._done, self._link = done, link
         self._index = store if isinstance(store, IndexStore) else None
+        self._local = store if isinstance(store, LocalStore) else None
         self._opens = store if isinstance(store, DescriptorStore) else None
         self._picking = Picking(choice.include, choice.exclude)
-        self._writer = Writer(filling, self._index, choice.sums)
+        self._writer = Writer(filling, store, choice.sums)
         jobs = choice.jobs or min(4, os.cpu_count() or 1)
         self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
         self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
         self._room = Room(_MEMORY)
-        self._most = _BATCH if self._opens is None else _BATCH_OPEN
+        self._most = _BATCH if self._opens is None or self._local is not None else _BATCH_OPEN
         self._batch: list[Item] = []
         self._batch_bytes = 0
         self._scope = trio.CancelScope()
@@ -130,8 +132,8 @@ class _Run:
                 async with send, trio.open_nursery() as nursery:
                     self._nursery, self._fetched = nursery, send
                     folder = self._filling.root(root)
-                    index = self._index if self._may_fork() else None
-                    if index is None or not await self._in_processes(index, folder):
+                    at_hand = self._at_hand()
+                    if at_hand is None or not await self._in_processes(at_hand, folder):
                         await self._walk(folder)
                     await self._flush()
         self._account(())
@@ -141,20 +143,23 @@ class _Run:
 
     # -- what processes write
 
-    def _may_fork(self) -> bool:
-        """Whether most bytes are at hand, and nobody is to be asked about links."""
-        return self._index is not None and self._index.has_wholes and not self._index.remote and self._link is None
+    def _at_hand(self) -> IndexStore | LocalStore | None:
+        """The store, if processes can have most of its bytes, and nobody is to be asked about links."""
+        if self._link is not None or (self._index is not None and (not self._index.has_wholes or self._index.remote)):
+            return None
+        return self._index or self._local
 
-    async def _in_processes(self, index: IndexStore, root: Folder) -> bool:
+    async def _in_processes(self, store: IndexStore | LocalStore, root: Folder) -> bool:
         """Write all from `root` on; False where there can be no processes, and nothing was done."""
-        await index.get_ready()
+        jobs = min(self._jobs, _PROCESSES)
+        if isinstance(store, IndexStore):
+            await store.get_ready()
+            jobs = min(jobs, 1 + (await store.usage()).files // ENTRIES)
 
         def fail(key: str, exc: Exception) -> None:
             trio.from_thread.run_sync(self._fail, key, exc)
 
-        tasks = 1 + (await index.usage()).files // ENTRIES
-        jobs = min(self._jobs, tasks, _PROCESSES)
-        forked = Forked(index, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail)
+        forked = Forked(store, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail)
 
         def run() -> None:
             for found in forked.run(root, self._writer.hold):
@@ -312,7 +317,7 @@ class _Run:
         return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
 
     async def _write_batch(self, batch: list[Item]) -> None:
-        if self._opens is not None:
+        if self._opens is not None and self._local is None:
             batch = await self._opened(self._opens, batch)
         try:
             outcomes = await self._written(batch)

@@ -20,7 +20,7 @@ from zarrfs.stage.materialiseparts import broken_rule, want
 from zarrfs.stage.materialisereport import Report
 from zarrfs.stage.materialisewrite import LARGE, Done, Item, Writer
 from zarrfs.stage.workers import Workers
-from zarrfs.store.api import SET_IDS, Info, Kind, join_key
+from zarrfs.store.api import SET_IDS, Info, Kind, LocalStore, join_key
 from zarrfs.store.filling import Filling, Folder, InTheWay
 from zarrfs.store.index import IndexStore, Part
 from zarrfs.store.indexentries import Entry
@@ -47,19 +47,20 @@ Result = tuple[bytes, list[str | None] | None]
 
 
 class Forked:
-    """Writes what is `picking`'s of the tree of `index` to a `filling`, in `jobs` processes.
+    """Writes what is `picking`'s of the tree of `store` to a `filling`, in `jobs` processes.
 
     run() is for a thread of trio's, and is cancelled with it. `fail(key, exc)` is told of names that break a rule.
     """
 
     def __init__(
-        self, index: IndexStore, filling: Filling, picking: Picking, jobs: int, sums: bool, set_ids: bool,
+        self, store: IndexStore | LocalStore, filling: Filling, picking: Picking, jobs: int, sums: bool, set_ids: bool,
         fail: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
-        self._index, self._filling, self._picking, self._fail = index, filling, picking, fail
+        self._store, self._filling, self._picking, self._fail = store, filling, picking, fail
+        self._index = store if isinstance(store, IndexStore) else None
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
-        self._writer = Writer(filling, index, sums, lambda: None)
+        self._writer = Writer(filling, store, sums, lambda: None)
         self._alone = False  # a process with no place to write in
         self._workers = Workers(
             self._write, jobs, about=filling.path, begin=self._begin, pause=trio.from_thread.check_cancelled
@@ -105,7 +106,7 @@ class Forked:
             yield task
 
     def _batches(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[Batch]:
-        levels = [(root, self._picking.root, self._index.entries(root.key))]
+        levels = [(root, self._picking.root, self._store.entries(root.key))]
         while levels:
             folder, chosen, listing = levels[-1]
             batch = Batch(folder, [], [])
@@ -123,7 +124,7 @@ class Forked:
                     below = Folder(join_key(folder.key, last[0]), _info(last), folder)
                     if picked:
                         want(below)
-                    levels.append((below, picked, self._index.entries(below.key)))
+                    levels.append((below, picked, self._store.entries(below.key)))
             yield batch
 
     def _gather(self, batch: Batch, chosen: bool, listing: Iterator[Entry]) -> tuple[Entry | None, bool]:
@@ -148,7 +149,8 @@ class Forked:
             if picked:
                 want(folder)
                 held = held_of(entry)
-                unknown = entry[6] is None and entry[7] is None  # neither a link nor bytes at hand
+                # of an index: neither a link nor bytes at hand
+                unknown = self._index is not None and entry[6] is None and entry[7] is None
                 large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
                 usable = usable or self._usable(folder)
                 if unknown or large or not usable:
@@ -177,7 +179,8 @@ class Forked:
     # -- in the processes
 
     def _begin(self) -> None:
-        self._index.only_sound = True  # or each process would warn of the same place
+        if self._index is not None:
+            self._index.only_sound = True  # or each process would warn of the same place
         try:
             self._filling.forked()
         except OSError:  # no room for a directory: what there is room for is found out by whoever forked us

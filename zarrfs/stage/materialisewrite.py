@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from zarrfs.store.api import Buffer, Info, Kind
+from zarrfs.store.api import Buffer, Info, Kind, LocalStore, Store
 from zarrfs.store.copying import copy_data
 from zarrfs.store.extents import data_extents
 from zarrfs.store.filling import Filling, Folder, Staged, ends_all
@@ -73,16 +73,17 @@ class Writing(NamedTuple):
 
 
 class Writer:
-    """Writes items to `filling`, with bytes that `index` has at hand. `sums`: tell the SHA-256 of files.
+    """Writes items to `filling`, with bytes that `store` has at hand. `sums`: tell the SHA-256 of files.
 
     `pause` is called now and then by what takes long, and may raise.
     """
 
     def __init__(
-        self, filling: Filling, index: IndexStore | None, sums: bool,
-        pause: Callable[[], None] = trio.from_thread.check_cancelled,
+        self, filling: Filling, store: Store, sums: bool, pause: Callable[[], None] = trio.from_thread.check_cancelled,
     ) -> None:  # fmt: skip
-        self._filling, self._index, self._sums, self._pause = filling, index, sums, pause
+        self._filling, self._sums, self._pause = filling, sums, pause
+        self._index = store if isinstance(store, IndexStore) else None
+        self._local = store if isinstance(store, LocalStore) else None
         self._lock = threading.Lock()
         self._ended: list[Outcome] = []  # directories
 
@@ -127,6 +128,12 @@ class Writer:
                 done = self._link(directory, item)
             elif item.descriptor >= 0:
                 done = self._copied(directory, item)
+            elif self._local is not None:
+                item.descriptor = self._local.open_file(item.key)
+                try:
+                    done = self._copied(directory, item)
+                finally:
+                    close_all([item])
             else:
                 parts = item.content if item.content is not None else batch.parts(item)
                 contents = None if parts is None else self._contents(parts)

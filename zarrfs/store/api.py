@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from zarrfs.errors import InvalidKey, NameTooLong, TargetChanged
@@ -16,6 +16,7 @@ from zarrfs.transfer.api import Buffer as Buffer
 
 if TYPE_CHECKING:
     from zarrfs.options import Options
+    from zarrfs.store.indexentries import Entry
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
 
@@ -130,6 +131,19 @@ class DescriptorStore(Store, Protocol):
 
     async def open_value(self, key: str) -> int:
         """A descriptor of the value, for the caller to close: it stays that value, whatever is set later."""
+        ...
+
+
+@runtime_checkable
+class LocalStore(Store, Protocol):
+    """A Store of files of this machine, which any thread or forked process may list and open; both block."""
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """All of a directory, in the order of list_dir(). StoreError."""
+        ...
+
+    def open_file(self, key: str) -> int:
+        """As DescriptorStore.open_value."""
         ...
 
 

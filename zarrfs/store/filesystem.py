@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -37,6 +37,9 @@ from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.uri import file_uri
 from zarrfs.transfer.local import read_file
+
+if TYPE_CHECKING:
+    from zarrfs.store.indexentries import Entry
 
 log = logging.getLogger("zarrfs.store")
 
@@ -121,6 +124,24 @@ class FileSystemStore:
                     yield info
         finally:
             os.close(directory)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """As LocalStore.entries."""
+        with _answers(prefix):
+            directory, names = self._open_directory(_path_of_key(prefix, root=True), "")
+        try:
+            for at in range(0, len(names), _PAGE):
+                with _answers(prefix):
+                    page = _look_at(directory, names[at : at + _PAGE], prefix)
+                for name, kind, size, mode, mtime_ns, target, held, *_ in page:
+                    yield name, kind.value, size, mode, mtime_ns, held, target, None
+        finally:
+            os.close(directory)
+
+    def open_file(self, key: str) -> int:
+        """As LocalStore.open_file."""
+        with _answers(key):
+            return self._open_value(key, _path_of_key(key, root=True))
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         with _answers(prefix):
