@@ -168,3 +168,18 @@ def test_what_was_mounted_there_meanwhile_stays(tmp_path: Path, monkeypatch: pyt
     finally:
         while mount_lines(mnt):
             subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+def test_who_is_slower_to_unmount_is_not_told_of_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once: the kernel says to one of them that nothing is mounted."""
+    mnt, refusal = tmp_path / "mnt", mounts._refusal
+    mnt.mkdir()
+
+    def late(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
+        subprocess.run(["umount", mnt], check=True)
+        return refusal(mountpoint, lazy)
+
+    assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+    monkeypatch.setattr(mounts, "_refusal", late)
+    mounts.unmount(str(mnt))
+    assert not mount_lines(mnt)

@@ -128,13 +128,13 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
     asked, pause = mount_at(mountpoint), 0.01
     deadline = time.monotonic() + _ASKED
     while (refused := _refusal(mountpoint, lazy)) is not None:
+        if asked is not None and mount_at(mountpoint) != asked:
+            return  # somebody else was faster, and has perhaps mounted something else
         reason, busy = refused
         users = holders(mountpoint) if busy else []
         if busy and not users and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, 0.04)
-            if asked is not None and mount_at(mountpoint) != asked:
-                return  # somebody else was faster, and has perhaps mounted something else
             continue
         if busy:
             reason = f"in use by {', '.join(users) or 'a process that cannot be seen from here'}"
