@@ -14,7 +14,7 @@ from tests.servers import S3, Faulty, Nginx, free_port
 from tests.unit.test_zarrstore import put
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
-from zarrfs.sources import fetching, open_plan, plan_source
+from zarrfs.sources import fetching, open_plan, plan_source, prepare
 from zarrfs.sources.documents import Document
 from zarrfs.sources.fetching import read_document
 from zarrfs.sources.zarrstore import plan_remote
@@ -81,6 +81,16 @@ def test_a_large_document(nginx: Nginx) -> None:
     data = b'{"a": "' + b"x" * 20_000_000 + b'"}'
     (nginx.plain.root / "large.json").write_bytes(data)
     assert (read_document(f"{nginx.plain.url}/large.json", Options(memory_limit=1 << 20)) or [b""])[0] == data
+
+
+def test_an_index_that_goes_once_it_was_found(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zarrfs cache prune beside us: nobody looks for it again, where there is no document to compile."""
+    options = Options(index_dir=str(tmp_path), retries=0, client="fsspec")
+    url = faulty.put("/pruned.json", b'{"a": "first"}')
+    first = prepare.prepare(url, options)
+    answers = iter([prepare.IndexCache.recall])
+    monkeypatch.setattr(prepare.IndexCache, "recall", lambda *args: next(answers, lambda *args: None)(*args))
+    assert prepare.prepare(url, options).index == first.index
 
 
 @pytest.mark.parametrize("ranged", [True, False])

@@ -129,18 +129,25 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     """Fetch a document behind an fsspec URL, or plan the Zarr store that it turns out to be."""
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
+
     cache = IndexCache(options)
-    found = None
-    if options.type != "zarr":
-        directory = cache.documents()
-        found = read_document(url, options, directory, lambda stamp: cache.recall(_key(stamp, options)) is not None)
+    known: tuple[str, dict[str, str]] | None = None
+
+    def recalled(stamp: str) -> bool:
+        nonlocal known
+        known = cache.recall(_key(stamp, options))
+        return known is not None
+
+    found = read_document(url, options, cache.documents(), recalled) if options.type != "zarr" else None
     if found is None:
         return plan_remote(url, options)
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
-    data = b"" if found.data is None else found.data  # known: nobody will ask
     blobs = (DUMP + split_member(url)[0],) if found.dump else ()
-    return Document(shown, data, url.rpartition("/")[0] + "/", found.mtime_ns, origin, found.stamp, blobs)
+    base = url.rpartition("/")[0] + "/"
+    if found.data is None:
+        return Document(shown, b"", base, found.mtime_ns, origin, found.stamp, blobs, known)
+    return Document(shown, found.data, base, found.mtime_ns, origin, found.stamp, blobs)
 
 
 def compile_document(document: Document, options: Options) -> Plan:
