@@ -319,6 +319,36 @@ def measure_stage(run: Archives, rounds: int) -> Iterator[Result]:
         yield result(f"{what}: CPU {part}", "s", ours, "direct", theirs)
 
 
+def measure_copy(run: Archives, rounds: int) -> Iterator[Result]:
+    """stage --copy of a Zarr store that is a directory of many small chunks, beside cp -r."""
+    store = run.directory / "store"
+    shutil.copytree(run.tree("small"), store)
+    (store / ".zgroup").write_text('{"zarr_format": 2}')
+    used: dict[str, list[Used]] = {"zarrfs": [], "cp -r": []}
+
+    def sampler(name: str, *command: str | Path) -> Callable[[], float]:
+        def sample() -> float:
+            with run.fresh() as directory:
+                os.sync()
+                used.setdefault(name, []).append(took := timed([*command, store, directory / "out"]))
+                timed(["diff", "-rq", store, directory / "out"])
+            return 1 / took.wall
+
+        return sample
+
+    samples = in_turns(rounds, {
+        "zarrfs": sampler("zarrfs", peers.ZARRFS, "stage", "--copy", "-q", "--no-manifest"),
+        "manifest": sampler("manifest", peers.ZARRFS, "stage", "--copy", "-q"),
+        "cp -r": sampler("cp -r", "cp", "-r"),
+    })  # fmt: skip
+    what = f"stage --copy of a store of {run.entries:,} x 4 KiB"
+    yield result(f"{what}, no manifest", "1/s", samples["zarrfs"], "cp -r", samples["cp -r"])
+    yield result(what, "1/s", samples["manifest"], "cp -r", samples["cp -r"])
+    for part in ("user", "system"):
+        ours, theirs = ([getattr(one, part) or 0.01 for one in used[name]] for name in ("zarrfs", "cp -r"))
+        yield result(f"{what}, no manifest: CPU {part}", "s", ours, "cp -r", theirs)
+
+
 # -- memory
 
 
@@ -391,5 +421,6 @@ MEASURES: dict[str, Callable[[Archives, int], Iterator[Result]]] = {
     "create": measure_create,
     "extract": measure_extract,
     "stage": measure_stage,
+    "copy": measure_copy,
     "memory": measure_memory,
 }
