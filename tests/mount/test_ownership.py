@@ -142,7 +142,7 @@ def test_set_user_id_never_acts(machine: Machine, mount: Mount) -> None:
 @pytest.mark.promise("S40")
 def test_set_user_id_is_not_written(machine: Machine) -> None:
     for number, (command, expected) in enumerate((
-        ("archive extract a.json -C out{}", "ann"), ("archive extract --set-id a.json -C out{}", "root"),
+        ("archive extract --no-set-id a.json -C out{}", "ann"), ("archive extract a.json -C out{}", "root"),
         ("stage --copy a.json /srv/out{}", "ann"),
     )):  # fmt: skip
         words = command.format(number).split()

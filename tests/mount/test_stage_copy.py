@@ -161,6 +161,12 @@ def test_what_cannot_be_had_is_reported(node: Node) -> None:
     assert done.returncode == 1
     assert (dest / "good").read_text() == "x"
     assert [bad["key"] for bad in json.loads(done.stdout)["failed"]] == ["bad"]
+    assert run("unstage", dest).returncode == 0
+    (node.path / "nothing").write_text("found")
+    done = run("stage", "--copy", refs, dest, "--report", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["resumed"] == 1
+    assert sorted(os.listdir(dest)) == ["bad", "good"]
 
 
 def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:

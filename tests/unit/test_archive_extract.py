@@ -7,14 +7,15 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.unit.archives import D, L, blobref, file, put
-from tests.unit.extracting import look, snapshot
+from tests.unit.archives import D, L, blobref, file, opened, put
+from tests.unit.extracting import look, snapshot, write
 
 SAMPLES = DATA / "archives"
 
@@ -294,13 +295,113 @@ def test_created_extracted_and_mounted(tmp_path: Path) -> None:
         os.utime(source / name, (1_500_000_000, 1_500_000_000), follow_symlinks=False)
     blobs = ("--blobs", tmp_path / "blobs")
     assert run("archive", "create", "-C", source, "-o", tmp_path / "a.json", *blobs, ".").returncode == 0
-    assert run("archive", "extract", "--set-id", tmp_path / "a.json", "-C", tmp_path / "out", *blobs).returncode == 0
+    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out", *blobs).returncode == 0
     found, expected = snapshot(tmp_path / "out"), snapshot(source)
     del found[""], expected[""]  # the directory itself is not in the archive
     assert found == expected
     assert os.stat(tmp_path / "out/sparse").st_blocks == os.stat(source / "sparse").st_blocks
     assert run("archive", "diff", "--exit-code", tmp_path / "a.json", source, *blobs).returncode == 0
-    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "plain", *blobs).returncode == 0
+    plain = ("-C", tmp_path / "plain", "--no-set-id")
+    assert run("archive", "extract", tmp_path / "a.json", *plain, *blobs).returncode == 0
     assert stat.S_IMODE(os.stat(tmp_path / "plain/a/small").st_mode) == 0o711, "who executes it would act as we"
     done = run("archive", "diff", "-l", tmp_path / "a.json", tmp_path / "plain", *blobs)
     assert done.stdout == "M a/small: mode 4711 -> 0711\n"
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "extract", "diff"])
+@pytest.mark.parametrize("document", ["{}", "[]", '{"version": 1, "refs": {}}'])
+def test_an_archive_of_nothing(command: str, document: str, tmp_path: Path) -> None:
+    """{} may as well be a reference set."""
+    (tmp_path / "a.json").write_text(document)
+    (tmp_path / "out").mkdir()
+    more = {"extract": ["-C", tmp_path / "out"], "diff": ["--exit-code", tmp_path / "out"]}.get(command, [])
+    done = run("archive", command, tmp_path / "a.json", *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_compressed_tar_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    assert run("archive", "create", "-C", tmp_path / "source", "-o", tmp_path / "a.tar", ".").returncode == 0
+    subprocess.run(["gzip", tmp_path / "a.tar"], check=True)
+    done = run("archive", "verify", tmp_path / "a.tar.gz")
+    rule = "a tar that is compressed, which cannot be read in pieces: decompress it first"
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {tmp_path}/a.tar.gz: {rule}\n")
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("existing", [(), ("--overwrite",)])
+def test_a_directory_that_was_there_keeps_its_mode(named: bool, existing: tuple[str, ...], tmp_path: Path) -> None:
+    """But for an entry of the archive's own."""
+    entries = [{"path": ".", "mode": 0o40711, "mtime": 5}] if named else []
+    (tmp_path / "a.json").write_text(json.dumps([*entries, {"path": "f", "mode": 0o100644, "size": 0, "mtime": 1}]))
+    out = tmp_path / "out"
+    out.mkdir(mode=0o2775)
+    out.chmod(0o2775)
+    assert run("archive", "extract", tmp_path / "a.json", "-C", out, *existing).returncode == 0
+    assert stat.S_IMODE(out.stat().st_mode) == (0o711 if named else 0o2775)
+    assert (out.stat().st_mtime == 5) is named
+
+
+def test_into_a_directory_of_somebody_else(tmp_path: Path) -> None:
+    """As group scratch is: not ours to change, and that is no error."""
+    document = {".": {"mode": 0o40755, "mtime": 5}, "f": file("x")}
+    out = Path(tempfile.mkdtemp())
+    out.chmod(0o777)
+    with opened(document, type="archive") as (store, _plan):
+        write(store, tmp_path / "first", root=True)  # modules are imported: nobody cannot
+        child = os.fork()
+        if not child:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                write(store, out, root=True)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o777
+    assert (out / "f").stat().st_uid == 65534
+    shutil.rmtree(out)
+
+
+def test_a_run_with_patterns_does_not_end_an_unfinished_one(tmp_path: Path) -> None:
+    """Nor does one of another archive that is refused."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for number in range(20):
+        (source / f"f{number:02}").write_text(str(number))
+    blobs = ("--blobs", tmp_path / "blobs")
+    create = ("archive", "create", "-C", source, "--inline-threshold", "0", *blobs)
+    assert run(*create, "-o", tmp_path / "a.json", ".").returncode == 0
+    assert run(*create, "-o", tmp_path / "b.json", "f00").returncode == 0
+    [lost] = [path for path in (tmp_path / "blobs").iterdir() if path.read_text() == "15"]
+    lost.rename(tmp_path / "lost")
+    extract = ("archive", "extract", tmp_path / "a.json", "-C", out, *blobs)
+    assert run(*extract).returncode == 1
+    assert (out / ".zarrfs-staging/note").exists()
+    assert run(*extract, "f01").returncode == 0
+    assert run("archive", "extract", tmp_path / "b.json", "-C", out, *blobs).returncode == 1
+    (tmp_path / "lost").rename(lost)
+    done = run(*extract)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(out)) == sorted(os.listdir(source))
+
+
+def test_what_is_reserved_and_not_ours_stays(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"path": "f", "mode": 33188, "size": 0}]')
+    (tmp_path / "out/.zarrfs-staging").mkdir(parents=True)
+    (tmp_path / "out/.zarrfs-staging/mine").write_text("precious")
+    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out").returncode == 0
+    assert (tmp_path / "out/.zarrfs-staging/mine").read_text() == "precious"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/.zarrfs-staging").touch()
+    done = run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "other")
+    rule = ".zarrfs-staging in it, which is reserved, is no directory"
+    assert (done.returncode, done.stderr) == (2, f"zarrfs: {tmp_path}/other: {rule}\n")
+
+
+def test_files_without_a_size_are_refused() -> None:
+    done = run("archive", "create", "-C", "/proc/self", "--inline", "status")
+    assert done.returncode == 1
+    assert "status: bytes in a file whose size is 0, as of /proc, which no archive can hold" in done.stderr

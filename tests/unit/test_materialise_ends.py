@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -27,7 +28,8 @@ from tests.unit.extracting import extract, snapshot, write
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store import filling
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.filling import Filling
+from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.filling import Filling, forget
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
 
@@ -357,3 +359,35 @@ def test_threads_do_not_share_temporary_names(tmp_path: Path) -> None:
     files = {key: found.data for key, found in snapshot(tmp_path / "out").items() if "/" in key}
     assert files == {key: key.rpartition("/")[2].encode() for key in document}
     assert threading.active_count() < 50
+
+
+def test_a_run_with_more_to_be_done_is_taken_up(tmp_path: Path) -> None:
+    """As a copy is whose record is not written yet: until it is, a kill ends nothing."""
+    document, out = {f"f{number}": file(str(number), mtime=1) for number in range(5)}, tmp_path / "out"
+    assert extract(document, out, mark="m", unfinished=True).files == 5
+    assert os.listdir(out / ".zarrfs-staging") == ["note"]
+    assert extract(document, out, mark="m", unfinished=True).resumed == 5
+    forget(str(out))
+    assert sorted(os.listdir(out)) == sorted(document)
+    with pytest.raises(SourceError, match="is there already"):
+        extract(document, out, mark="m")
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_mode_of_a_directory_that_was_there(there: bool, tmp_path: Path) -> None:
+    """A copy of a private directory does not make a shared one private."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir(mode=0o700)
+    (source / "f").touch()
+    if there:
+        out.mkdir()
+        out.chmod(0o2775)
+        os.utime(out, (7, 7))
+    write(FileSystemStore(str(source)), out)
+    assert stat.S_IMODE(out.stat().st_mode) == (0o2775 if there else 0o700)
+    broken, lost = tmp_path / "broken", file([[0, 3, f"sha1-{'0' * 40}"]], encoding="blobvec", size=3)
+    with pytest.raises(SourceError):  # what a run makes is its own, also for the one that takes it up
+        extract({"f": file("x"), "g": lost}, broken, mark="m")
+    with opened({".": {"mode": 0o40711, "mtime": 5}, "f": file("x")}, type="archive") as (store, _plan):
+        write(store, broken, mark="m")
+    assert stat.S_IMODE(broken.stat().st_mode) == 0o711

@@ -140,7 +140,7 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
             common.say(text)
 
     try:
-        with copies.staged(wish, parsed, tell) as record:
+        with copies.staged(wish, parsed, tell, progress) as record:
             linked = common.run_on_store(wish.source, parsed, body, takes=copies.TAKES)
         report |= stagein.about(record)
     finally:

@@ -18,6 +18,7 @@ from zarrfs.options import Options, Parsed
 from zarrfs.sources import fingerprint
 from zarrfs.stage.materialisereport import Choice, Report
 from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.filling import forget
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
@@ -41,16 +42,21 @@ class Copying:
 
 
 @contextlib.contextmanager
-def staged(wish: stagein.Wish, parsed: Parsed, tell: Callable[[str], None]) -> Iterator[Record]:
+def staged(
+    wish: stagein.Wish, parsed: Parsed, tell: Callable[[str], None], report: Report
+) -> Iterator[Record]:
     """A record of a copy that is made inside, at `record.place`; afterwards it is linked to, and kept for its owner.
 
-    If what is inside fails, what is whole stays at DEST, for a next run to go on from; a directory of the node goes.
+    If what is inside fails, what is whole stays at DEST, for a next run to go on from, as it does where the `report`
+    has failures; a directory of the node goes.
     """
     record = stagein.begin(wish, parsed, tell)
     try:
         stagein.make_directories(record)
         yield record
         stagein.hold_and_link(record)
+        if not report.bad:
+            forget(record.place)  # until here a run after a kill takes this one up
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
             unstage(record, Taking())
@@ -68,10 +74,11 @@ async def write(
 
     linking = _Links(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns
-    mark = json.dumps([*version, how.include, how.exclude, record.how])
+    mark = json.dumps([*version, record.how])
     choice = Choice(
         include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
         mark=hashlib.sha256(os.fsencode(mark)).hexdigest(), sync=how.sync, sums=how.manifest is not None,
+        unfinished=True,
     )  # fmt: skip
     with _manifest(how.manifest, record) as note:
         await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)

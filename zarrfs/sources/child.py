@@ -39,9 +39,10 @@ class Child(Protocol):
 def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
     """A child for `request` (prepare.answer()), with `environment` besides; `forks`: it may be a fork. OSError."""
     alone = len(os.listdir("/proc/self/task")) == 1
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers, and we have the child
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     child: Child | None = None
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers, and we have the child
         # SQLite reads its environment once, and that may have been
         child = _Fork(request) if forks and alone and not environment else _program(request, environment)
         return child

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, NamedTuple
 
 from zarrfs.errors import SourceError
+from zarrfs.sources.blobrefs import is_tar
 from zarrfs.sources.compressed import expanding
 
 WINDOW = 1 << 20  # bytes parsed at once; more where a single value is larger
@@ -166,6 +167,9 @@ class _Reader:
         """As JsonDocument.slices."""
         self._more()
         self._skip(0)
+        if is_tar(self._text):
+            rule = "a tar that is compressed, which cannot be read in pieces: decompress it first"
+            raise SourceError(self._source, rule)
         if self._ended or self._text[:1] not in (b"{", b"["):
             while not self._ended:
                 self._more()

@@ -8,6 +8,7 @@ others are asked for here, many at once, and then written by threads.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -76,7 +77,8 @@ async def materialise(
     """
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
-    filling = await trio.to_thread.run_sync(Filling, destination, choice.existing, choice.mark)
+    picks = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
+    filling = await trio.to_thread.run_sync(Filling, destination, choice.existing, choice.mark, picks)
     try:
         root = await store.info("")
         run = _Run(store, filling, choice, report, done, link)
@@ -84,7 +86,7 @@ async def materialise(
         try:
             if choice.sync:
                 await trio.to_thread.run_sync(sync_file_system, destination)
-            await trio.to_thread.run_sync(filling.finish, root)
+            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished)
         except OSError as exc:
             raise SourceError(destination, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
     except BaseException:

@@ -22,6 +22,8 @@ class Choice:
     sync: bool = False  # have all of it on the disk at the end
     sums: bool = False  # tell the SHA-256 of files
     set_ids: bool = False  # set-user-ID and set-group-ID bits of files, too
+    root: bool = False  # an empty directory that was there gets the mode and time of the root, too
+    unfinished: bool = False  # there is more to be done: a later run may take this one up, until filling.forget()
 
 
 @dataclasses.dataclass

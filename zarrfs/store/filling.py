@@ -14,6 +14,7 @@ import itertools
 import json
 import mmap
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -29,6 +30,7 @@ from zarrfs.transfer.machine import boot
 
 EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
 _STAGING, _NOTE = os.fsencode(RESERVED), b"note"
+_RUN = re.compile(r"[0-9a-f]{16}")  # what directories of runs are called
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,12 +82,14 @@ class Filling:
     """The directory `path`, made where it is missing, locked until finish() or abandon().
 
     `existing` (one of EXISTING) says what becomes of what is there. `mark`: a run with the same one that was broken
-    off is taken up (`resumed`). UsageError where the directory cannot be used, or another run fills it.
+    off is taken up (`resumed`); one with other `picks` ("": everything) goes on being unfinished, unless ours has all.
+    UsageError where the directory cannot be used, or another run fills it.
     """
 
-    def __init__(self, path: str, existing: str = "refuse", mark: str = "") -> None:
-        self.path, self._existing, self._mark = path, existing, mark
+    def __init__(self, path: str, existing: str = "refuse", mark: str = "", picks: str = "") -> None:
+        self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
         self.resumed = self._made = self._begun = False
+        self._noted, self._before = picks, b""  # of the unfinished run: its picks; its note, if it has another mark
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
         self._counter = itertools.count()
         self._lock = threading.Lock()
@@ -121,7 +125,7 @@ class Filling:
         self._own = self._made or empty  # whether the root's mode and time are ours to set
         self._take_note()
         for entry in os.listdir(self._staging):
-            if os.fsencode(entry) != _NOTE:
+            if _RUN.fullmatch(entry):
                 remove_abandoned(self._staging, os.fsencode(entry))
         self._run_name = secrets.token_hex(8).encode()
         os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
@@ -140,6 +144,8 @@ class Filling:
             except FileNotFoundError:  # another run has just ended
                 self._forget()
                 continue
+            except NotADirectoryError:
+                raise UsageError(f"{self.path}: {RESERVED} in it, which is reserved, is no directory") from None
             if lock(self._note) is False:
                 raise UsageError(f"{self.path}: another run is writing to it")
             if os.fstat(self._note).st_nlink:
@@ -159,18 +165,28 @@ class Filling:
 
         What it wrote before another boot may not have reached the disk: that is written again.
         """
-        now = boot()
+        now, before = boot(), os.pread(self._note, 1 << 16, 0)
+        since = now
         try:
-            said = json.loads(os.pread(self._note, 1 << 16, 0))
+            said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
-                self._begun, self._own = True, bool(said["own"])
-                self.resumed = said["boot"] == now
+                self._begun, self._own, self._made = True, bool(said["own"]), self._made or bool(said.get("made"))
+                if self._picks:
+                    self._noted = said.get("picks", "")
+                since = said["boot"]  # what is there may be of then
+                self.resumed = since == now
                 if not self.resumed and self._existing == "refuse":
                     self._existing = "overwrite"
+            elif said["mark"]:
+                self._before = before
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
+        note = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
+        self._write_note(json.dumps(note).encode())
+
+    def _write_note(self, note: bytes) -> None:
         os.ftruncate(self._note, 0)
-        os.pwrite(self._note, json.dumps({"mark": self._mark, "own": self._own, "boot": now}).encode(), 0)
+        os.pwrite(self._note, note, 0)
 
     def forked(self) -> None:
         """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
@@ -378,11 +394,18 @@ class Filling:
 
     # -- the end
 
-    def finish(self, root: Info) -> None:
-        """All is there: nothing is left of the run, and the directory gets the mode and time of `root`. OSError."""
-        self._clear(note=True)
-        if self._own or self._existing == "overwrite":
+    def finish(self, root: Info, dress: bool = False, more: bool = False) -> None:
+        """All is there, and nothing is left of the run; but its note, if there is `more` to be done. OSError.
+
+        The directory gets the mode and time of `root`, if this run, or the one that it takes up, has made it. With
+        `dress` also where it was there and empty, or for existing="overwrite", as far as it is ours to change.
+        """
+        self._clear(note=self._noted == self._picks and not (more and self._mark))
+        if self._made:
             self._dress(self._base.descriptor, root)
+        elif dress and (self._own or self._existing == "overwrite"):
+            with contextlib.suppress(PermissionError):  # another user's
+                self._dress(self._base.descriptor, root)
         self.close()
 
     def abandon(self) -> None:
@@ -393,7 +416,11 @@ class Filling:
                 bare = not set(os.listdir(look)) - {RESERVED}
             finally:
                 os.close(look)
-            self._clear(note=bare or not (self._mark and (self._begun or self._changed[0])))
+            changed = self._mark and (self._begun or self._changed[0])
+            if self._before and not changed and not bare:
+                self._write_note(self._before)
+                changed = True
+            self._clear(note=bare or not changed)
             if bare and self._made:
                 os.rmdir(self.path)
         self.close()
@@ -431,3 +458,14 @@ def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool
     if info.kind is Kind.SYMLINK:
         return os.readlink(name, dir_fd=directory) == (info.target or "")
     return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet
+
+
+def forget(path: str) -> None:
+    """Remove the note that a run has left in the directory `path` as there was more to be done; it is done now."""
+    with contextlib.suppress(OSError):
+        staging = os.open(os.path.join(path, RESERVED), _OPEN)
+        try:
+            os.unlink(_NOTE, dir_fd=staging)
+        finally:
+            os.close(staging)
+        os.rmdir(os.path.join(path, RESERVED))

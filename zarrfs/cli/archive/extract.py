@@ -47,8 +47,8 @@ as files appear."""
 )
 @click.option("--sync", is_flag=True, help="Have all of it on the disk before this ends.")
 @click.option(
-    "--set-id", is_flag=True,
-    help="Give files their set-user-ID and set-group-ID bits, too: who executes them then acts as you.",
+    "--set-id/--no-set-id", default=True,
+    help="Leave out set-user-ID and set-group-ID bits of files: who executes them would act as you.",
 )
 @click.option("--keep-going", is_flag=True, help="Go on after an entry that cannot be had, and name all of them.")
 @common.source_options("source", "fetch", log_level="warning")
@@ -77,7 +77,8 @@ def extract(
 
         mark = f"archive {plan.digest}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
-        choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id)
+        named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
+        choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named)
         with meter.shown(counts, parsed.options.log_level == "error"):
             await materialise(store, directory, choice, report, done if verbose else None)
 

@@ -44,7 +44,9 @@ def archive(store: Store, plan: Plan) -> IndexStore:
     """The archive that a source is. SourceError if it is another kind of source."""
     from zarrfs.store.index import IndexStore
 
-    if plan.kind != "archive" or not isinstance(store, IndexStore):
+    # what is {} counts as a reference set, and may as well be an archive of nothing
+    empty = isinstance(store, IndexStore) and next(store.entries(""), None) is None
+    if not isinstance(store, IndexStore) or (plan.kind != "archive" and not empty):
         raise SourceError(plan.source, "is no file archive; `zarrfs stage --copy` takes every source")
     return store
 

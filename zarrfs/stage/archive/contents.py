@@ -125,6 +125,8 @@ class Contents:
             if not stat.S_ISREG(status.st_mode):
                 raise changed(self._base, path)
             rule = time_rule(status.st_mtime_ns)
+            if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
+                rule = "bytes in a file whose size is 0, as of /proc, which no archive can hold"
             if rule is None:
                 fields = self._fields(status)
                 fields["size"] = status.st_size
