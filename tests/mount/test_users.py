@@ -352,3 +352,19 @@ def test_what_sudo_leaves_of_a_user(machine: Machine) -> None:
     assert machine.run("zarrfs", "umount", f"{HOME}/mnt", HOME=HOME).returncode == 0
     assert machine.root(f"find {HOME} -xdev -uid 0 | sort") == before
     assert Path(machine.path("/var/cache/zarrfs/index")).is_dir()
+
+
+def test_a_target_that_cannot_be_read_is_no_link(machine: Machine) -> None:
+    """Else the job would be the first to know. What only its owner may remove is removed, whatever its mode."""
+    machine.root("umask 22; mkdir -p /srv/d/b; echo bytes >/srv/d/b/c; chmod 600 /srv/d/b/c")
+    machine.root("""umask 22; echo '{"b/c": ["/srv/d/b/c"]}' >/srv/r.json""")
+    for source in ("/srv/r.json", "/srv/d"):
+        machine.root("chmod 600 /srv/d/b/c")
+        status, _, err = ann(machine, "zarrfs", "stage", "--link", source, "in")
+        assert (status, "permission denied" in err) == (1, True), err
+        machine.root("chmod 644 /srv/d/b/c")
+        status, _, err = ann(machine, "zarrfs", "stage", "--link", source, "in")
+        assert (status, machine.root(f"readlink {HOME}/in/b/c")) == (0, "/srv/d/b/c"), err
+        machine.root(f"chmod 500 {HOME}/in/b")
+        assert ann(machine, "zarrfs", "unstage", "in", "--remove-copies") == (0, "", "")
+        assert machine.root(f"find {HOME}/in /srv/d/b -mindepth 1 2>/dev/null", check=False) == "/srv/d/b/c"

@@ -154,7 +154,8 @@ def test_users_are_those_whose_directories_are_theirs(tmp_path: Path, monkeypatc
 
 def test_what_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = processes.Process(os.getpid(), 1)  # the number was given again
-    assert why_stale(made("/1")) == ""
+    assert why_stale(made("/usr")) == ""
+    assert "not there" in why_stale(made("/1"))
     assert "anew" in why_stale(made("/2", boot="another"))
     assert "died" in why_stale(made("/3", state=records.MAKING, maker=gone))
     assert why_stale(made("/4", state=records.MAKING)) == ""

@@ -90,6 +90,8 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
 
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
+    if given["directory"] == "":
+        raise UsageError("--node-local=: names no directory")
     node_local = given["directory"] or ("" if given["found"] else None)
     wish = Wish(source, dest, how, node_local, given["job"], given["owner"])
     shown = without_secrets(source)

@@ -61,7 +61,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     try:
         with running.orderly_end(), stageout.opened(dest, upper, given["merged"]) as tree:
             if not given["merged"]:
-                kept.deleted = stageout.deleted(tree.upper)
+                kept.deleted = stageout.deleted(tree.upper, given["to"] is not None and given["keep_going"])
             _write(tree, output, parsed, given, kept)
     except BaseException as exc:
         error = str(common.first_cause(exc)) or type(exc).__name__

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from zarrfs.cli import common
+from zarrfs.cli.refs import running
 from zarrfs.errors import MountError, UsageError
 
 EPILOG = """\b
@@ -26,9 +27,9 @@ has died if no job may read them; what was for a process (--for) or a job that h
 tell. A mount that is still needed and has lost the process that keeps it in use gets another one. Root does this for
 all users.
 \b
-Copies that stage made at DEST stay, unless --remove-copies says otherwise; those in a directory of the node are
-removed with it. The exit status is 1 if something is still there that should have been taken away, else 0; with
---job, --stale and --all, to find nothing is fine."""
+Copies that stage made at DEST stay, unless --remove-copies says otherwise, which removes what they wrote and nothing
+else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that should
+have been taken away, else 0; with --job, --stale and --all, to find nothing is fine."""
 
 _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a mount was for may use it so long
 
@@ -44,7 +45,7 @@ _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a m
     help="How long to wait for who uses a mount (default: not at all).",
 )  # fmt: skip
 @click.option("-l", "--lazy", is_flag=True, help="Detach mounts even while they are in use.")
-@click.option("--remove-copies", is_flag=True, help="Remove copies, and their manifests, too.")
+@click.option("--remove-copies", is_flag=True, help="Remove what copies wrote, and their manifests, too.")
 @click.option(
     "--keep-upper/--remove-upper", "keep_upper", default=True,
     help="Keep the directory with the job's changes (the default), or remove it with them.",
@@ -57,12 +58,14 @@ def unstage(dest: str | None, **given: Any) -> None:
         ways = [dest, given["job"], given["stale"] or None, given["everything"] or None, given["record"]]
         if sum(way is not None for way in ways) != 1:
             raise UsageError("say what: DEST, --job ID, --stale or --all")
-        sys.exit(_unstage(dest, given))
+        with running.orderly_end():  # a mount that was to be taken away, and is not, is kept in use again
+            status = _unstage(dest, given)
+        sys.exit(status)
 
 
 def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     from zarrfs.jobs import cleaning, records, reports
-    from zarrfs.jobs.unstage import Taking
+    from zarrfs.jobs.unstage import Taking, at
 
     began = time.monotonic()
     timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
@@ -76,7 +79,7 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
         damaged: list[MountError] = []
         found = records.found(damaged)
         if dest is not None:
-            chosen = records.at(dest, found)
+            chosen = at(dest, found)
             if not chosen:
                 raise damaged[0] if damaged else MountError(f"{shown}: nothing is staged there")
             damaged = []  # it is not one of those

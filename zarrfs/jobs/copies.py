@@ -18,7 +18,7 @@ from zarrfs.options import Options, Parsed
 from zarrfs.sources import fingerprint
 from zarrfs.stage.materialisereport import Choice, Report
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.filling import forget
+from zarrfs.store.filling import forget, written
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def staged(
     try:
         stagein.make_directories(record)
         yield record
+        record.written = list(written(record.place) or ())
         stagein.hold_and_link(record)
         if not report.bad:
             forget(record.place)  # until here a run after a kill takes this one up
@@ -114,7 +115,8 @@ class _Links:
     def _stays(self, path: str) -> bool:
         """Whether it is a file in a place that stays; blocks, as a server of files may not answer."""
         real = os.path.realpath(path)
-        return os.path.isfile(real) and not any(nodelocal.beneath(real, place) for place in self._removed)
+        readable = os.path.isfile(real) and os.access(real, os.R_OK, effective_ids=True)  # else that is told now
+        return readable and not any(nodelocal.beneath(real, place) for place in self._removed)
 
 
 @contextlib.contextmanager
@@ -155,8 +157,9 @@ def _noting(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
             return
         if not sums:
             status = os.stat(os.path.join(place, done.key))  # not every source knows sizes and times
-            line = {"key": done.key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-            file.write(json.dumps({**line, "sha256": done.sha256, "how": done.how}, ensure_ascii=False) + "\n")
+            about = {"key": done.key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+            escape = not done.key.isprintable()  # as a name that is not UTF-8, which would be no JSON
+            file.write(json.dumps({**about, "sha256": done.sha256, "how": done.how}, ensure_ascii=escape) + "\n")
         elif done.sha256 is not None:
             escaped = done.key.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
             file.write(f"{'' if escaped == done.key else chr(92)}{done.sha256}  {escaped}\n")

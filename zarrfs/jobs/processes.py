@@ -35,6 +35,16 @@ def alive(who: Process | None) -> bool:
     return who is not None and process(who.pid) == who
 
 
+def elsewhere(who: Process) -> bool:
+    """Whether a process that is there may have another mount namespace than this one."""
+    try:
+        return os.readlink(f"/proc/{who.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
+    except FileNotFoundError:  # it has just ended
+        return False
+    except OSError:  # in a user namespace that we may not look into
+        return True
+
+
 def children() -> list[Process]:
     """The processes whose parent is this one, but those that have ended."""
     own, found = str(os.getpid()), []

@@ -41,6 +41,7 @@ class Record:
     maker: Process  # who makes it, or takes it away
     state: str = MAKING
     boot: str = dataclasses.field(default_factory=boot)
+    made_upper: bool = False  # the directory with the job's changes, by a command that is not done yet
     made: list[str] = dataclasses.field(default_factory=list)  # directories that were not there before, outer first
     local: str = ""  # the directory on the node, if one was made
     link: bool = False  # whether `dest` is a link, made by us
@@ -54,6 +55,7 @@ class Record:
     upper: str = ""
     writable: bool = False
     manifest: str = ""
+    written: list[int] = dataclasses.field(default_factory=list)  # from when to when a copy was: ctimes at DEST, in ns
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
     directory: str = ""  # where the record is
@@ -179,7 +181,7 @@ def locked() -> Iterator[str]:
 def add(record: Record) -> Record | None:
     """Write a new record, unless one of the same `dest` is there, which is returned."""
     with locked() as directory:
-        for other in found():
+        for other in found([]):  # a damaged one is in nobody's way; what is at `dest` is looked at, too
             if os.path.normpath(other.dest) == os.path.normpath(record.dest):
                 return other
         record.directory = directory
@@ -218,8 +220,10 @@ def process_here() -> Process:
 def places() -> list[str]:
     """Where records of this user may be, the best place first."""
     user = os.geteuid()
-    if os.environ.get(VARIABLE):
-        return [os.path.join(os.path.abspath(os.environ[VARIABLE]), "staged")]
+    if said := os.environ.get(VARIABLE):
+        if not said.startswith("/"):
+            raise UsageError(f"{VARIABLE}={said}: not an absolute path")
+        return [os.path.join(said, "staged")]
     places = ["/run/zarrfs"] if user == 0 else []
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     for path in (runtime, f"/run/user/{user}") if user else ():
@@ -288,9 +292,3 @@ def resolved(dest: str) -> str:
     """DEST as records have it: absolute, its directory without links; a link at its end is not followed."""
     parent, name = os.path.split(os.path.abspath(dest))
     return os.path.join(os.path.realpath(parent), name)
-
-
-def at(dest: str, among: list[Record]) -> list[Record]:
-    """Those that are staged at `dest`, by that name or where they really are."""
-    path = resolved(dest)
-    return [record for record in among if path in (record.dest, record.place)]

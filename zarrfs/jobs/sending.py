@@ -60,13 +60,14 @@ def send(tree: Tree, how: Sending, options: Options, kept: Kept) -> None:
     local = place.family == "file"
     if local and (source := holds(tree, place.path)) is not None:
         raise UsageError(f"--to {place.shown}: lies in {source}, which is to be copied")
-    wanted = list(files(tree, kept, links=local))
+    wanted = list(files(tree, kept, local, how.keep_going))
     if kept.left_out and not how.skip_unsupported:
         rule = "neither a file nor a directory (--skip-unsupported leaves it out)"
         raise SourceError(tree.base, rule, kept.left_out[0])
     kept.expected_files, kept.expected_bytes = len(wanted), sum(file.size for file in wanted)
     if local:
         kept.empty_directories.clear()
+        kept.failed.clear()  # it finds them, too
         _copy(tree, place, how, kept)
         return
     pool = concurrent.futures.ThreadPoolExecutor(how.jobs or _JOBS)

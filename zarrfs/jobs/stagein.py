@@ -12,7 +12,7 @@ from typing import IO
 from zarrfs.errors import MountError, UsageError
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
-from zarrfs.jobs.unstage import Taking, unstage, why_stale
+from zarrfs.jobs.unstage import Taking, unstage, why_dead, why_stale
 from zarrfs.mountpoints import mounts
 from zarrfs.options import Parsed
 from zarrfs.redaction import without_secrets
@@ -49,7 +49,7 @@ def begin(wish: Wish, parsed: Parsed, tell: Callable[[str], None]) -> Record:
         other = records.add(record)
         if other is None:
             break
-        reason = why_stale(other)
+        reason = why_stale(other) or why_dead(other)
         if not reason:
             raise MountError(f"{dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
         tell(f"{dest}: taking away what was staged there: {reason}")
@@ -149,7 +149,7 @@ def hold_and_link(record: Record, pipe: bool = False) -> IO[bytes] | None:
         if root is not None:
             os.close(root)
     link(record)
-    record.state = records.READY
+    record.state, record.made_upper = records.READY, False
     record.save()
     return stream
 
@@ -236,6 +236,8 @@ def make_directories(record: Record) -> None:
         if record.upper and record.mounted:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(record.upper, 0o700)
+                record.made_upper = True
+                record.save()
         if record.local:
             os.mkdir(record.local, 0o755 if os.geteuid() == 0 else 0o700)
     except FileExistsError:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from zarrfs.errors import MountError, SourceError, UsageError
 from zarrfs.jobs import nodelocal, records
 from zarrfs.jobs.records import Record
-from zarrfs.jobs.unstage import mount_of
+from zarrfs.jobs.unstage import at, mount_of
+from zarrfs.mountpoints import mounts
 from zarrfs.stage.archive.create import Making, Progress, create
 from zarrfs.stage.archive.dump import MAIN
 from zarrfs.stage.destination import placed, sync_file_system
@@ -71,16 +72,18 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
     if not path:
         raise UsageError(f"{dest}: is staged read-only, and has nothing to keep (no -o upperdir=)")
     mount = None if record is None else mount_of(record)
+    if mount is not None and mounts.is_dead(mount.mountpoint):  # it has no more in memory
+        mount = None
     if merged and (record is None or mount is None):
         raise UsageError("--merged: for what is staged and mounted; zarrfs commit SOURCE --upperdir does it without")
     opened_upper = Upper(path)
     try:
         if record is not None and mount is not None:
-            _sync(record.place)
+            _sync(mount.mountpoint)
             _sync(path)
         else:
             opened_upper.lock(False)
-        place = "" if record is None or mount is None else record.place
+        place = "" if mount is None else mount.mountpoint
         yield Tree(place if merged else path, path, place)
     finally:
         opened_upper.close()
@@ -102,53 +105,55 @@ def archive(
         raw.flush()
 
 
-def files(tree: Tree, kept: Kept, links: bool) -> Iterator[File]:
+def files(tree: Tree, kept: Kept, links: bool, keep_going: bool = False) -> Iterator[File]:
     """Every file of a tree, by name; what is empty, or of another type, is noted: links, too, unless they can be kept.
 
-    SourceError for what cannot be looked at.
+    SourceError for what cannot be looked at; with `keep_going` that is in `kept.failed`.
     """
     pending = [""]
     while pending:
-        prefix = pending.pop()
+        key = pending.pop()
+        path = os.path.join(tree.base, key)
         try:
-            with os.scandir(os.path.join(tree.base, prefix)) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
-            if prefix and not found:
-                kept.empty_directories.append(prefix[:-1])
-            for entry in found:
-                key = prefix + entry.name
-                if reserved(entry.name):
-                    continue
-                status = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(status.st_mode):
-                    pending.append(f"{key}/")
-                elif stat.S_ISREG(status.st_mode):
-                    yield File(key, status.st_size, status.st_mtime_ns)
-                elif not (links and stat.S_ISLNK(status.st_mode)):
-                    kept.left_out.append(key)
+            status = os.lstat(path)
+            names = sorted(os.listdir(path), reverse=True) if stat.S_ISDIR(status.st_mode) else []
         except OSError as exc:
-            raise SourceError(tree.base, (exc.strerror or str(exc)).lower(), prefix or None) from exc
+            reason = (exc.strerror or str(exc)).lower()
+            if not keep_going:
+                raise SourceError(tree.base, reason, key or None) from exc
+            kept.failed.append({"key": key, "reason": reason})
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            pending += [f"{key}/{name}" if key else name for name in names if not reserved(name)]
+            if key and not names:
+                kept.empty_directories.append(key)
+        elif stat.S_ISREG(status.st_mode):
+            yield File(key, status.st_size, status.st_mtime_ns)
+        elif not (links and stat.S_ISLNK(status.st_mode)):
+            kept.left_out.append(key)
 
 
-def deleted(upper: str) -> list[str]:
+def deleted(upper: str, keep_going: bool = False) -> list[str]:
     """The keys of the source that an upper hides, in order; "DIR/" where it hides all that was in DIR.
 
-    SourceError for a directory that cannot be read.
+    SourceError for a directory that cannot be read; with `keep_going` it is left out, and files() has told of it.
     """
 
     def failed(exc: OSError) -> None:
+        if keep_going:
+            return
         raise SourceError(upper, (exc.strerror or str(exc)).lower(), os.path.relpath(exc.filename, upper)) from exc
 
     gone = []
-    for at, directories, names in os.walk(upper, onerror=failed):
+    for path, directories, names in os.walk(upper, onerror=failed):
         directories[:] = [name for name in directories if not reserved(name)]  # they may hold what is to vanish
-        key = os.path.relpath(at, upper)
+        key = os.path.relpath(path, upper)
         prefix = "" if key == "." else f"{key}/"
         if OPAQUE in names:
             gone.append(prefix)
         for name in names:
             hidden = hidden_name(name)
-            if hidden is not None and not os.path.lexists(os.path.join(at, hidden)):
+            if hidden is not None and not os.path.lexists(os.path.join(path, hidden)):
                 gone.append(prefix + hidden)
     return sorted(gone)
 
@@ -162,10 +167,10 @@ def _record(dest: str | None, upper: str | None) -> Record | None:
     found = records.found()
     if dest is None:
         return next((record for record in found if record.upper and record.upper == upper), None)
-    at = records.at(dest, found)
-    if not at:
+    there = at(dest, found)
+    if not there:
         raise MountError(f"{dest}: nothing is staged there (--upperdir names the directory with the changes)")
-    return at[0]
+    return there[0]
 
 
 def _sync(path: str) -> None:

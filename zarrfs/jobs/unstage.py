@@ -50,11 +50,41 @@ def unstage(record: Record, how: Taking) -> None:
 
 
 def mount_of(record: Record) -> mounts.Mount | None:
-    """The mount that belongs to a record; another one at its place is none of ours."""
+    """The mount that belongs to a record, also where a directory above it was renamed; no other one at its place.
+
+    MountError for one that only another mount namespace has, such as that of a job with a /tmp of its own.
+    """
     found = mounts.mount_at(record.place)
-    if found is None or found.fstype != mounts.FSTYPE or record.device not in ("", found.device):
+    if found is not None and found.fstype == mounts.FSTYPE and record.device in ("", found.device):
+        return found
+    if record.daemon is None or not processes.alive(record.daemon):
         return None
-    return found
+    if (moved := _moved(record, record.daemon.pid)) is not None:
+        return moved
+    if processes.elsewhere(record.daemon):
+        who = processes.shown(record.daemon)
+        raise MountError(f"{record.dest}: is mounted in another mount namespace, that of {who}")
+    return None
+
+
+def _moved(record: Record, pid: int) -> mounts.Mount | None:
+    """The mount of the daemon `pid` that is on record, wherever it is: numbers of devices are given again."""
+    for mount in mounts.mounts():
+        if (mount.fstype, mount.device) == (mounts.FSTYPE, record.device):
+            about = mounts.daemon_of(mount.mountpoint) or {}
+            if about.get("pid") == pid:
+                return mount
+    return None
+
+
+def at(dest: str, among: list[Record]) -> list[Record]:
+    """Those that are staged at `dest`: by that name, where they really are, or where their mounts are by now."""
+    path = records.resolved(dest)
+    named = [record for record in among if path in (record.dest, record.place)]
+    if named or (mount := mounts.mount_at(path)) is None:
+        return named
+    there = [record for record in among if record.daemon is not None and record.device == mount.device]
+    return [record for record in there if record.daemon and _moved(record, record.daemon.pid) == mount]
 
 
 def why_stale(record: Record) -> str:
@@ -67,12 +97,22 @@ def why_stale(record: Record) -> str:
         return "the node has been started anew since"
     if record.state != records.READY:
         return "" if processes.alive(record.maker) else "whoever staged it has died"
-    if record.mounted and mount_of(record) is None:
-        return "it is not mounted any more"
+    try:
+        if record.mounted and mount_of(record) is None:
+            return "it is not mounted any more"
+    except MountError:
+        return ""
     if record.owners:
         return "" if any(map(processes.alive, record.owners)) else "the process that it was for has ended"
     if record.manager:
         return "its job has ended" if processes.job_is_gone(record.manager, record.job) else ""
+    if not record.mounted and not os.path.lexists(record.place):
+        return "it is not there any more"
+    return why_dead(record)
+
+
+def why_dead(record: Record) -> str:
+    """That nobody can read a mount any more; "" where somebody may. Who stages again at its place replaces it."""
     return "its daemon has died" if record.mounted and mounts.is_dead(record.place) else ""
 
 
@@ -80,7 +120,8 @@ def keep(record: Record) -> None:
     """Start a keeper where there is none; the mount is in use when this returns. MountError."""
     if not record.mounted or processes.alive(record.keeper):
         return
-    root = keeper.hold(record.place)
+    mount = mount_of(record)
+    root = keeper.hold(record.place if mount is None else mount.mountpoint)
     try:
         record.keeper = keeper.start(record.id, root, record.owners)[0]
     finally:
@@ -104,11 +145,11 @@ def _end_mount(record: Record, how: Taking) -> None:
     if mount is None:
         processes.kill(record.keeper)
         return
-    if mounts.is_dead(record.place):
+    if mounts.is_dead(mount.mountpoint):
         processes.kill(record.keeper)
-        mounts.unmount(record.place, lazy=True)
+        mounts.unmount(mount.mountpoint, lazy=True)
         return
-    root = keeper.hold(record.place)
+    root = keeper.hold(mount.mountpoint)
     processes.kill(record.keeper)
     record.keeper = None
     deadline, told, pause = time.monotonic() + how.timeout, False, _POLL
@@ -117,9 +158,9 @@ def _end_mount(record: Record, how: Taking) -> None:
             os.close(root)
             root = -1
             try:
-                mounts.unmount(record.place, how.lazy)
+                mounts.unmount(mount.mountpoint, how.lazy)
             except MountError as exc:
-                root = keeper.hold(record.place)
+                root = keeper.hold(mount.mountpoint)
                 if time.monotonic() >= deadline:
                     raise
                 if not told:
@@ -151,20 +192,25 @@ def _remove(record: Record, how: Taking) -> None:
         with contextlib.suppress(OSError):
             os.unlink(record.unfinished(record.manifest))
     if not record.mounted and (record.local or how.copies):
-        _remove_copy(record)
+        _remove_copy(record, how.tell)
     if how.upper and record.upper:
         from zarrfs.stage.discard import discard
 
         if os.path.isdir(record.upper):
             discard(record.upper, lambda count: True)
             os.rmdir(record.upper)
+    if record.made_upper:  # nobody could write to it yet
+        with contextlib.suppress(OSError):
+            os.rmdir(record.upper)
     for path in reversed([*record.made, *([record.local] if record.local else [])]):
         with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
             os.rmdir(path)
 
 
-def _remove_copy(record: Record) -> None:
-    from zarrfs.stage.destination import remove_tree
+def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
+    """Remove a directory of the node; of any other what the copy has written, and nobody has changed since."""
+    from zarrfs.stage.destination import remove_tree, remove_written
+    from zarrfs.store.filling import written
 
     place = os.path.realpath(record.place)
     inside = [mount.mountpoint for mount in mounts.mounts() if nodelocal.beneath(mount.mountpoint, place)]
@@ -173,7 +219,10 @@ def _remove_copy(record: Record) -> None:
     try:
         status = os.lstat(record.place)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-            remove_tree(record.place)
+            if record.local:
+                remove_tree(record.place)
+            elif left := remove_written(record.place, *(record.written or written(record.place) or (0, -1))):
+                tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")
         if record.manifest:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(record.manifest)

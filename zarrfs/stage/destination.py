@@ -188,6 +188,53 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path)
 
 
+def remove_written(path: str, since: int, until: int) -> int:
+    """Delete what in the directory `path` was last changed from `since` to `until`, and empty directories.
+
+    Both are ctimes in ns (store.filling.written). Gives how many others there are; links are not followed. OSError.
+    """
+    with _entered(None, path) as directory:
+        return _remove_written(directory, since, until)
+
+
+def _remove_written(directory: int, since: int, until: int) -> int:
+    left = 0
+    with os.scandir(directory) as entries:
+        found = list(entries)
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            with _entered(directory, entry.name) as inner:
+                left += _remove_written(inner, since, until)
+            with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
+                os.rmdir(entry.name, dir_fd=directory)
+        elif since <= entry.stat(follow_symlinks=False).st_ctime_ns <= until:
+            os.unlink(entry.name, dir_fd=directory)
+        else:
+            left += 1
+    return left
+
+
+@contextlib.contextmanager
+def _entered(directory: int | None, name: str) -> Iterator[int]:
+    """A directory in another one, open for reading, and to be changed inside, whatever its mode."""
+    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    here = f"/proc/self/fd/{handle}"
+    try:
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        closed = mode & stat.S_IRWXU != stat.S_IRWXU
+        if closed:
+            os.chmod(here, mode | stat.S_IRWXU)
+        inner = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield inner
+        finally:
+            os.close(inner)
+            if closed:
+                os.chmod(here, mode)
+    finally:
+        os.close(handle)
+
+
 def _make_writable(path: str) -> None:
     """Let its owner write to a directory: without that it can neither be moved nor emptied."""
     with contextlib.suppress(OSError):  # what really is in the way shows later

@@ -166,7 +166,7 @@ class Filling:
         What it wrote before another boot may not have reached the disk: that is written again.
         """
         now, before = boot(), os.pread(self._note, 1 << 16, 0)
-        since = now
+        since, began = now, _changed_now(self._note)
         try:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
@@ -174,6 +174,7 @@ class Filling:
                 if self._picks:
                     self._noted = said.get("picks", "")
                 since = said["boot"]  # what is there may be of then
+                began = int(said.get("began", began))
                 self.resumed = since == now
                 if not self.resumed and self._existing == "refuse":
                     self._existing = "overwrite"
@@ -182,7 +183,7 @@ class Filling:
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
         note = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
-        self._write_note(json.dumps(note).encode())
+        self._write_note(json.dumps({**note, "began": began}).encode())
 
     def _write_note(self, note: bytes) -> None:
         os.ftruncate(self._note, 0)
@@ -458,6 +459,33 @@ def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool
     if info.kind is Kind.SYMLINK:
         return os.readlink(name, dir_fd=directory) == (info.target or "")
     return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet
+
+
+def _changed_now(descriptor: int) -> int:
+    """The time as the file system has it, in ns: a server's clock may not be ours."""
+    os.utime(descriptor)
+    return os.fstat(descriptor).st_ctime_ns
+
+
+def written(path: str) -> tuple[int, int] | None:
+    """From when until now a run with a mark, and those that it has taken up, have written to the directory `path`.
+
+    In ns, as the ctime of files there; None where no run has left a note.
+    """
+    try:
+        staging = os.open(os.path.join(path, RESERVED), _OPEN)
+    except OSError:
+        return None
+    try:
+        note = os.open(_NOTE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
+        try:
+            return int(json.loads(os.pread(note, 1 << 16, 0))["began"]), _changed_now(note)
+        finally:
+            os.close(note)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    finally:
+        os.close(staging)
 
 
 def forget(path: str) -> None:
