@@ -192,3 +192,39 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"a\.json: cannot be written: No space"):
         write()
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    """But not what a living one writes, what somebody else's is, nor what was put away in a swap."""
+    shown = str(tmp_path / "a[1].json")
+
+    def write(text: str) -> None:
+        with placed(shown, "archive", True) as place:
+            Path(place.new).write_text(text)
+
+    with placed(shown, "archive", True) as place:
+        Path(place.new).write_text("living")
+        living = set(os.listdir(tmp_path))
+        abandoned, put_away = (tmp_path / f".a[1].json.{index * 16}.tmp" for index in "ab")
+        others = [tmp_path / f".b.json.{'a' * 16}.tmp", tmp_path / f".a1.json.{'a' * 16}.tmp"]
+        for path in (abandoned, put_away, *others):
+            path.mkdir()
+            (path / "new").write_text("half")
+        (put_away / "old").mkdir()
+        (tmp_path / f".a[1].json.{'c' * 16}.tmp").symlink_to(others[0])
+        write("other")
+        left = {path.name for path in (put_away, *others)} | {f".a[1].json.{'c' * 16}.tmp", "a[1].json"}
+        assert set(os.listdir(tmp_path)) == left | living
+        assert Path(shown).read_text() == "other"
+    assert Path(shown).read_text() == "living"
+    assert set(os.listdir(tmp_path)) == left
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="names another user")
+def test_what_another_user_left_stays(tmp_path: Path) -> None:
+    left = tmp_path / f".a.json.{'a' * 16}.tmp"
+    left.mkdir()
+    os.chown(left, 65534, 65534)
+    with placed(str(tmp_path / "a.json"), "archive", True) as place:
+        Path(place.new).write_text("text")
+    assert left.exists()

@@ -28,8 +28,8 @@ tell. A mount that is still needed and has lost the process that keeps it in use
 all users.
 \b
 Copies that stage made at DEST stay, unless --remove-copies says otherwise, which removes what they wrote and nothing
-else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that should
-have been taken away, else 0; with --job, --stale and --all, to find nothing is fine."""
+else; those in a directory of the node are removed with it. The exit status is 1 if something is still there that
+should have been taken away, else 0; with --job, --stale and --all, to find nothing is fine."""
 
 _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a mount was for may use it so long
 

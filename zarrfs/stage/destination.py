@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.renaming import EXCHANGE, rename
+from zarrfs.store.staging import lock
 
 _DOCUMENT = ".zmetadata"
 _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
@@ -40,10 +41,11 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
     check_destination(shown, form, replace)
     directory, name = os.path.split(path)
     name = os.fsdecode(os.fsencode(name)[:200])  # a name has up to 255 bytes
-    work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
-    new, old = os.path.join(work, "new"), os.path.join(work, "old")
+    held = -1
     try:
-        os.mkdir(work, 0o700)
+        _remove_abandoned(directory, name)
+        work, held = _work_directory(directory, name)
+        new, old = os.path.join(work, "new"), os.path.join(work, "old")
         yield Place(new, (path, work))
         if form == "directory":
             sync_file_system(work)  # of what is in it, links are not ours to follow, and not all may be opened
@@ -61,11 +63,38 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
     except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
         raise SourceError(shown, f"cannot be written: {getattr(exc, 'strerror', None) or exc}") from exc
     finally:
-        if not os.path.lexists(old):
-            with contextlib.suppress(OSError):
-                remove_tree(work)
+        if held >= 0:
+            if not os.path.lexists(old):
+                with contextlib.suppress(OSError):
+                    remove_tree(work)
+            os.close(held)
     if os.path.lexists(old):
         raise SourceError(shown, f"is written; what came into the old directory meanwhile is in {old}")
+
+
+def _work_directory(directory: str, name: str) -> tuple[str, int]:
+    """A new directory for what is to be called `name`, and a descriptor with its lock, which says that we live."""
+    while True:
+        work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
+        os.mkdir(work, 0o700)
+        held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if lock(held) is not False and os.fstat(held).st_nlink:
+            return work, held
+        os.close(held)  # whoever removes what was abandoned was quicker
+
+
+def _remove_abandoned(directory: str, name: str) -> None:
+    """Remove what killed commands have left of the same name, but where one had put away what was there before."""
+    ours = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
+    for entry in filter(ours.fullmatch, os.listdir(directory)):
+        work = os.path.join(directory, entry)
+        with contextlib.suppress(OSError):
+            held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(held).st_uid == os.geteuid() and lock(held) and "old" not in os.listdir(held):
+                    remove_tree(work)
+            finally:
+                os.close(held)
 
 
 def check_destination(shown: str, form: str, replace: bool) -> None:
