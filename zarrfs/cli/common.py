@@ -31,6 +31,7 @@ Function = Callable[..., Any]
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SHORT = {"foreground": "-f"}
 _VERBOSITY = "zarrfs.log_level"  # in click's context: what -v, -q or -d said, to the group or to the command
+_TAKES = ("zarrfs.transfer.remote",)  # what most sources take
 _PREFIX = "option_"  # of click's parameter names, so that a command's own never collide with the table's
 
 
@@ -203,7 +204,7 @@ def tell_warnings(plan: Plan, chosen: options.Options) -> None:
 
 def run_on_store(
     source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = (),
+    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
     """Open `source`, tell its warnings, and run `body(store, plan)` on trio; more is as for run_on_stores()."""
 
@@ -215,11 +216,12 @@ def run_on_store(
 
 def run_on_stores(
     sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
-    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = (),
+    child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
     """As run_on_store, with several sources; those that are not for a `child` are planned in this process.
 
-    What `reads` no files is not told that their blobs are missing. `takes`: modules to be imported meanwhile.
+    What `reads` no files is not told that their blobs are missing, and takes none of the modules that are imported
+    meanwhile.
     """
     from zarrfs.sources import discard, open_plan, plan_source
     from zarrfs.sources.blobrefs import NO_BLOBS
@@ -241,7 +243,7 @@ def run_on_stores(
                     await store.aclose()
 
     plans: list[Plan] = []
-    meanwhile = functools.partial(_import_meanwhile, reads, takes)
+    meanwhile = functools.partial(_import_meanwhile, takes if reads else ())
     try:
         for source in sources:
             plans.append(plan_source(source, chosen, child(source), meanwhile, forks=True))
@@ -261,9 +263,9 @@ def run_on_stores(
             discard(plan)
 
 
-def _import_meanwhile(reads: bool, takes: tuple[str, ...]) -> None:
-    """What most sources take, while a child prepares ours; who `reads` files takes more."""
-    for name in (*("zarrfs.store.index", "zarrfs.transfer.remote")[: 1 + reads], *takes):
+def _import_meanwhile(takes: tuple[str, ...]) -> None:
+    """What our source takes, while a child prepares it."""
+    for name in ("zarrfs.store.index", *takes):
         importlib.import_module(name)
 
 

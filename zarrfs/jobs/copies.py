@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zarrfs.sources import Plan
     from zarrfs.stage.materialisewrite import Done
 
-TAKES = ("zarrfs.stage.materialise",)  # what is imported while the source is planned
+TAKES = "zarrfs.transfer.remote", "zarrfs.stage.materialise"  # what is imported while the source is planned
 SUMS = ".sha256"  # a manifest of this name is one for sha256sum -c
 
 
