@@ -24,9 +24,9 @@ from zarrfs.sources.blobs import BlobReader
 
 SCAN = """
 import os, sys
-from zarrfs.sources.dumptar import DumpIndex, scan_local
-index = DumpIndex()
-scan_local(os.open(sys.argv[1], os.O_RDONLY), index)
+from zarrfs.sources.dumptar import DumpIndex, run_local, scan
+index, file = DumpIndex(), os.open(sys.argv[1], os.O_RDONLY)
+run_local(scan(os.fstat(file).st_size, index), file)
 print(index.fault, len(index.blobs))
 """
 
@@ -134,8 +134,8 @@ def test_a_tar_that_has_not_changed_is_not_gone_through_to_find_its_index(
 ) -> None:
     monkeypatch.setattr(documents, "_SETTLED_NS", -1)
     scans: list[int] = []
-    real = prepare.scan_local
-    monkeypatch.setattr(prepare, "scan_local", lambda *args: scans.append(1) or real(*args))  # type: ignore[func-returns-value]
+    real = prepare.run_local
+    monkeypatch.setattr(prepare, "run_local", lambda *args: scans.append(1) or real(*args))  # type: ignore[func-returns-value]
     path, both = tmp_path / "x.tar", {}
     for name in "ab":
         blob = os.urandom(100)

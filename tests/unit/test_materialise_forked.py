@@ -22,7 +22,7 @@ import trio
 from tests.conftest import PROGRAM, run
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
-from zarrfs.errors import AccessDenied, SourceError
+from zarrfs.errors import AccessDenied, ReadError, SourceError
 from zarrfs.sources import blobplaces
 from zarrfs.sources.blobs import BlobReader
 from zarrfs.stage.keyglobs import Picking
@@ -312,12 +312,12 @@ def test_where_no_process_can_be_made_threads_write(tmp_path: Path, monkeypatch:
 def test_a_tar_that_cannot_be_read_hurts_nobody_who_needs_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(fd: int, index: Any) -> None:
-        raise OSError(5, "input/output error")
+    def broken(*args: object) -> bytes:
+        raise ReadError("x.tar", "input/output error")
 
     with tarfile.open(tmp_path / "x.tar", "w") as made:
         made.add(__file__, "archive/x_blobs/0")
-    monkeypatch.setattr(blobplaces, "scan_local", broken)
+    monkeypatch.setattr(blobplaces.DumpPlace, "_pread", broken)
     (tmp_path / "b").mkdir()
     document = archive_of(tmp_path / "b", 300)
     blobs = (str(tmp_path / "b"), str(tmp_path / "x.tar"))

@@ -20,7 +20,7 @@ from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
 from zarrfs.sources.blobfiles import Where
 from zarrfs.sources.blobrefs import DUMP, PlaceKind, is_remote_dump, is_tar, place_kind
-from zarrfs.sources.dumptar import DumpIndex, Member, scan_local, scan_remote
+from zarrfs.sources.dumptar import DumpIndex, Member, Steps, go_through, lay_out, run, run_remote
 from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.blobhash import hash_of
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST = 1 << 30  # bytes of a blob (RFC 10)
-_HINTS = 64 << 20  # bytes of a document behind a URL that is asked where blobs lie: it is held meanwhile
-_PIECE = 4 << 20  # of a local one
 
 
 class Place(Protocol):
@@ -282,6 +280,8 @@ class DumpPlace:
         self, index: DumpIndex, blobref: str, declared: int | None, wrong: Member | None
     ) -> Buffer | None:
         """The bytes of the first member that is that blob; `wrong` is not."""
+        if not index.complete:
+            await self._run(go_through, index)
         found = index.known(blobref)  # by the search that went before
         if found is not None and found != wrong and (data := await self._matching(found, blobref)) is not None:
             return data
@@ -301,34 +301,32 @@ class DumpPlace:
         return data if found == blobref else None
 
     async def _indexed(self) -> DumpIndex:
-        if self.local:
-            return await in_thread(self._places.slots, self._scanned)
         index = DumpIndex()
-        await scan_remote(self._places.files(), self._place, index)
-        for name, member in index.documents.items():
-            if member.size <= _HINTS:
-                data = bytes(await self._read(member.offset, member.size))
-                await in_thread(self._places.slots, index.hint, name, (data,))
+        if not await self._run(lay_out, index):
+            await self._run(go_through, index)
         return index
 
-    def _scanned(self) -> DumpIndex:
-        """The index of a local file. Blocks."""
-        index, file = DumpIndex(), self._file
+    async def _run(self, steps: Callable[[int, DumpIndex], Steps[T]], index: DumpIndex) -> T:
+        """Fill `index` from the tar. ReadError."""
+        if self.local:
+            return await in_thread(self._places.slots, self._run_local, steps, index)
+        files = self._places.files()
+        size = await files.size(self._place)
+        return await run_remote(steps(size, index), files, self._place, size)
+
+    def _run_local(self, steps: Callable[[int, DumpIndex], Steps[T]], index: DumpIndex) -> T:
+        file = self._file
         if file is None:
             raise ReadError(self.shown, self._failure)
         try:
             status = os.fstat(file)
-            if status.st_dev == self.forbidden_device:
-                raise Loop(self.shown, "lies in the mount that refers to it")
-            if not stat.S_ISREG(status.st_mode):
-                raise ReadError(self.shown, "not a regular file")
-            scan_local(file, index)
         except OSError as exc:
             raise ReadError(self.shown, (exc.strerror or str(exc)).lower()) from exc
-        for name, (offset, size) in index.documents.items():
-            steps = range(offset, offset + size, _PIECE)
-            index.hint(name, (self._pread(file, at, min(_PIECE, offset + size - at)) for at in steps))
-        return index
+        if status.st_dev == self.forbidden_device:
+            raise Loop(self.shown, "lies in the mount that refers to it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ReadError(self.shown, "not a regular file")
+        return run(steps(status.st_size, index), lambda offset, length: self._pread(file, offset, length))
 
     async def _read(self, offset: int, length: int) -> Buffer:
         if self._file is not None:

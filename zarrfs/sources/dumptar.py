@@ -2,28 +2,36 @@
 
 A preserved archive NAME is the member archive/NAME, a document, and archive/NAME_blobs/N, the bytes of the Nth region
 of its files. What blob a member is tells only its hash: the document says where to look first, and if that was not
-it, all members of the same length are gone through, once. Members are found by their headers; no data is read.
+it, all members of the same length are gone through, once. Members are found by their headers; no data is read. In a
+tar that `zarrfs archive create` has written, the document comes last and tells where each blob lies, so that no header
+of one is read.
+
+What goes through a tar is a generator of (offset, length) to be read, which is sent the bytes: run() and run_remote().
 Sources: POSIX.1 ("pax Interchange Format"); flux-core, flux-dump(1) and flux-archive(1).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zlib import adler32
 
 from zarrfs.errors import SourceError
+from zarrfs.transfer.answers import too_large
 
 if TYPE_CHECKING:
     from zarrfs.transfer.remote import RemoteFiles
 
+T = TypeVar("T")
+Steps = Generator[tuple[int, int], bytes, T]
+
 BLOCK = 512  # bytes: what everything in a tar is a multiple of
 _EXTRA = 1 << 20  # bytes of an extended header
+_TAIL, _MOST, _PIECE = 64 << 10, 16 << 20, 4 << 20  # bytes that are read at once: from the end; of a document
 # the blobref of a region, and its length before that; in text, quotation marks have a backslash
 _BLOBREF = re.compile(rb'"(sha1-[0-9a-fA-F]{40}|sha256-[0-9a-fA-F]{64})"\s*\]')
 _DIGITS, _MOST_DIGITS = b"0123456789", 19
@@ -56,6 +64,7 @@ class DumpIndex:
         self.documents: dict[str, Member] = {}  # by name, "a/b" for archive.a.b of the KVS
         self.blobs: dict[tuple[str, int], Member] = {}  # by name of the archive, and number
         self.fault = ""
+        self.complete = False  # whether all headers were read; else there are hints alone
         self.absent: set[tuple[str, int | None]] = set()  # blobs, and their lengths, that are not here
         self._hints: dict[str, Member] = {}
         self._sizes: dict[int, list[Member]] = defaultdict(list)
@@ -70,12 +79,16 @@ class DumpIndex:
         elif match := _DOCUMENT.fullmatch(name):
             self.documents[match[1]] = member
 
-    def hint(self, name: str, document: Iterable[bytes]) -> None:
-        """Note where the archive `name` says that its blobs are: in the order of its regions. It comes in pieces."""
-        for number, (blobref, length) in enumerate(_regions(document)):
-            member = self.blobs.get((name, number))
-            if member is not None and member.size == length:
-                self._hints[blobref] = member
+    def hint(self, name: str, number: int, blobref: str, length: int) -> None:
+        """Note what blob the archive `name` says that its member of this number is."""
+        member = self.blobs.get((name, number))
+        if member is not None and member.size == length:
+            self._hints[blobref] = member
+
+    def take(self, name: str, document: Member, hints: dict[str, Member]) -> None:
+        """Note an archive, and where its blobs are."""
+        self.documents[name] = document
+        self._hints |= hints
 
     def found(self, blobref: str, member: Member) -> None:
         """Note what blob a member is."""
@@ -99,8 +112,121 @@ class DumpIndex:
         return list(self._sizes)
 
 
-def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]:
-    """Fill `found` from a tar of `size` bytes: yields (offset, length) to be read, and is sent the bytes.
+def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
+    """What a generator gives at last; `read(offset, length)` reads, and may raise. It may give less at the end."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(read(*wanted))
+    except StopIteration as stop:
+        found: T = stop.value
+        return found
+
+
+def run_local(steps: Steps[T], fd: int) -> T:
+    """As run(), with an open tar; blocks. OSError."""
+    return run(steps, lambda offset, length: _pread(fd, offset, length))
+
+
+async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -> T:
+    """As run(), with a tar of `size` bytes behind a URL. ReadError."""
+    try:
+        offset, length = next(steps)
+        while True:
+            # headers come one behind the other; what else is wanted ends where it ends
+            low, high = (0, size) if length == BLOCK else (offset, offset + length)
+            offset, length = steps.send(bytes(await files.read(url, offset, length, low, high)))
+    except StopIteration as stop:
+        found: T = stop.value
+        return found
+
+
+def _pread(fd: int, offset: int, length: int) -> bytes:
+    data = os.pread(fd, length, offset)
+    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+        data += more  # one call gives up to 2 GiB
+    return data
+
+
+def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
+    """The archive `wanted` ("": the only one) of a tar. SourceError as chosen(), and for more than `limit` bytes."""
+    last = yield from _last_document(size)
+    if last is not None and last[1].size <= limit and wanted.replace(".", "/") in ("", last[0]):
+        start = last[1].offset
+        data = yield start, last[1].size
+        # else there may be others of any name
+        if run(_laid_out(last, DumpIndex()), lambda offset, length: data[offset - start : offset - start + length]):
+            return data
+    index = DumpIndex()
+    yield from scan(size, index)
+    where = index.documents[chosen(index, wanted, source)]
+    if where.size > limit:
+        raise SourceError(source, too_large(source, limit).reason)
+    return (yield where.offset, where.size)
+
+
+def lay_out(size: int, index: DumpIndex) -> Steps[bool]:
+    """Fill `index` from the document at the end of a tar; False unless it is as `zarrfs archive create` wrote."""
+    last = yield from _last_document(size)
+    return last is not None and (yield from _laid_out(last, index))
+
+
+def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
+    """Fill `index`, if the regions of the `last` document, each behind a header, are all that comes before it."""
+    name, where = last
+    regions, hints, at = _Regions(), dict[str, Member](), 0
+    for start in range(where.offset, where.offset + where.size, _PIECE):
+        for blobref, length in regions.of((yield start, min(_PIECE, where.offset + where.size - start))):
+            hints[blobref] = Member(at + BLOCK, length)
+            at += BLOCK + _padded(length)
+    if at + BLOCK != where.offset:
+        return False
+    index.take(name, where, hints)
+    return True
+
+
+def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
+    """The name of the archive whose document ends a tar, and where that is; None where something else does.
+
+    Text has no zero bytes, so it begins behind the last one, which is of its header.
+    """
+    end, at, step = -1, size, _TAIL
+    while at > 0:
+        low = max(0, at - step)
+        block = yield low, at - low
+        if end < 0:
+            block = block.rstrip(b"\0")
+            end = low + len(block)
+            if not block or size - _padded(end) < 2 * BLOCK:
+                return None
+        zero = block.rfind(b"\0")
+        if zero >= 0:
+            start = low + zero + 1
+            header = (yield start - BLOCK, BLOCK) if start % BLOCK == 0 else b""
+            name, length = (_plain(header) if len(header) == BLOCK else None) or ("", 0)
+            match = _DOCUMENT.fullmatch(name)
+            if match is None or _BLOB.fullmatch(name) or length != end - start:
+                return None
+            return match[1], Member(start, length)
+        at, step = low, min(size - low, _MOST)  # twice as much in all, each time
+    return None
+
+
+def go_through(size: int, index: DumpIndex) -> Steps[None]:
+    """Fill `index` by the headers of a tar, as scan(), and by what the documents in it say."""
+    yield from scan(size, index)
+    for name, where in index.documents.items():
+        regions, number = _Regions(), 0
+        for start in range(where.offset, where.offset + where.size, _PIECE):
+            piece = yield start, min(_PIECE, where.offset + where.size - start)
+            for blobref, length in regions.of(piece):
+                index.hint(name, number, blobref, length)
+                number += 1
+    index.complete = True
+
+
+def scan(size: int, found: DumpIndex) -> Steps[None]:
+    """Fill `found` with the members of a tar of `size` bytes.
 
     A tar that is damaged or ends early leaves its `fault`, and what comes before that.
     """
@@ -119,7 +245,7 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
             if at + length > size:
                 break
             found.add(name, Member(at, length))
-            at += -(-length // BLOCK) * BLOCK
+            at += _padded(length)
             continue
         if not block.strip(b"\0"):
             return
@@ -150,7 +276,7 @@ def scan(size: int, found: DumpIndex) -> Generator[tuple[int, int], bytes, None]
                 break
             if header.type in _REGULAR:
                 found.add(name, Member(at, length))
-        at += -(-length // BLOCK) * BLOCK
+        at += _padded(length)
     found.fault = f"cut short after {size:,} bytes"
 
 
@@ -168,25 +294,6 @@ def _plain(block: bytes) -> tuple[str, int] | None:
         return (name.decode(), int(length, 8)) if right else None
     except ValueError:
         return None
-
-
-def scan_local(fd: int, index: DumpIndex) -> None:
-    """Fill `index` from an open tar; blocks. OSError."""
-    steps = scan(os.fstat(fd).st_size, index)
-    with contextlib.suppress(StopIteration):
-        wanted = next(steps)
-        while True:
-            wanted = steps.send(os.pread(fd, wanted[1], wanted[0]))
-
-
-async def scan_remote(files: RemoteFiles, url: str, index: DumpIndex) -> None:
-    """Fill `index` from a tar behind a URL. ReadError."""
-    size = await files.size(url)
-    steps = scan(size, index)
-    with contextlib.suppress(StopIteration):
-        offset, length = next(steps)
-        while True:
-            offset, length = steps.send(bytes(await files.read(url, offset, length, 0, size)))
 
 
 def chosen(index: DumpIndex, wanted: str, source: str) -> str:
@@ -223,14 +330,18 @@ def _pax(data: bytes) -> dict[str, str]:
     return found
 
 
-def _regions(document: Iterable[bytes]) -> Iterator[tuple[str, int]]:
-    """(blobref, length) of all regions of an archive, in its order, found without parsing it.
+class _Regions:
+    """The regions of an archive, in its order, found without parsing it.
 
     What else looks like one only leads to a wrong place, which the hash tells.
     """
-    rest = b""
-    for piece in document:
-        text, end = rest + piece, 0
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, piece: bytes) -> Iterator[tuple[str, int]]:
+        """(blobref, length) of all regions that end in the next piece of the document."""
+        text, end = self._rest + piece, 0
         for match in _BLOBREF.finditer(text):
             start, end = match.span()
             before = text[max(start - _BEFORE, 0) : start].rstrip()
@@ -239,4 +350,9 @@ def _regions(document: Iterable[bytes]) -> Iterator[tuple[str, int]]:
                 digits = before[len(before.rstrip(_DIGITS)) :]
                 if 0 < len(digits) <= _MOST_DIGITS:
                     yield match[1].decode().lower(), int(digits)
-        rest = text[max(end, len(text) - _LONGEST) :]
+        self._rest = text[max(end, len(text) - _LONGEST) :]
+
+
+def _padded(length: int) -> int:
+    """With what is missing to a multiple of BLOCK."""
+    return length + -length % BLOCK

@@ -16,7 +16,7 @@ from zarrfs.options import Options
 from zarrfs.redaction import links, without_secrets
 from zarrfs.sources.blobrefs import is_tar
 from zarrfs.sources.compressed import is_compressed
-from zarrfs.sources.dumptar import DumpIndex, chosen, scan_remote, split_member
+from zarrfs.sources.dumptar import document, run_remote, split_member
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.transfer.answers import Entry, too_large
 from zarrfs.transfer.memory import memory_limit
@@ -128,12 +128,8 @@ async def _read_document(
 
 async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options) -> bytes:
     """The archive `member` of a dump tar."""
-    index, shown = DumpIndex(), without_secrets(url)
-    await scan_remote(files, url, index)
-    where = index.documents[chosen(index, member, shown)]
-    if where.size > options.document_limit:
-        raise too_large(shown, options.document_limit)
-    return bytes(await files.read(url, where.offset, where.size, where.offset, where.offset + where.size))
+    size = await files.size(url)
+    return await run_remote(document(size, member, without_secrets(url), options.document_limit), files, url, size)
 
 
 def _stamp(url: str, entry: Entry) -> str:

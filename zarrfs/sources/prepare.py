@@ -28,7 +28,7 @@ from zarrfs.sources import Plan
 from zarrfs.sources.blobrefs import DUMP, FLUX, is_flux, is_tar
 from zarrfs.sources.compilation import Compilation, Validation
 from zarrfs.sources.documents import Document, JsonDocument
-from zarrfs.sources.dumptar import DumpIndex, chosen, scan_local, split_member
+from zarrfs.sources.dumptar import document, run_local, split_member
 from zarrfs.sources.indexcache import IndexCache
 from zarrfs.sources.indexfiles import adopt, plan_index
 from zarrfs.sources.progress import Progress
@@ -112,15 +112,8 @@ def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
 
 
 def _member(path: str, file: int, member: str, options: Options) -> bytes:
-    index = DumpIndex()
     try:
-        scan_local(file, index)
-        where = index.documents[chosen(index, member, path)]
-        if where.size > options.document_limit:
-            raise SourceError(path, too_large(path, options.document_limit).reason)
-        with os.fdopen(os.dup(file), "rb") as opened:
-            opened.seek(where.offset)
-            return opened.read(where.size)
+        return run_local(document(os.fstat(file).st_size, member, path, options.document_limit), file)
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
 
