@@ -1,8 +1,9 @@
 -- Stage-in for the Flux job shell: copy to /etc/flux/shell/lua.d/zarrfs.lua, with stage and unstage in /etc/zarrfs/flux.
 -- Or for oneself: flux run -o userrc=/path/to/zarrfs.lua ...
 --
--- A job asks with ZARRFS_STAGE in its environment: lines of NAME SOURCE [OPTIONS]. Before its tasks start, each SOURCE is
--- mounted at $ZARRFS_STAGED/NAME on each of its nodes, by the job's user; after they have ended it is unmounted.
+-- A job asks with ZARRFS_STAGE in its environment: lines of NAME SOURCE [OPTIONS], or comments ("#"). Before its tasks
+-- start, each SOURCE is mounted at $ZARRFS_STAGED/NAME on each of its nodes, by the job's user; after they have ended it
+-- is unmounted.
 
 local here = shell.getenv ("ZARRFS_FLUX_DIR") or "/etc/zarrfs/flux"
 local staged -- where it is, once it is
@@ -17,7 +18,7 @@ end
 
 -- Runs a script as the job's user; returns what it writes, without the last newline, and whether it succeeded.
 local function run (script, ...)
-    local command = "exec 2>&1; " .. quoted (here .. "/" .. script)
+    local command = "exec 2>&1; export ZARRFS_FLUX_SHELL=$PPID; " .. quoted (here .. "/" .. script)
     for _, argument in ipairs { ... } do
         command = command .. " " .. quoted (argument)
     end

@@ -12,12 +12,14 @@ import pytest
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.mount.mounting import mount_lines
+from tests.mount.staging import eventually
 
 ROOT = Path(__file__).parents[2]
 SOURCE = f"{DATA}/archives/flux-list.json blobs={DATA}/archives/blobs"
 JOB = "ƒ2Rj4"
 FLUX = """#!/bin/sh
 [ "$*" = "job id --to=dec ƒ2Rj4" ] && echo 4711 && exit
+[ "$*" = "jobs -n -o {state} 4711" ] && cat "$FLUX_STATE" && exit
 echo "flux: unknown command $*" >&2
 exit 1
 """
@@ -49,7 +51,7 @@ def job(scripts: Path, stage: str, command: str) -> subprocess.CompletedProcess[
 
 def test_a_job_reads_what_its_shell_has_mounted(scripts: Path) -> None:
     read = "echo $ZARRFS_STAGED; cat $ZARRFS_STAGED/in/job/bin/run.sh"
-    done = job(scripts, f"in {SOURCE}\n\nagain {SOURCE}\n", read)
+    done = job(scripts, f"# a comment\nin {SOURCE}\n\nagain {SOURCE}\n  # more", read)
     place, _, content = done.stdout.partition("\n")
     assert (content, done.stderr) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
     assert content
@@ -96,6 +98,14 @@ def test_a_mount_in_use_stays_and_is_told(scripts: Path) -> None:
     assert not mount_lines(f"{place}/in")
 
 
+def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
+    """Also where there is no prolog, and so no epilog: whoever keeps the mounts waits for the end of the shell."""
+    done = job(scripts, f"in {SOURCE}\nagain {SOURCE}", "echo $ZARRFS_STAGED; kill -9 $PPID")
+    place = Path(done.stdout.strip())
+    assert eventually(lambda: not (mount_lines(place / "in") or mount_lines(place / "again")))
+    assert eventually(lambda: not list((scripts.parent / "zarrfs/staged").glob("*")))
+
+
 NODE_SCRIPT = """
 set -eu
 export FLUX_JOB_ID=ƒ2Rj4 FLUX_JOB_USERID=65534 PATH="{top}/bin:$PATH"
@@ -107,7 +117,11 @@ echo "$place $(ours {jobs}) $(stat -c %a:%u "$place")"
 $nobody sh -c "cd $place/in && exec sleep 60 >/dev/null 2>&1" & # somebody is there; the shell of the job was killed
 until [ "$(readlink /proc/$!/cwd)" = "$place/in" ]; do sleep 0.05; done
 {kill}
-{scripts}/epilog
+echo RUN >{top}/state; export FLUX_STATE={top}/state
+{scripts}/sweep
+ours {jobs}
+echo INACTIVE >{top}/state
+{scripts}/{end}
 echo "$(ours {jobs}) $(ls -A {jobs} | wc -l)"
 kill $!
 """
@@ -115,15 +129,17 @@ kill $!
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="prolog and epilog are run as root")
 @pytest.mark.parametrize("kill", [":", "kill -9 $(cat $place/pid)"])
-def test_the_epilog_takes_away_what_a_killed_job_has_left(tmp_path: Path, scripts: Path, kill: str) -> None:
+@pytest.mark.parametrize("end", ["epilog", "sweep"])
+def test_the_epilog_takes_away_what_a_killed_job_has_left(tmp_path: Path, scripts: Path, kill: str, end: str) -> None:
+    """Or, where it has not come to run, the sweep."""
     tmp_path.chmod(0o755)
     jobs = "/run/zarrfs-jobs"
     (scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nTIMEOUT=20\n")
-    script = NODE_SCRIPT.format(top=tmp_path, scripts=scripts, source=SOURCE, jobs=jobs, kill=kill)
+    script = NODE_SCRIPT.format(top=tmp_path, scripts=scripts, source=SOURCE, jobs=jobs, kill=kill, end=end)
     node = ["unshare", "--mount", "--propagation=private", sys.executable, str(ROOT / "tests/node.py")]
     paths = dict.fromkeys((sys.base_prefix, str(ROOT), str(tmp_path)))
     done = subprocess.run(
         [*node, *paths, "--", "sh", "-c", script], env={**os.environ, "XDG_CACHE_HOME": "/nonexistent"},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert done.stdout == f"{jobs}/4711/user 1 700:65534\n0 0\n", done.stderr
+    assert done.stdout == f"{jobs}/4711/user 1 700:65534\n1\n0 0\n", done.stderr
