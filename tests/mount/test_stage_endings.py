@@ -185,3 +185,24 @@ def test_stage_out_goes_on_where_a_directory_cannot_be_read(local: bool, node: N
     assert done.returncode == 1
     report = json.loads(done.stdout)
     assert (report["files"], [one["key"].rstrip("/") for one in report["failed"]]) == (2, ["dead"])
+
+
+@pytest.mark.parametrize("option", ["--report", "--manifest"])
+def test_what_cannot_be_written_is_known_before_anything_is_done(option: str, node: Node) -> None:
+    how = "--copy" if option == "--manifest" else "--mount"
+    directory = node.path / "directory"
+    directory.mkdir()
+    for place in (directory, node.path / "nowhere/file"):
+        refused = run("stage", how, SOURCE, node.path / "in", option, place)
+        assert refused.returncode in (1, 2)
+        assert str(place) in one_line(refused.stderr)
+        assert not (node.path / "in").exists()
+        assert node.clean()
+    assert list(directory.iterdir()) == []
+
+
+def test_the_report_of_unstage_is_looked_at_first(node: Node) -> None:
+    assert run("stage", SOURCE, node.path / "in").returncode == 0
+    refused = run("unstage", node.path / "in", "--report", node.path)
+    assert (refused.returncode, one_line(refused.stderr)) == (2, f"zarrfs: --report {node.path}: is a directory")
+    assert is_mounted(node.path / "in")

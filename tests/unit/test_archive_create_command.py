@@ -64,6 +64,7 @@ def test_excludes(place: Path) -> None:
     assert archived(".", "--exclude", "*.tmp", "--exclude", "more") == kept
     assert archived("in", "--exclude", "sub") == ["in", "in/a.txt", "in/z"]
     assert archived("in", "--exclude", "in/sub/*") == ["in", "in/a.txt", "in/z", "in/sub"]
+    assert archived(".", "--exclude", "/in/sub", "--exclude", "/a.txt") == ["more", "in", "in/a.txt", "in/z"]
     assert archived("in", "more", "--exclude", "./more", "--exclude", "sub/b.txt", "--exclude", "[az]*") == [
         "in", "in/sub", "in/sub/b.txt", "in/sub/c.tmp",
     ]  # fmt: skip

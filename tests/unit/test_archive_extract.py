@@ -78,6 +78,8 @@ def test_patterns_names_and_what_is_there(job: Path) -> None:
     done = run("archive", "extract", job, "nope", "in/a*", "-C", job.parent / "other", *blobs)
     assert (done.returncode, done.stderr) == (1, f"zarrfs: {job}: nothing in it matches nope\n")
     assert look(job.parent / "other/in/a.txt").data == b"one\n"
+    assert run("archive", "extract", job, "nope", "-C", job.parent / "none", *blobs).returncode == 1
+    assert not (job.parent / "none").exists()
 
 
 def test_from_standard_input(job: Path) -> None:

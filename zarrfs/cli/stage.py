@@ -96,7 +96,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     wish = Wish(source, dest, how, node_local, given["job"], given["owner"])
     shown = without_secrets(source)
     report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
-    began = time.monotonic()
+    to, began = reports.place(given["report"]), time.monotonic()
     status, deadline = 1, Deadline(given["timeout"])
     try:
         with running.orderly_end(), deadline.armed():
@@ -109,7 +109,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
         raise
     finally:
         report["seconds"] = round(time.monotonic() - began, 3)
-        reports.write(given["report"], report)
+        reports.write(to, report)
     sys.exit(status)
 
 

@@ -57,6 +57,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
         raise UsageError("say what: DEST, where it is staged, or --upperdir DIR")
     if (output is None) == (given["to"] is None):
         raise UsageError("say where to: -o ARCHIVE or --to URL")
+    to = reports.place(given["report"])
     kept, began, error = stageout.Kept(), time.monotonic(), None
     try:
         with running.orderly_end(), stageout.opened(dest, upper, given["merged"]) as tree:
@@ -69,7 +70,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     finally:
         seconds = round(time.monotonic() - began, 3)
         about = {"dest": dest and os.path.abspath(dest), "upper": upper, "error": error, "seconds": seconds}
-        reports.write(given["report"], about | stageout.as_json(kept))
+        reports.write(to, about | stageout.as_json(kept))
     _tell(kept, parsed)
     sys.exit(1 if kept.failed else 0)
 

@@ -70,7 +70,7 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
     began = time.monotonic()
     timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
     shown, dest = dest, None if dest is None else records.resolved(dest)
-    report = reports.absolute(given["report"])
+    report = reports.place(given["report"])
     os.chdir("/")  # or we would use the mount ourselves
     how = Taking(timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say)
     if given["stale"]:

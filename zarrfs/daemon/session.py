@@ -58,10 +58,10 @@ def mount(
     if plan.path is not None and mountpoint.startswith(os.path.realpath(plan.path).rstrip("/") + "/"):
         raise MountError(f"{mountpoint}: lies inside the source {plan.source}, which would show itself in itself")
     for warning in plan.warnings:
-        tell(f"{plan.source}: {warning}")
+        tell(f"warning: {plan.source}: {warning}")
     for_others = os.geteuid() == 0 and options.allow_other
     if for_others and plan.kind == "references" and not (plan.origin or options.allow_path):
-        tell(f"{plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
+        tell(f"warning: {plan.source}: reaches no local files, as root mounts it for others: see allow_path=")
     if parsed.writable and options.upperdir is None and plan.path is not None and plan.kind == "zarr":
         options = dataclasses.replace(options, upperdir=os.path.realpath(plan.path))  # its own upper
     if options.upperdir is not None:

@@ -128,6 +128,8 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
     path = os.path.abspath(path)
     if nodelocal.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
         raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
+    if os.path.isdir(path):
+        raise UsageError(f"--manifest {path}: is a directory")
     record.manifest, new = path, record.unfinished(path)
     record.save()
     try:

@@ -10,9 +10,18 @@ from typing import Any
 from zarrfs.errors import UsageError, ZarrfsError
 
 
-def absolute(path: str | None) -> str | None:
-    """Where a report goes, whatever the working directory is by then."""
-    return path if path in (None, "-") else os.path.abspath(str(path))
+def place(path: str | None) -> str | None:
+    """Where a report goes, whatever the working directory is by then. UsageError where none can be written."""
+    if path is None or path == "-":
+        return path
+    parent = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(parent):
+        raise UsageError(f"--report {path}: no such directory")
+    if os.path.isdir(path):
+        raise UsageError(f"--report {path}: is a directory")
+    if not os.access(path if os.path.exists(path) else parent, os.W_OK, effective_ids=True):
+        raise UsageError(f"--report {path}: permission denied")
+    return os.path.abspath(path)
 
 
 def write(path: str | None, report: dict[str, Any]) -> None:

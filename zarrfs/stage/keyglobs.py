@@ -14,7 +14,7 @@ class Globs:
     """Globs of keys; what is below a directory belongs to it.
 
     A glob without "/" is compared with names at any depth, one with "/" with whole keys, in which "*" stands for "/"
-    as well. A "./" before a glob makes it one for whole keys; slashes at its end do not matter.
+    as well. A "/" or "./" before a glob makes it one for whole keys; slashes at its end do not matter.
     """
 
     def __init__(self, globs: Iterable[str]) -> None:
@@ -23,7 +23,8 @@ class Globs:
         for glob in globs:
             bare = glob.rstrip("/")
             while bare.startswith("./"):
-                bare = bare[2:].lstrip("/")
+                bare = bare[2:]
+            bare = bare.lstrip("/")
             compiled = re.compile(fnmatch.translate("*" if bare == "." else bare))
             (self._keys if "/" in glob.rstrip("/") else self._names)[glob] = compiled
         self._unused = dict.fromkeys((*self._names, *self._keys))

@@ -402,7 +402,10 @@ class Filling:
         `dress` also where it was there and empty, or for existing="overwrite", as far as it is ours to change.
         """
         self._clear(note=self._noted == self._picks and not (more and self._mark))
-        if self._made:
+        if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was picked
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+        elif self._made:
             self._dress(self._base.descriptor, root)
         elif dress and (self._own or self._existing == "overwrite"):
             with contextlib.suppress(PermissionError):  # another user's
@@ -468,10 +471,7 @@ def _changed_now(descriptor: int) -> int:
 
 
 def written(path: str) -> tuple[int, int] | None:
-    """From when until now a run with a mark, and those that it has taken up, have written to the directory `path`.
-
-    In ns, as the ctime of files there; None where no run has left a note.
-    """
+    """From when until now a run with a mark has written to `path`: ctimes in ns. None where none has left a note."""
     try:
         staging = os.open(os.path.join(path, RESERVED), _OPEN)
     except OSError:
