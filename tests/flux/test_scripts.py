@@ -93,9 +93,7 @@ def test_a_mount_in_use_stays_and_is_told(scripts: Path) -> None:
     assert "in use by pid" in done.stderr
     assert mount_lines(f"{place}/in")
     os.kill(int(pid), 9)
-    environment = os.environ | {"ZARRFS_STATE_DIR": f"{place}/.zarrfs"}
-    subprocess.run([PROGRAM, "unstage", "--all", "--timeout", "10s"], env=environment, check=True)
-    assert not mount_lines(f"{place}/in")
+    assert eventually(lambda: not mount_lines(f"{place}/in"))  # by whoever keeps it in use, as the shell has ended
 
 
 def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_manifest_is_json_whatever_the_names(node: Node) -> None:
 @pytest.mark.parametrize("extra", [(), ("--no-manifest", "--link")])
 def test_what_is_not_of_the_copy_is_not_removed(node: Node, extra: tuple[str, ...]) -> None:
     dest, other = node.path / "input", node.path / "other"
-    dest.mkdir()
+    (dest / "empty").mkdir(parents=True)
     (dest / "mine").write_text("mine")
     time.sleep(0.02)  # a tick of the file system's clock
     assert run("stage", "--copy", SOURCE, dest, *extra).returncode == 0
@@ -107,6 +107,7 @@ def test_what_is_not_of_the_copy_is_not_removed(node: Node, extra: tuple[str, ..
     assert node.clean()
     assert sorted(files(dest)) == [".zgroup", "gzip/result", "mine"]
     assert (dest / "blosc").is_symlink()
+    assert (dest / "empty").is_dir()
     assert files(other) == before
 
 

@@ -104,6 +104,10 @@ def test_a_dead_mount_is_replaced_by_who_stages_again(
     assert run("stage", SOURCE, dest).returncode == 0
     kill(daemon_pid(dest))
     assert eventually(lambda: mounts.is_dead(str(dest)))
+    if name is not None:
+        with monkeypatch.context() as another:
+            another.setenv(name, "13")
+            assert "staged there already" in one_line(run("stage", SOURCE, dest).stderr)
     done = run("stage", SOURCE, dest)
     assert (done.returncode, "its daemon has died" in one_line(done.stderr)) == (0, True)
     assert (dest / ".zgroup").read_bytes() == (SOURCE / ".zgroup").read_bytes()

@@ -49,7 +49,8 @@ def begin(wish: Wish, parsed: Parsed, tell: Callable[[str], None]) -> Record:
         other = records.add(record)
         if other is None:
             break
-        reason = why_stale(other) or why_dead(other)
+        same = (other.manager, other.job, other.owners) == (manager, job, owners)
+        reason = why_stale(other) or (why_dead(other) if same else "")  # to another job it stays an error
         if not reason:
             raise MountError(f"{dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
         tell(f"{dest}: taking away what was staged there: {reason}")

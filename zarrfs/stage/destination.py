@@ -77,10 +77,11 @@ def _work_directory(directory: str, name: str) -> tuple[str, int]:
     while True:
         work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
         os.mkdir(work, 0o700)
-        held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if lock(held) is not False and os.fstat(held).st_nlink:
-            return work, held
-        os.close(held)  # whoever removes what was abandoned was quicker
+        with contextlib.suppress(FileNotFoundError):  # whoever removes what was abandoned was quicker than our lock
+            held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if lock(held) is not False and os.fstat(held).st_nlink:
+                return work, held
+            os.close(held)
 
 
 def _remove_abandoned(directory: str, name: str) -> None:
@@ -218,7 +219,7 @@ def remove_tree(path: str) -> None:
 
 
 def remove_written(path: str, since: int, until: int) -> int:
-    """Delete what in the directory `path` was last changed from `since` to `until`, and empty directories.
+    """Delete what in the directory `path` last changed from `since` to `until`; empty directories also if later.
 
     Both are ctimes in ns (store.filling.written). Gives how many others there are; links are not followed. OSError.
     """
@@ -231,12 +232,14 @@ def _remove_written(directory: int, since: int, until: int) -> int:
     with os.scandir(directory) as entries:
         found = list(entries)
     for entry in found:
+        changed = entry.stat(follow_symlinks=False).st_ctime_ns
         if entry.is_dir(follow_symlinks=False):
             with _entered(directory, entry.name) as inner:
                 left += _remove_written(inner, since, until)
-            with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
-                os.rmdir(entry.name, dir_fd=directory)
-        elif since <= entry.stat(follow_symlinks=False).st_ctime_ns <= until:
+            if changed >= since:
+                with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
+                    os.rmdir(entry.name, dir_fd=directory)
+        elif since <= changed <= until:
             os.unlink(entry.name, dir_fd=directory)
         else:
             left += 1
