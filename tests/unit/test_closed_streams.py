@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,35 @@ def test_input_that_is_closed_is_named(archive: Path) -> None:
     assert "bad file descriptor" in done.stderr
     done = closed("<&-", "archive", "create", "--inline", "-C", archive.parent / "in", "--files-from", "-")
     assert (done.returncode, done.stderr) == (2, "zarrfs: --files-from -: bad file descriptor\n")
+
+
+@pytest.mark.parametrize("command", [["ls"], ["archive", "list"], ["archive", "verify"], ["cat"], ["--help"]])
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_a_standard_output_without_room(command: list[str], unbuffered: bool, tmp_path: Path) -> None:
+    source = tmp_path / "a.json"
+    source.write_text('[{"path": "a", "mode": 33188, "data": "x"}]')
+    words = [*command, *([str(source)] if command != ["--help"] else []), *(["a"] if command == ["cat"] else [])]
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    if unbuffered:
+        environment["PYTHONUNBUFFERED"] = "1"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [PROGRAM, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment, timeout=60
+        )
+    assert done.returncode == 1
+    where = "" if unbuffered else "standard output: "
+    assert done.stderr == f"zarrfs: {where}no space left on device\n"
+
+
+@pytest.mark.parametrize("word", ["ls", "mount", "archive"])
+def test_ctrl_c_while_modules_are_imported(word: str) -> None:
+    """Nothing is said. (What Python itself imports before says what it likes.)"""
+    code = (
+        "import sys, signal, importlib.abc\nfrom zarrfs.cli import main\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name.startswith('zarrfs.cli.{word}'): signal.raise_signal(signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, Finder())\nsys.argv = ['zarrfs', '{word}', '--help']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

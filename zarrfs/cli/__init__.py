@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli.common import SETTINGS, process_options
+from zarrfs.cli.common import SETTINGS, errors_told, process_options
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -80,6 +80,17 @@ class LazyGroup(click.Group):
         if "_ZARRFS_COMPLETE" in os.environ:
             importlib.import_module("zarrfs.cli.completing")  # has its own way with bash
         return super().main(*args, **extra)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """As click.Group.make_context; Ctrl-C and a full disk end it as they end commands."""
+        with errors_told():
+            return super().make_context(*args, **extra)
+        raise AssertionError("not reached")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click.Group.invoke, which imports the command; see make_context()."""
+        with errors_told():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names, in the order of the table."""

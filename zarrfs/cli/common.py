@@ -151,7 +151,7 @@ def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
     """Turn errors into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
     try:
         yield
-    except (click.ClickException, click.exceptions.Exit, SystemExit):
+    except (click.ClickException, click.Abort, click.exceptions.Exit, SystemExit):
         raise
     except BaseException as exc:
         cause = first_cause(exc)
@@ -175,11 +175,23 @@ def _tell(exc: BaseException, status: int) -> int:
     if isinstance(exc, BrokenPipeError):  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    if isinstance(exc, ZarrfsError | OSError):
+    if isinstance(exc, OSError) and exc.filename is None:
+        say(_output_failure() or (exc.strerror or str(exc)).lower())
+    elif isinstance(exc, ZarrfsError | OSError):
         say(str(exc))
     else:
         say(f"internal error: {type(exc).__name__}: {exc} (-d shows where)")
     return 2 if isinstance(exc, UsageError) else status
+
+
+def _output_failure() -> str:
+    """What is wrong with standard output, which is given up then; "" where nothing is."""
+    try:
+        sys.stdout.flush()
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"standard output: {(exc.strerror or str(exc)).lower()}"
+    return ""
 
 
 def first_cause(exc: BaseException) -> BaseException:
