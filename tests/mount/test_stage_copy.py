@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -128,10 +129,18 @@ def test_a_copy_that_was_killed_is_removed_with_what_it_had(node: Node) -> None:
     assert eventually(lambda: len(os.listdir(dest)) > 100)
     child.kill()
     child.wait()
+    time.sleep(0.3)  # its processes end a moment later
+    (dest / "between").write_text("mine, too")
+    time.sleep(0.02)
+    child = subprocess.Popen([PROGRAM, "stage", "--copy", source, dest])
+    assert eventually(lambda: len(list(dest.glob(".zarrfs-staging/*"))) > 1)
+    child.send_signal(signal.SIGINT)
+    child.wait()
+    (dest / "and between").write_text("mine, too")
     time.sleep(0.02)
     assert run("stage", "--copy", source, dest).returncode == 0
     assert run("unstage", dest, "--remove-copies").returncode == 0
-    assert sorted(os.listdir(dest)) == ["mine"]
+    assert sorted(os.listdir(dest)) == ["and between", "between", "mine"]
 
 
 def test_a_killed_copy_leaves_no_half_manifest(node: Node) -> None:

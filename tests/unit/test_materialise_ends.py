@@ -29,7 +29,8 @@ from zarrfs.errors import SourceError, UsageError
 from zarrfs.store import filling
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.filesystem import FileSystemStore
-from zarrfs.store.filling import Filling, forget
+from zarrfs.store.filling import Filling
+from zarrfs.store.fillingnotes import forget
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
 

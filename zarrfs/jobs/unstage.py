@@ -209,8 +209,7 @@ def _remove(record: Record, how: Taking) -> None:
 
 def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
     """Remove a directory of the node; of any other what the copy has written, and nobody has changed since."""
-    from zarrfs.stage.destination import remove_tree, remove_written
-    from zarrfs.store.filling import written
+    from zarrfs.stage.destination import remove_tree
 
     place = os.path.realpath(record.place)
     inside = [mount.mountpoint for mount in mounts.mounts() if nodelocal.beneath(mount.mountpoint, place)]
@@ -219,10 +218,7 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
     try:
         status = os.lstat(record.place)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-            if record.local:
-                remove_tree(record.place)
-            elif left := remove_written(record.place, *(record.written or written(record.place) or (0, -1))):
-                tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")
+            remove_tree(record.place) if record.local else _remove_written(record, tell)
         if record.manifest:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(record.manifest)
@@ -230,3 +226,15 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
         pass
     except OSError as exc:
         raise MountError(f"{exc.filename or record.place}: {(exc.strerror or str(exc)).lower()}") from None
+
+
+def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
+    from zarrfs.stage.destination import remove_written
+    from zarrfs.store.fillingnotes import forget, written
+
+    if not record.written:  # the copy was killed
+        record.written = written(record.place)
+        record.save()
+    forget(record.place)
+    if left := remove_written(record.place, record.written):
+        tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")

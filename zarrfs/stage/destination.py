@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.store.fillingnotes import Spans
 from zarrfs.store.renaming import EXCHANGE, rename
 from zarrfs.store.staging import lock
 
@@ -218,16 +219,16 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path)
 
 
-def remove_written(path: str, since: int, until: int) -> int:
-    """Delete what in the directory `path` last changed from `since` to `until`; empty directories also if later.
+def remove_written(path: str, spans: Spans) -> int:
+    """Delete what in the directory `path` has last changed within `spans`; empty directories also if later.
 
-    Both are ctimes in ns (store.filling.written). Gives how many others there are; links are not followed. OSError.
+    Gives how many others there are; links are not followed. OSError.
     """
     with _entered(None, path) as directory:
-        return _remove_written(directory, since, until)
+        return _remove_written(directory, spans)
 
 
-def _remove_written(directory: int, since: int, until: int) -> int:
+def _remove_written(directory: int, spans: Spans) -> int:
     left = 0
     with os.scandir(directory) as entries:
         found = list(entries)
@@ -235,11 +236,11 @@ def _remove_written(directory: int, since: int, until: int) -> int:
         changed = entry.stat(follow_symlinks=False).st_ctime_ns
         if entry.is_dir(follow_symlinks=False):
             with _entered(directory, entry.name) as inner:
-                left += _remove_written(inner, since, until)
-            if changed >= since:
+                left += _remove_written(inner, spans)
+            if spans and changed >= spans[0][0]:
                 with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
                     os.rmdir(entry.name, dir_fd=directory)
-        elif since <= changed <= until:
+        elif any(since <= changed <= until for since, until in spans):
             os.unlink(entry.name, dir_fd=directory)
         else:
             left += 1

@@ -23,7 +23,7 @@ class Choice:
     sums: bool = False  # tell the SHA-256 of files
     set_ids: bool = False  # set-user-ID and set-group-ID bits of files, too
     root: bool = False  # an empty directory that was there gets the mode and time of the root, too
-    unfinished: bool = False  # there is more to be done: a later run may take this one up, until filling.forget()
+    unfinished: bool = False  # there is more to be done: a later run may take this one up, until fillingnotes.forget()
 
 
 @dataclasses.dataclass

@@ -22,17 +22,17 @@ import threading
 from typing import NamedTuple
 
 from zarrfs.errors import UsageError, ZarrfsError
+from zarrfs.store import fillingnotes
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.beneath import BaseDirectory
+from zarrfs.store.fillingnotes import NOTE, OPEN, STAGING
 from zarrfs.store.renaming import NOREPLACE, rename
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.transfer.machine import boot
 
 EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
-_STAGING, _NOTE = os.fsencode(RESERVED), b"note"
 _RUN = re.compile(r"[0-9a-f]{16}")  # what directories of runs are called
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = stat.S_IRWXU
 _TRIES = 100  # how often somebody may change names under us before that is an error
@@ -89,6 +89,8 @@ class Filling:
     def __init__(self, path: str, existing: str = "refuse", mark: str = "", picks: str = "") -> None:
         self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
         self.resumed = self._made = self._begun = False
+        self._said: dict[str, object] = {}
+        self._spans: fillingnotes.Spans = []
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its note, if it has another mark
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
         self._counter = itertools.count()
@@ -116,7 +118,7 @@ class Filling:
     def _begin(self) -> None:
         """Lock the directory, find out what was there, and make room for what is not whole."""
         base = self._base.descriptor
-        look = os.open(b".", _OPEN, dir_fd=base)
+        look = os.open(b".", OPEN, dir_fd=base)
         try:
             empty = not set(os.listdir(look)) - {RESERVED}
             self._status = os.fstat(look)
@@ -129,18 +131,18 @@ class Filling:
                 remove_abandoned(self._staging, os.fsencode(entry))
         self._run_name = secrets.token_hex(8).encode()
         os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
-        self._run = os.open(self._run_name, _OPEN, dir_fd=self._staging)
+        self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
         lock(self._run)
         self._device = os.fstat(self._run).st_dev
 
     def _take_note(self) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(_STAGING, 0o700, dir_fd=self._base.descriptor)
+                os.mkdir(STAGING, 0o700, dir_fd=self._base.descriptor)
             try:
-                self._staging = os.open(_STAGING, _OPEN, dir_fd=self._base.descriptor)
+                self._staging = os.open(STAGING, OPEN, dir_fd=self._base.descriptor)
                 flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._note = os.open(_NOTE, flags, 0o600, dir_fd=self._staging)
+                self._note = os.open(NOTE, flags, 0o600, dir_fd=self._staging)
             except FileNotFoundError:  # another run has just ended
                 self._forget()
                 continue
@@ -165,8 +167,8 @@ class Filling:
 
         What it wrote before another boot may not have reached the disk: that is written again.
         """
-        now, before = boot(), os.pread(self._note, 1 << 16, 0)
-        since, began = now, _changed_now(self._note)
+        now, before, spans = boot(), fillingnotes.read(self._note), []
+        since = now
         try:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
@@ -174,7 +176,7 @@ class Filling:
                 if self._picks:
                     self._noted = said.get("picks", "")
                 since = said["boot"]  # what is there may be of then
-                began = int(said.get("began", began))
+                spans = fillingnotes.spans_of(said, self._staging)
                 self.resumed = since == now
                 if not self.resumed and self._existing == "refuse":
                     self._existing = "overwrite"
@@ -182,12 +184,12 @@ class Filling:
                 self._before = before
         except (ValueError, TypeError, KeyError, RecursionError):
             pass
-        note = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
-        self._write_note(json.dumps({**note, "began": began}).encode())
+        self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
+        self._spans = [*spans, [fillingnotes.changed_now(self._note), 0]]
+        self._write_note()
 
-    def _write_note(self, note: bytes) -> None:
-        os.ftruncate(self._note, 0)
-        os.pwrite(self._note, note, 0)
+    def _write_note(self) -> None:
+        fillingnotes.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
 
     def forked(self) -> None:
         """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
@@ -195,7 +197,7 @@ class Filling:
         name = b"p%d" % os.getpid()
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=self._run)
-        own = os.open(name, _OPEN, dir_fd=self._run)
+        own = os.open(name, OPEN, dir_fd=self._run)
         os.close(self._run)
         os.close(self._note)
         self._run, self._note = own, -1
@@ -309,7 +311,7 @@ class Filling:
     def _temporary(self, folder: Folder, directory: int) -> tuple[int, bytes]:
         """(directory, name) of something that has no name yet."""
         if folder.near:
-            return directory, _STAGING + b"." + secrets.token_hex(8).encode()
+            return directory, STAGING + b"." + secrets.token_hex(8).encode()
         return self._run, b"%d" % next(self._counter)
 
     def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
@@ -384,7 +386,7 @@ class Filling:
         return ours
 
     def _dress(self, handle: int, info: Info) -> None:
-        descriptor = os.open(b".", _OPEN, dir_fd=handle)
+        descriptor = os.open(b".", OPEN, dir_fd=handle)
         try:
             if info.mtime_ns is not None:
                 os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
@@ -401,6 +403,7 @@ class Filling:
         The directory gets the mode and time of `root`, if this run, or the one that it takes up, has made it. With
         `dress` also where it was there and empty, or for existing="overwrite", as far as it is ours to change.
         """
+        self._end_span()
         self._clear(note=self._noted == self._picks and not (more and self._mark))
         if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was picked
             with contextlib.suppress(OSError):
@@ -415,19 +418,26 @@ class Filling:
     def abandon(self) -> None:
         """The run ends early: what is whole stays, and the note of a run with a mark that did anything."""
         with contextlib.suppress(OSError):
-            look = os.open(b".", _OPEN, dir_fd=self._base.descriptor)
+            look = os.open(b".", OPEN, dir_fd=self._base.descriptor)
             try:
                 bare = not set(os.listdir(look)) - {RESERVED}
             finally:
                 os.close(look)
             changed = self._mark and (self._begun or self._changed[0])
             if self._before and not changed and not bare:
-                self._write_note(self._before)
+                fillingnotes.write(self._note, self._before)
                 changed = True
+            else:
+                self._end_span()
             self._clear(note=bare or not changed)
             if bare and self._made:
                 os.rmdir(self.path)
         self.close()
+
+    def _end_span(self) -> None:
+        with contextlib.suppress(OSError):  # then nobody knows until when, and less counts as ours
+            self._spans[-1][1] = fillingnotes.changed_now(self._note)
+            self._write_note()
 
     def _clear(self, note: bool) -> None:
         """Remove the run's own directory, and with `note` all of the staging directory."""
@@ -438,9 +448,9 @@ class Filling:
                 shutil.rmtree(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:
-            os.unlink(_NOTE, dir_fd=self._staging)
+            os.unlink(NOTE, dir_fd=self._staging)
             with contextlib.suppress(OSError):  # something of another process is in it
-                os.rmdir(_STAGING, dir_fd=self._base.descriptor)
+                os.rmdir(STAGING, dir_fd=self._base.descriptor)
 
     def close(self) -> None:
         """Give descriptors and the lock back; what is there stays."""
@@ -462,38 +472,3 @@ def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool
     if info.kind is Kind.SYMLINK:
         return os.readlink(name, dir_fd=directory) == (info.target or "")
     return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet
-
-
-def _changed_now(descriptor: int) -> int:
-    """The time as the file system has it, in ns: a server's clock may not be ours."""
-    os.utime(descriptor)
-    return os.fstat(descriptor).st_ctime_ns
-
-
-def written(path: str) -> tuple[int, int] | None:
-    """From when until now a run with a mark has written to `path`: ctimes in ns. None where none has left a note."""
-    try:
-        staging = os.open(os.path.join(path, RESERVED), _OPEN)
-    except OSError:
-        return None
-    try:
-        note = os.open(_NOTE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
-        try:
-            return int(json.loads(os.pread(note, 1 << 16, 0))["began"]), _changed_now(note)
-        finally:
-            os.close(note)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    finally:
-        os.close(staging)
-
-
-def forget(path: str) -> None:
-    """Remove the note that a run has left in the directory `path` as there was more to be done; it is done now."""
-    with contextlib.suppress(OSError):
-        staging = os.open(os.path.join(path, RESERVED), _OPEN)
-        try:
-            os.unlink(_NOTE, dir_fd=staging)
-        finally:
-            os.close(staging)
-        os.rmdir(os.path.join(path, RESERVED))
