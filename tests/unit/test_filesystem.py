@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import subprocess
@@ -78,6 +79,23 @@ def test_attributes_are_those_of_the_file(store: FileSystemStore) -> None:
     info = trio.run(store.info, "f")
     assert info == Info("f", Kind.FILE, 1_000_000, 0o640, 1_234_567_891_234_567_891, None, 0, 2, path.stat().st_ino)
     assert trio.run(listed, store, "")[0] == info
+
+
+@pytest.mark.parametrize("code", [errno.ENOTCONN, errno.ECONNABORTED])
+def test_a_mount_that_has_lost_its_daemon_hides_no_other_name(
+    code: int, store: FileSystemStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+        if path == "dead":
+            raise OSError(code, os.strerror(code))
+        return real(path, *args, **more)
+
+    for name in ("a", "dead", "z"):
+        (tmp_path / "base" / name).mkdir()
+    monkeypatch.setattr(os, "stat", stat)
+    assert [entry[:2] for entry in store.entries("")] == [(name, Kind.DIRECTORY.value) for name in ("a", "dead", "z")]
 
 
 def test_links_that_stay_inside(store: FileSystemStore) -> None:

@@ -367,6 +367,10 @@ def _look_at(directory: int, names: list[str], prefix: str) -> list[Info]:
             info = _info(name, status, os.readlink(os.fsencode(name), dir_fd=directory) if link else None)
         except FileNotFoundError:
             continue
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+                raise
+            info = Info(name, Kind.DIRECTORY, 0)  # a mount that has lost its daemon: who enters it is told, no other
         if info is None:
             log.debug("%s: neither a file nor a directory nor a link: not listed", join_key(prefix, name))
         else:
