@@ -73,7 +73,7 @@ def test_beside_threads_it_is_a_new_interpreter(sources: list[Path], tmp_path: P
 
 def test_with_an_environment_of_its_own_it_is_a_new_interpreter(sources: list[Path]) -> None:
     """SQLite reads it once, and importing it is that: with cache=none it would write to TMPDIR."""
-    assert planned(True, sources[1], cache="none")[1] == 0  # which has an error, and so leaves no index
+    assert planned(True, sources[2], cache="none")[1] == 0  # which is not there, and so leaves no index
 
 
 HELD = """
