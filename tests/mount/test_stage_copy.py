@@ -43,7 +43,7 @@ def test_a_copy_has_a_manifest_and_stays(node: Node) -> None:
     }
     report = json.loads(done.stdout)
     assert (report["files"], report["manifest"]) == (len(lines), str(manifest))
-    assert run("stage", "--copy", SOURCE, dest).returncode == 1  # on record
+    assert run("stage", "--copy", DATA, dest).returncode == 1  # on record
     assert run("unstage", dest).returncode == 0
     assert equal(SOURCE, dest)
     assert not node.records()
@@ -218,7 +218,8 @@ def test_a_directory_is_linked_file_by_file(node: Node) -> None:
     assert equal(SOURCE, dest)
 
 
-def test_what_cannot_be_had_is_reported(node: Node) -> None:
+@pytest.mark.parametrize("unstaged", [False, True])
+def test_what_cannot_be_had_is_reported(unstaged: bool, node: Node) -> None:
     refs, dest = node.path / "refs.json", node.path / "input"
     refs.write_text(json.dumps({"good": "x", "bad": [str(node.path / "nothing"), 0, 4]}))
     done = run("stage", "--copy", refs, dest, "--report", "-")
@@ -229,12 +230,62 @@ def test_what_cannot_be_had_is_reported(node: Node) -> None:
     assert done.returncode == 1
     assert (dest / "good").read_text() == "x"
     assert [bad["key"] for bad in json.loads(done.stdout)["failed"]] == ["bad"]
-    assert run("unstage", dest).returncode == 0
+    if unstaged:
+        assert run("unstage", dest).returncode == 0
     (node.path / "nothing").write_text("found")
     done = run("stage", "--copy", refs, dest, "--report", "-")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["resumed"] == 1
     assert sorted(os.listdir(dest)) == ["bad", "good"]
+
+
+def test_the_same_again_is_the_same_copy(node: Node) -> None:
+    """As a job does that is queued again: what is whole stays, and is the copy's also afterwards."""
+    dest = node.path / "made" / "input"
+    assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    before = {key: file.lstat().st_ino for key, file in files(dest).items()}
+    (dest / "of the job").write_text("mine")
+    done = run("stage", "--copy", SOURCE, dest, "--report", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["resumed"] == len(before)
+    (dest / "of the job").unlink()
+    assert {key: file.lstat().st_ino for key, file in files(dest).items()} == before
+    (dest / "of the job").write_text("mine")
+    (dest / next(iter(before))).unlink()
+    assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    assert set(files(dest)) == {*before, "of the job"}
+    done = run("stage", "--copy", DATA, dest)
+    assert (done.returncode, "is staged there already" in one_line(done.stderr)) == (1, True)
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert set(files(dest)) == {"of the job"}
+
+
+def test_the_same_again_leaves_nothing(node: Node) -> None:
+    dest = node.path / "made" / "input"
+    for _ in range(2):
+        assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert not dest.parent.exists()
+
+
+def test_the_same_again_does_not_replace_what_a_job_has_changed(node: Node) -> None:
+    dest = node.path / "input"
+    assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    changed = next(key for key, file in files(dest).items() if not file.is_symlink())
+    (dest / changed).write_text("changed")
+    done = run("stage", "--copy", SOURCE, dest)
+    assert (done.returncode, f"{changed}: is there already" in one_line(done.stderr)) == (1, True)
+    assert (dest / changed).read_text() == "changed"
+
+
+def test_a_copy_is_of_one_job(node: Node) -> None:
+    """To another one it is in the way, as long as the first may need it."""
+    dest = node.path / "input"
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert run("stage", "--copy", SOURCE, dest, "--for", process.pid).returncode == 0
+        done = run("stage", "--copy", SOURCE, dest, "--for", os.getpid())
+        assert (done.returncode, "is staged there already" in one_line(done.stderr)) == (1, True)
+        process.kill()
 
 
 def test_a_copy_that_was_killed_goes_on(node: Node, faulty: Faulty) -> None:

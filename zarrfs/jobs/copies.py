@@ -18,7 +18,7 @@ from zarrfs.options import Options, Parsed
 from zarrfs.sources import fingerprint
 from zarrfs.stage.materialisereport import Choice, Report
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.fillingnotes import forget, written
+from zarrfs.store.fillingnotes import forget, kept
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def staged(
     try:
         stagein.make_directories(record)
         yield record
-        record.written = written(record.place)
+        record.note = kept(record.place)
         stagein.hold_and_link(record)
         if not report.bad:
             forget(record.place)  # until here a run after a kill takes this one up

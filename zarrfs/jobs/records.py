@@ -55,7 +55,7 @@ class Record:
     upper: str = ""
     writable: bool = False
     manifest: str = ""
-    written: list[list[int]] = dataclasses.field(default_factory=list)  # when a copy has: spans of store.fillingnotes
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a copy's runs (store.fillingnotes)
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
     directory: str = ""  # where the record is

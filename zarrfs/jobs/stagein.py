@@ -45,16 +45,13 @@ def begin(wish: Wish, parsed: Parsed, tell: Callable[[str], None]) -> Record:
         wish.how, without_secrets(wish.source), dest, dest, records.process_here(), owners=owners, manager=manager,
         job=job, upper=upper, writable=bool(upper) and not parsed.options.ro,
     )  # fmt: skip
+    made: list[str] = []
     while True:
         other = records.add(record)
         if other is None:
             break
-        same = (other.manager, other.job, other.owners) == (manager, job, owners)
-        reason = why_stale(other) or (why_dead(other) if same else "")  # to another job it stays an error
-        if not reason:
-            raise MountError(f"{dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
-        tell(f"{dest}: taking away what was staged there: {reason}")
-        unstage(other, Taking(tell=tell))
+        _replace(other, record, tell)
+        made += other.made
     try:
         _look_at(record)
         local = wish.node_local
@@ -63,11 +60,23 @@ def begin(wish: Wish, parsed: Parsed, tell: Callable[[str], None]) -> Record:
             local = ""
         if local is not None:
             go_local(record, local)
-        _note_directories(record)
+        _note_directories(record, made)
     except BaseException:
         record.remove()
         raise
     return record
+
+
+def _replace(other: Record, record: Record, tell: Callable[[str], None]) -> None:
+    """Take away what was staged at the place of a new record. MountError where it may still be of use."""
+    same = (other.manager, other.job, other.owners) == (record.manager, record.job, record.owners)
+    # not one on the node, which would be removed, and may be read just now
+    again = (other.how, other.source) == (record.how, record.source) and not other.mounted and not other.local
+    if reason := why_stale(other) or (why_dead(other) if same else ""):  # to another job it stays an error
+        tell(f"{record.dest}: taking away what was staged there: {reason}")
+    elif not (same and again):
+        raise MountError(f"{record.dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
+    unstage(other, Taking(again=again, tell=tell))
 
 
 def mount(
@@ -218,13 +227,16 @@ def _look_at(record: Record) -> None:
         raise MountError(f"{dest}: {(exc.strerror or str(exc)).lower()}") from None
 
 
-def _note_directories(record: Record) -> None:
-    """Note which directories have to be made: what leads to `dest`, and itself unless a link goes there."""
+def _note_directories(record: Record, made: list[str]) -> None:
+    """Note which directories have to be made: what leads to `dest`, and itself unless a link goes there.
+
+    Those that were `made` for what was there before, and are still there, are ours now.
+    """
     path, missing = os.path.dirname(record.dest) if record.link else record.dest, []
     while not os.path.lexists(path):
         missing.append(path)
         path = os.path.dirname(path)
-    record.made = missing[::-1]
+    record.made = [*filter(os.path.isdir, made), *missing[::-1]]
     record.save()
 
 

@@ -26,6 +26,7 @@ class Taking(NamedTuple):
     copies: bool = False  # remove copies, too
     upper: bool = False  # and the directory with the job's changes
     tell: Callable[[str], None] = lambda text: None
+    again: bool = False  # the same is copied again, and takes up what is there
 
 
 def unstage(record: Record, how: Taking) -> None:
@@ -193,6 +194,11 @@ def _remove(record: Record, how: Taking) -> None:
             os.unlink(record.unfinished(record.manifest))
     if not record.mounted and (record.local or how.copies):
         _remove_copy(record, how.tell)
+    elif how.again and record.note:
+        from zarrfs.store.fillingnotes import put
+
+        with contextlib.suppress(OSError):  # then it is in the way, as any other file
+            put(record.place, record.note)
     if how.upper and record.upper:
         from zarrfs.stage.discard import discard
 
@@ -230,11 +236,11 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
 
 def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
     from zarrfs.stage.destination import remove_written
-    from zarrfs.store.fillingnotes import forget, written
+    from zarrfs.store.fillingnotes import forget, kept
 
-    if not record.written:  # the copy was killed
-        record.written = written(record.place)
+    if not record.note:  # the copy was killed
+        record.note = kept(record.place)
         record.save()
     forget(record.place)
-    if left := remove_written(record.place, record.written):
+    if left := remove_written(record.place, record.note.get("spans", [])):
         tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")

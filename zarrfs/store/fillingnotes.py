@@ -60,19 +60,35 @@ def _last_change(staging: int) -> int:
     return found
 
 
-def written(path: str) -> Spans:
-    """When runs have written to the directory `path`, as the note says that they have left; [] where there is none."""
+def kept(path: str) -> dict[str, Any]:
+    """The note that runs have left in the directory `path`, with spans that have an end; {} where there is none."""
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
         staging = os.open(os.path.join(path, RESERVED), OPEN)
         try:
             note = os.open(NOTE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
             try:
-                return spans_of(json.loads(read(note)), staging)
+                said = json.loads(read(note))
+                return {**said, "spans": spans_of(said, staging)}
             finally:
                 os.close(note)
         finally:
             os.close(staging)
-    return []
+    return {}
+
+
+def put(path: str, said: dict[str, Any]) -> None:
+    """Leave a note in the directory `path` that was kept() and forgotten, unless one is there. OSError."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(os.path.join(path, RESERVED), 0o700)
+    staging = os.open(os.path.join(path, RESERVED), OPEN)
+    try:
+        note = os.open(NOTE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=staging)
+        try:
+            write(note, json.dumps(said).encode())
+        finally:
+            os.close(note)
+    finally:
+        os.close(staging)
 
 
 def forget(path: str) -> None:
