@@ -105,6 +105,9 @@ def test_files_from(place: Path) -> None:
         (("in", "-o", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
         (("in", "-o", "x.zip"), "x.zip: a file archive is JSON, not zip"),
         (("in", "-o", "in"), "in: is a directory"),
+        (("in", "-o", ""), "an empty name of a file"),
+        (("in", "-o", "/dev/stdout"), "/dev/stdout: is no regular file"),
+        (("in", "-o", "/dev/null", "--force"), "/dev/null: is no regular file"),
         (("in", "-o", "more"), "is there already; --force replaces it"),
     ],
 )
@@ -211,6 +214,10 @@ def test_a_link_is_a_link(place: Path) -> None:
     os.symlink("in", "link")
     assert archived("link/") == ["link"]
     assert archived("link/sub") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
+    os.symlink("a.txt", "in/inner")
+    (place / "in/large").write_bytes(os.urandom(5 << 20))
+    named = ["link/a.txt", "link/inner", "link/large"]
+    assert archived(*named, "--blobs", "blobs") == named
     assert archived("link", "link/sub") == ["link"]
 
 

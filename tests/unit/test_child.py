@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DATA
+from tests.conftest import DATA, PROGRAM
 
 PLAN = """
 import dataclasses, json, os, sys, threading
@@ -155,3 +155,14 @@ for name in ("refs.json", "none.json"):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("references\nno such file or directory\n", "")
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_a_descriptor_is_no_file_of_a_child(name: str, sources: list[Path]) -> None:
+    """As of a shell's <(...); it said "no such file"."""
+    with open(sources[0]) as file:
+        source = name.format(file.fileno())
+        command = [PROGRAM, "ls", source]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=(file.fileno(),))
+    said = f"zarrfs: {source}: is open in this process alone; name a file\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)

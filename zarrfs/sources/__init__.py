@@ -22,6 +22,7 @@ from zarrfs.store.api import Store, ValidatedStore
 from zarrfs.store.uri import path_of_uri
 from zarrfs.transfer.api import TargetReader
 
+_DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -82,6 +83,8 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
         return plan_directory(source, path, options)
     if path is not None:
         source = os.path.abspath(path)
+        if _DESCRIPTOR.match(source):  # as of a shell's <(...): a child has it no more, nor a daemon
+            raise SourceError(source, "is open in this process alone; name a file")
     if child and not source.startswith("memory:"):
         return _plan_in_child(source, options, meanwhile, forks)
     from zarrfs.sources.prepare import prepare

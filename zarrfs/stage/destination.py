@@ -105,9 +105,11 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
     A document or zip file replaces any file, an index only an index, a Parquet set only a directory with nothing
     else, and a directory any directory.
     """
+    if not shown:
+        raise UsageError("an empty name of a file")
     path = os.path.realpath(shown)
     try:
-        status = os.stat(path)
+        status = os.stat(shown)  # not `path`: a pipe, which /dev/stdout may lead to, has none
     except FileNotFoundError:
         if not os.path.isdir(os.path.dirname(path)):
             raise UsageError(f"{shown}: no such directory") from None

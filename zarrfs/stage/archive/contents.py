@@ -64,7 +64,8 @@ class Contents:
                 self._entries.append(own)
             if not files and not others:
                 continue
-            with self.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+            named = identity is None  # where somebody has named what is in it, it may be a link
+            with self.opened(directory, os.O_RDONLY | os.O_DIRECTORY, named) as descriptor:
                 if identity is not None:
                     status = os.fstat(descriptor)
                     if (status.st_dev, status.st_ino) != identity:
@@ -77,10 +78,11 @@ class Contents:
         return self._found, self._files, self._bytes, self._warnings
 
     @contextlib.contextmanager
-    def opened(self, path: str, flags: int = _FILE) -> Iterator[int]:
+    def opened(self, path: str, flags: int = _FILE, follow: bool = False) -> Iterator[int]:
         """A descriptor of what is below the base. SourceError."""
+        flags |= os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
         with reading(self._base, path):
-            descriptor = os.open(path or ".", flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._descriptor)
+            descriptor = os.open(path or ".", flags, dir_fd=self._descriptor)
         try:
             yield descriptor
         finally:
