@@ -188,3 +188,33 @@ def test_behind_a_url_nothing_is_fetched_that_nobody_reads(tmp_path: Path, fault
         assert fetched() == 100_000
 
     run(DUMP + url, body)
+
+
+def test_an_archive_in_a_tar_behind_a_url_is_compiled_once(tmp_path: Path, faulty: Faulty) -> None:
+    """As long as its tag is the same; one of another name in it is another archive."""
+
+    def opened(url: str) -> tuple[bytes, int]:
+        """What the archive's only file is, and how often the server was asked for bytes before that was read."""
+        faulty.requests.clear()
+        store = sources.open_source(url, Options(index_dir=str(tmp_path)), child=False)
+        asked = sum(method == "GET" for method, _, _ in faulty.requests)
+
+        async def body() -> bytes:
+            try:
+                value = await store.get("f")
+                assert value is not None
+                return bytes(value)
+            finally:
+                await store.aclose()
+
+        return trio.run(body), asked
+
+    first, second = os.urandom(100_000), os.urandom(100_000)
+    url = faulty.put("/x.tar", written([first], listing([first])))
+    assert opened(url)[1] > 0
+    assert opened(url) == (first, 0)
+    assert opened(f"{url}#main")[1] > 0
+    assert opened(f"{url}#main") == (first, 0)
+    faulty.put("/x.tar", written([second], listing([second])), tag="2")
+    value, asked = opened(url)
+    assert (value, asked > 0) == (second, True)

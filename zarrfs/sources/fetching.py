@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # importing these takes longer than all the rest
     from zarrfs.transfer.systems import System
 
 T = TypeVar("T")
+Known = Callable[[str, bool], bool]
 
 _PEEK = 4096  # bytes that tell what a file is
 _SETTLED_NS = 3_000_000_000  # as documents.Document.settled(), for times in whole seconds
@@ -45,13 +46,13 @@ class FetchedDocument(NamedTuple):
 
 
 def read_document(
-    url: str, options: Options, directory: str | None = None, known: Callable[[str], bool] = lambda stamp: False
+    url: str, options: Options, directory: str | None = None, known: Known = lambda stamp, dump: False
 ) -> FetchedDocument | None:
     """The document at `url`; None: a store, or nothing that is a document. SourceError where it cannot be had.
 
     A document is a file whose name ends in ".json", whose first character is "{" or "[", an index, a compressed
     file, or the archive in a tar of flux dump. A large one goes to a file in `directory` (None: the system's). What is
-    `known` by its stamp stays there.
+    `known`, by its stamp and whether it is in such a tar, stays there.
     """
 
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
@@ -97,7 +98,7 @@ async def head(files: RemoteFiles, system: System, path: str) -> bytes:
 
 
 async def _read_document(
-    files: RemoteFiles, url: str, options: Options, directory: str | None, known: Callable[[str], bool]
+    files: RemoteFiles, url: str, options: Options, directory: str | None, known: Known
 ) -> FetchedDocument | None:
     if url.partition("?")[0].endswith("/"):
         return None
@@ -109,16 +110,17 @@ async def _read_document(
         return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
     if entry.directory:
         return None
-    stamp = _stamp(url, entry)
-    if stamp and known(stamp):
-        return FetchedDocument(None, entry.mtime_ns, stamp)
+    stamp, in_tar = _stamp(url, entry), _stamp(f"{url}#{member}", entry)
+    for version, dump in (stamp, False), (in_tar, True):
+        if version and known(version, dump):
+            return FetchedDocument(None, entry.mtime_ns, version, dump)
     doubtful = options.type is None or (options.type == "references" and entry.html)
     if (doubtful or options.type == "archive") and not _name(url).endswith(".json"):
         if entry.html and options.type is None:
             return None
         start = await head(files, system, path)
         if is_tar(start):
-            return FetchedDocument(await _from_dump(files, url, member, options), entry.mtime_ns, dump=True)
+            return FetchedDocument(await _from_dump(files, url, member, options), entry.mtime_ns, in_tar, dump=True)
         json = start.lstrip()[:1] in (b"{", b"[")
         if doubtful and not json and not is_compressed(start) and not start.startswith(MAGIC):
             return None

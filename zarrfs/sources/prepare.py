@@ -123,12 +123,12 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
 
-    cache = IndexCache(options)
+    cache, places = IndexCache(options), (DUMP + split_member(url)[0],)
     known: tuple[str, dict[str, str]] | None = None
 
-    def recalled(stamp: str) -> bool:
+    def recalled(stamp: str, dump: bool) -> bool:
         nonlocal known
-        known = cache.recall(_key(stamp, options))
+        known = cache.recall(_key(stamp, _for_blobs(options, places if dump else ())))
         return known is not None
 
     found = read_document(url, options, cache.documents(), recalled) if options.type != "zarr" else None
@@ -136,7 +136,7 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
         return plan_remote(url, options)
     shown = without_secrets(url)
     origin = "" if url.startswith("memory:") else shown
-    blobs = (DUMP + split_member(url)[0],) if found.dump else ()
+    blobs = places if found.dump else ()
     base = url.rpartition("/")[0] + "/"
     if found.data is None:
         return Document(shown, b"", base, found.mtime_ns, origin, found.stamp, blobs, known)
