@@ -207,9 +207,12 @@ def test_what_a_killed_command_left_is_removed_by_the_next(tmp_path: Path) -> No
         living = set(os.listdir(tmp_path))
         abandoned, put_away = (tmp_path / f".a[1].json.{index * 16}.tmp" for index in "ab")
         others = [tmp_path / f".b.json.{'a' * 16}.tmp", tmp_path / f".a1.json.{'a' * 16}.tmp"]
+        others += [tmp_path / f".a[1].json.{index * 16}.tmp" for index in "de"]  # not as we make them
         for path in (abandoned, put_away, *others):
-            path.mkdir()
+            path.mkdir(0o700)
             (path / "new").write_text("half")
+        (others[-2] / "thesis").mkdir()
+        others[-1].chmod(0o755)
         (put_away / "old").mkdir()
         (tmp_path / f".a[1].json.{'c' * 16}.tmp").symlink_to(others[0])
         write("other")

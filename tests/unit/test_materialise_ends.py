@@ -134,11 +134,20 @@ def test_what_was_written_before_another_boot_is_written_again(tmp_path: Path) -
     out = tmp_path / "out"
     broken_off([*document, lost], out, tmp_path, "one")
     note = out / ".zarrfs-staging/note"
-    note.write_text(json.dumps(json.loads(note.read_text()) | {"boot": "another"}))
     damaged = next(path for path in sorted(out.glob("d*/**/*")) if path.is_file() and path.stat().st_size)
     status = damaged.stat()
     damaged.write_bytes(bytes(status.st_size))  # as after a power failure: the right size and time, not the bytes
     os.utime(damaged, ns=(status.st_mtime_ns, status.st_mtime_ns))
+    said = json.loads(note.read_text())
+    said["spans"][-1][1] = damaged.stat().st_ctime_ns
+    note.write_text(json.dumps(said | {"boot": "another"}))
+    time.sleep(0.02)
+    changed = next(path for path in sorted(out.glob("d*/**/*")) if path.is_file() and path != damaged)
+    changed.write_text("by a user, since")
+    with pytest.raises(SourceError, match="is there already"):
+        extract([*document, lost], out, tmp_path, mark="one")
+    assert changed.read_text() == "by a user, since"
+    changed.unlink()
     (tmp_path / "lost").rename(tmp_path / lost["data"][0][2])
     report = extract([*document, lost], out, tmp_path, mark="one")
     assert report.resumed == 0
@@ -368,7 +377,7 @@ def test_a_run_with_more_to_be_done_is_taken_up(tmp_path: Path) -> None:
     assert extract(document, out, mark="m", unfinished=True).files == 5
     assert os.listdir(out / ".zarrfs-staging") == ["note"]
     assert extract(document, out, mark="m", unfinished=True).resumed == 5
-    forget(str(out))
+    forget(str(out), "m")
     assert sorted(os.listdir(out)) == sorted(document)
     with pytest.raises(SourceError, match="is there already"):
         extract(document, out, mark="m")

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from zarrfs.stage.materialisewrite import Done
 
 TAKES = "zarrfs.transfer.remote", "zarrfs.stage.materialise"  # what is imported while the source is planned
+_FIELDS = {"key", "size", "mtime_ns", "sha256", "how"}  # of a line of a manifest
+_LINE = 1 << 16  # bytes that one has at most
 SUMS = ".sha256"  # a manifest of this name is one for sha256sum -c
 
 
@@ -54,10 +57,10 @@ def staged(
     try:
         stagein.make_directories(record)
         yield record
-        record.note = kept(record.place)
+        record.note = kept(record.place, record.mark)
         stagein.hold_and_link(record)
         if not report.bad:
-            forget(record.place)  # until here a run after a kill takes this one up
+            forget(record.place, record.mark)  # until here a run after a kill takes this one up
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
             unstage(record, Taking())
@@ -76,10 +79,11 @@ async def write(
     linking = _Links(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns
     mark = json.dumps([*version, record.how])
+    record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
+    record.save()
     choice = Choice(
         include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
-        mark=hashlib.sha256(os.fsencode(mark)).hexdigest(), sync=how.sync, sums=how.manifest is not None,
-        unfinished=True,
+        mark=record.mark, sync=how.sync, sums=how.manifest is not None, unfinished=True,
     )  # fmt: skip
     with _manifest(how.manifest, record) as note:
         await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)
@@ -130,7 +134,9 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
         raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
     if os.path.isdir(path):
         raise UsageError(f"--manifest {path}: is a directory")
-    record.manifest, new = path, record.unfinished(path)
+    if os.path.lexists(path) and not (record.told and path == record.manifest) and not _is_manifest(path):
+        raise UsageError(f"--manifest {path}: is there already, and no manifest of ours: it stays")
+    record.manifest, record.told, new = path, False, record.unfinished(path)
     record.save()
     try:
         with _failing(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
@@ -139,9 +145,24 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
             os.fsync(file.fileno())
         with _failing(path):
             os.rename(new, path)
+        record.told = True
+        record.save()
     finally:
         with contextlib.suppress(OSError):
             os.unlink(new)
+
+
+def _is_manifest(path: str) -> bool:
+    """Whether a file is a manifest of another copy, and no list of sums, which may be anybody's."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not status.st_size:
+                return stat.S_ISREG(status.st_mode)  # of a copy of nothing
+            first = json.loads(file.readline(_LINE))
+            return isinstance(first, dict) and first.keys() == _FIELDS
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 @contextlib.contextmanager

@@ -55,7 +55,9 @@ class Record:
     upper: str = ""
     writable: bool = False
     manifest: str = ""
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # of a copy's runs (store.fillingnotes)
+    told: bool = False  # whether the manifest is there, and ours
+    mark: str = ""  # of a copy's runs (store.fillingnotes)
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # theirs, once all is copied
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
     directory: str = ""  # where the record is

@@ -77,6 +77,8 @@ def _replace(other: Record, record: Record, tell: Callable[[str], None]) -> None
     elif not (same and again):
         raise MountError(f"{record.dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
     unstage(other, Taking(again=again, tell=tell))
+    if again:
+        record.manifest, record.told = other.manifest, other.told
 
 
 def mount(

@@ -225,7 +225,7 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
         status = os.lstat(record.place)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
             remove_tree(record.place) if record.local else _remove_written(record, tell)
-        if record.manifest:
+        if record.told:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(record.manifest)
     except FileNotFoundError:
@@ -235,12 +235,13 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
 
 
 def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
-    from zarrfs.stage.destination import remove_written
+    from zarrfs.stage.removal import remove_written
     from zarrfs.store.fillingnotes import forget, kept
 
     if not record.note:  # the copy was killed
-        record.note = kept(record.place)
+        record.note = kept(record.place, record.mark)
         record.save()
-    forget(record.place)
+    if not forget(record.place, record.mark):
+        raise MountError(f"{record.place}: another run is writing to it; it stays")
     if left := remove_written(record.place, record.note.get("spans", [])):
         tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.store.fillingnotes import Spans
 from zarrfs.store.renaming import EXCHANGE, rename
 from zarrfs.store.staging import lock
 
@@ -87,13 +86,15 @@ def _work_directory(directory: str, name: str) -> tuple[str, int]:
 
 def _remove_abandoned(directory: str, name: str) -> None:
     """Remove what killed commands have left of the same name, but where one had put away what was there before."""
-    ours = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
-    for entry in filter(ours.fullmatch, os.listdir(directory)):
+    form = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
+    for entry in filter(form.fullmatch, os.listdir(directory)):
         work = os.path.join(directory, entry)
         with contextlib.suppress(OSError):
             held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if os.fstat(held).st_uid == os.geteuid() and lock(held) and "old" not in os.listdir(held):
+                status = os.fstat(held)
+                ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+                if ours and lock(held) and all(name.startswith("new") for name in os.listdir(held)):
                     remove_tree(work)
             finally:
                 os.close(held)
@@ -221,55 +222,6 @@ def remove_tree(path: str) -> None:
     shutil.rmtree(path)
 
 
-def remove_written(path: str, spans: Spans) -> int:
-    """Delete what in the directory `path` has last changed within `spans`; empty directories also if later.
-
-    Gives how many others there are; links are not followed. OSError.
-    """
-    with _entered(None, path) as directory:
-        return _remove_written(directory, spans)
-
-
-def _remove_written(directory: int, spans: Spans) -> int:
-    left = 0
-    with os.scandir(directory) as entries:
-        found = list(entries)
-    for entry in found:
-        changed = entry.stat(follow_symlinks=False).st_ctime_ns
-        if entry.is_dir(follow_symlinks=False):
-            with _entered(directory, entry.name) as inner:
-                left += _remove_written(inner, spans)
-            if spans and changed >= spans[0][0]:
-                with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
-                    os.rmdir(entry.name, dir_fd=directory)
-        elif any(since <= changed <= until for since, until in spans):
-            os.unlink(entry.name, dir_fd=directory)
-        else:
-            left += 1
-    return left
-
-
-@contextlib.contextmanager
-def _entered(directory: int | None, name: str) -> Iterator[int]:
-    """A directory in another one, open for reading, and to be changed inside, whatever its mode."""
-    handle = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    here = f"/proc/self/fd/{handle}"
-    try:
-        mode = stat.S_IMODE(os.fstat(handle).st_mode)
-        closed = mode & stat.S_IRWXU != stat.S_IRWXU
-        if closed:
-            os.chmod(here, mode | stat.S_IRWXU)
-        inner = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            yield inner
-        finally:
-            os.close(inner)
-            if closed:
-                os.chmod(here, mode)
-    finally:
-        os.close(handle)
-
-
 def _make_writable(path: str) -> None:
     """Let its owner write to a directory: without that it can neither be moved nor emptied."""
     with contextlib.suppress(OSError):  # what really is in the way shows later
@@ -282,15 +234,17 @@ def _rename(new: str, path: str, old: str) -> None:
     """Give what is whole its name; a directory that was there is called `old` afterwards."""
     if not os.path.isdir(path) or not os.listdir(path):
         os.rename(new, path)
-    elif _exchange(new, path):
-        os.rename(new, old)
-    else:
-        os.rename(path, old)
-        try:
-            os.rename(new, path)
-        except OSError:
-            os.rename(old, path)
-            raise
+        return
+    os.rename(new, old)  # from here on nobody takes for abandoned what is there, whichever of the two it is
+    if _exchange(old, path):
+        return
+    os.rename(old, new)
+    os.rename(path, old)
+    try:
+        os.rename(new, path)
+    except OSError:
+        os.rename(old, path)
+        raise
 
 
 def _exchange(one: str, other: str) -> bool:

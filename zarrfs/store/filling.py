@@ -14,7 +14,6 @@ import itertools
 import json
 import mmap
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -31,7 +30,6 @@ from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.transfer.machine import boot
 
 EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
-_RUN = re.compile(r"[0-9a-f]{16}")  # what directories of runs are called
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = stat.S_IRWXU
@@ -91,6 +89,7 @@ class Filling:
         self.resumed = self._made = self._begun = False
         self._said: dict[str, object] = {}
         self._spans: fillingnotes.Spans = []
+        self._doubtful: fillingnotes.Spans = []  # when what was not on the disk before a boot was written
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its note, if it has another mark
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
         self._counter = itertools.count()
@@ -126,9 +125,7 @@ class Filling:
             os.close(look)
         self._own = self._made or empty  # whether the root's mode and time are ours to set
         self._take_note()
-        for entry in os.listdir(self._staging):
-            if _RUN.fullmatch(entry):
-                remove_abandoned(self._staging, os.fsencode(entry))
+        fillingnotes.remove_abandoned_runs(self._staging)
         self._run_name = secrets.token_hex(8).encode()
         os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
         self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
@@ -141,8 +138,7 @@ class Filling:
                 os.mkdir(STAGING, 0o700, dir_fd=self._base.descriptor)
             try:
                 self._staging = os.open(STAGING, OPEN, dir_fd=self._base.descriptor)
-                flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._note = os.open(NOTE, flags, 0o600, dir_fd=self._staging)
+                fresh = self._open_note()
             except FileNotFoundError:  # another run has just ended
                 self._forget()
                 continue
@@ -151,10 +147,22 @@ class Filling:
             if lock(self._note) is False:
                 raise UsageError(f"{self.path}: another run is writing to it")
             if os.fstat(self._note).st_nlink:
-                self._read_note()
+                if not fresh and not fillingnotes.alone(self._note):
+                    raise UsageError(f"{self.path}: the note in its {RESERVED} is not ours alone")
+                self._read_note(believed=fillingnotes.alone(self._staging))
                 return
             self._forget()
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
+
+    def _open_note(self) -> bool:
+        """Open the note; whether it is new, and so ours, even where root is nobody."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            self._note = os.open(NOTE, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
+        except FileExistsError:
+            self._note = os.open(NOTE, flags, dir_fd=self._staging)
+            return False
+        return True
 
     def _forget(self) -> None:
         for descriptor in (self._note, self._staging):
@@ -162,30 +170,30 @@ class Filling:
                 os.close(descriptor)
         self._note = self._staging = -1
 
-    def _read_note(self) -> None:
-        """Take up the run that has left the note, if it had our mark; then the note is ours.
+    def _read_note(self, believed: bool) -> None:
+        """Take up the run that has left the note, if it had our mark, and is `believed`; then the note is ours.
 
         What it wrote before another boot may not have reached the disk: that is written again.
         """
-        now, before, spans = boot(), fillingnotes.read(self._note), []
+        now, before, spans = boot(), fillingnotes.read(self._note) if believed else b"", []
         since = now
         try:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
-                self._begun, self._own, self._made = True, bool(said["own"]), self._made or bool(said.get("made"))
+                own, since = bool(said["own"]), said["boot"]  # what is there may be of then
+                spans = fillingnotes.spans_of(said, self._staging)
+                self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
-                since = said["boot"]  # what is there may be of then
-                spans = fillingnotes.spans_of(said, self._staging)
                 self.resumed = since == now
-                if not self.resumed and self._existing == "refuse":
-                    self._existing = "overwrite"
+                if not self.resumed:
+                    self._doubtful = spans
             elif said["mark"]:
                 self._before = before
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except fillingnotes.DAMAGED:
             pass
         self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
-        self._spans = [*spans, [fillingnotes.changed_now(self._note), 0]]
+        self._spans = [*spans, [fillingnotes.changed_now(self._note, fillingnotes.changed_now(self._note)), 0]]
         self._write_note()
 
     def _write_note(self) -> None:
@@ -294,7 +302,9 @@ class Filling:
             except OSError as exc:
                 raise InTheWay(f"a directory is there already: {(exc.strerror or str(exc)).lower()}") from exc
         elif self._existing == "refuse":
-            raise InTheWay("is there already")
+            if not any(since <= status.st_ctime_ns <= until for since, until in self._doubtful):
+                raise InTheWay("is there already")
+            return "replace"
         return "kept" if self._stays(directory, status, info) else "replace"
 
     def _stays(self, directory: int, status: os.stat_result, info: Info) -> bool:
@@ -436,8 +446,9 @@ class Filling:
 
     def _end_span(self) -> None:
         with contextlib.suppress(OSError):  # then nobody knows until when, and less counts as ours
-            self._spans[-1][1] = fillingnotes.changed_now(self._note)
+            self._spans[-1][1] = until = fillingnotes.changed_now(self._note)
             self._write_note()
+            fillingnotes.changed_now(self._note, until)  # what others write from here on is told from ours
 
     def _clear(self, note: bool) -> None:
         """Remove the run's own directory, and with `note` all of the staging directory."""

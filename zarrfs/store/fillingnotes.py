@@ -7,15 +7,23 @@ may not be ours. `to` is 0 while a run goes on, or where it was killed; what it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
+import stat
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from zarrfs.store.staging import RESERVED
+from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
 OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # what a note may raise
+_RUN = re.compile(r"[0-9a-f]{16}")  # what directories of runs are called
 _LARGEST = 1 << 16  # bytes
+_TICK = 3.0  # seconds at most between two times that a file system tells apart
 
 Spans = list[list[int]]
 
@@ -31,14 +39,26 @@ def write(note: int, text: bytes) -> None:
     os.ftruncate(note, len(text))
 
 
-def changed_now(descriptor: int) -> int:
-    """What a file that is changed now has as its ctime, in ns."""
-    os.utime(descriptor)
-    return os.fstat(descriptor).st_ctime_ns
+def changed_now(descriptor: int, after: int = 0) -> int:
+    """What a file that is changed now has as its ctime, in ns, once that is later than `after`; waits for a tick."""
+    deadline = time.monotonic() + _TICK
+    while True:
+        os.utime(descriptor)
+        now = os.fstat(descriptor).st_ctime_ns
+        if now > after or time.monotonic() > deadline:  # else a clock was set back
+            return now
+        time.sleep(0.001)
+
+
+def alone(descriptor: int) -> bool:
+    """Whether a file, or a directory, is ours, and nobody else can write to it or has another name of it."""
+    status = os.fstat(descriptor)
+    links = stat.S_ISDIR(status.st_mode) or status.st_nlink == 1
+    return links and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def spans_of(said: dict[str, Any], staging: int) -> Spans:
-    """When the run of a note, and those that it has taken up, have written. ValueError, TypeError."""
+    """When the run of a note, and those that it has taken up, have written. ValueError, TypeError, OverflowError."""
     spans = [[int(since), int(until)] for since, until in said.get("spans", ())]
     if spans and not spans[-1][1]:
         spans[-1][1] = max(spans[-1][0], _last_change(staging))
@@ -60,20 +80,20 @@ def _last_change(staging: int) -> int:
     return found
 
 
-def kept(path: str) -> dict[str, Any]:
-    """The note that runs have left in the directory `path`, with spans that have an end; {} where there is none."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
-        staging = os.open(os.path.join(path, RESERVED), OPEN)
-        try:
-            note = os.open(NOTE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
-            try:
-                said = json.loads(read(note))
-                return {**said, "spans": spans_of(said, staging)}
-            finally:
-                os.close(note)
-        finally:
-            os.close(staging)
-    return {}
+def kept(path: str, mark: str) -> dict[str, Any]:
+    """The note that runs with `mark` have left in the directory `path`, spans with an end; {} where there is none."""
+    try:
+        with _opened(path) as (staging, note):
+            return _said(staging, note, mark)
+    except OSError:
+        return {}
+
+
+def remove_abandoned_runs(staging: int) -> None:
+    """Remove what killed runs have left of files that were not whole."""
+    for entry in os.listdir(staging):
+        if _RUN.fullmatch(entry):
+            remove_abandoned(staging, os.fsencode(entry))
 
 
 def put(path: str, said: dict[str, Any]) -> None:
@@ -91,12 +111,39 @@ def put(path: str, said: dict[str, Any]) -> None:
         os.close(staging)
 
 
-def forget(path: str) -> None:
-    """Remove the note that a run has left in the directory `path` as there was more to be done; it is done now."""
-    with contextlib.suppress(OSError):
-        staging = os.open(os.path.join(path, RESERVED), OPEN)
-        try:
+def forget(path: str, mark: str) -> bool:
+    """Remove the note of runs with `mark` from the directory `path`; False where another run writes there."""
+    with contextlib.suppress(OSError), _opened(path) as (staging, note):
+        if lock(note) is False:
+            return False
+        if _said(staging, note, mark):
+            remove_abandoned_runs(staging)
             os.unlink(NOTE, dir_fd=staging)
-        finally:
-            os.close(staging)
+    with contextlib.suppress(OSError):  # something of another process is in it
         os.rmdir(os.path.join(path, RESERVED))
+    return True
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[int, int]]:
+    """(staging directory, note) of the directory `path`. OSError, as where they are not ours alone."""
+    staging = os.open(os.path.join(path, RESERVED), OPEN)
+    try:
+        note = os.open(NOTE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
+        try:
+            if not (alone(staging) and alone(note)):
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+            yield staging, note
+        finally:
+            os.close(note)
+    finally:
+        os.close(staging)
+
+
+def _said(staging: int, note: int, mark: str) -> dict[str, Any]:
+    """What an open note holds, if it is one of runs with `mark`; {} otherwise."""
+    try:
+        said = json.loads(read(note))
+        return {**said, "spans": spans_of(said, staging)} if said["mark"] == mark else {}
+    except DAMAGED:
+        return {}

@@ -1,0 +1,199 @@
+"""What a copy has written is removed, and nothing else, however deep, and whoever is quicker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zarrfs.stage import removal
+from zarrfs.stage.removal import remove_written
+from zarrfs.store.fillingnotes import Spans, changed_now
+
+
+def span(tmp_path: Path, write: Callable[[], object]) -> Spans:
+    """When `write` wrote."""
+    clock = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        since = changed_now(clock, changed_now(clock))
+        write()
+        until = changed_now(clock)
+        changed_now(clock, until)
+        return [[since, until]]
+    finally:
+        os.close(clock)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with things of its own."""
+    found = tmp_path / "place"
+    (found / "before").mkdir(parents=True)
+    (found / "touched").mkdir()
+    (found / "mine").write_text("mine")
+    return found
+
+
+def copied(place: Path, count: int = 20) -> Callable[[], None]:
+    """What writes as a copy does, while somebody touches what was there."""
+
+    def write() -> None:
+        for number in range(count):
+            (place / f"d{number % 3}").mkdir(exist_ok=True)
+            (place / f"d{number % 3}" / str(number)).write_text("copied")
+        (place / "before/copied").write_text("copied")
+        (place / "empty").mkdir()
+        os.symlink("/", place / "link")
+
+    return write
+
+
+def names(place: Path) -> set[str]:
+    """All that is below a directory."""
+    return {str(path.relative_to(place)) for path in place.rglob("*")}
+
+
+def test_what_is_not_of_the_copy_stays(place: Path, tmp_path: Path) -> None:
+    before = names(place)
+    spans = span(tmp_path, copied(place))
+    (place / "touched").chmod(0o750)
+    (place / "results").mkdir()
+    (place / "d1/result").write_text("mine")
+    (place / "d2/2").write_text("changed")
+    assert remove_written(str(place), spans) == 3
+    assert names(place) == before | {"results", "d1", "d1/result", "d2", "d2/2"}
+
+
+def test_what_somebody_touches_meanwhile_stays(place: Path, tmp_path: Path) -> None:
+    """As a backup does, or chmod; told by the time of birth, which not every file system has."""
+
+    def write() -> None:
+        copied(place)()
+        (place / "mine").chmod(0o600)
+        (place / "touched").chmod(0o700)
+
+    before, spans = names(place), span(tmp_path, write)
+    handle = os.open(place, os.O_PATH)
+    if removal._born(handle, b"mine") is None:
+        pytest.skip("a file system without times of birth")
+    os.close(handle)
+    assert remove_written(str(place), spans) == 1
+    assert names(place) == before
+
+
+def test_without_times_of_birth(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "_statx", None)
+    before, spans = names(place), span(tmp_path, copied(place))
+    (place / "results").mkdir()
+    assert remove_written(str(place), spans) == 1
+    assert names(place) == (before | {"results"}) - {"before"}  # the copy has filled it
+
+
+def test_the_time_of_birth_is_what_stat_tells(place: Path) -> None:
+    told = subprocess.run(["stat", "-c", "%.9W", place / "mine"], capture_output=True, text=True, check=True).stdout
+    handle = os.open(place, os.O_PATH)
+    born = removal._born(handle, b"mine")
+    os.close(handle)
+    assert born is not None
+    assert f"{born // 10**9}.{born % 10**9:09}" == told.strip()
+
+
+def test_what_somebody_else_removes_ends_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, spans, unlink = names(place), span(tmp_path, copied(place)), os.unlink
+
+    def both(name: bytes, dir_fd: int) -> None:
+        unlink(name, dir_fd=dir_fd)
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr(removal.os, "unlink", both)
+    assert remove_written(str(place), spans) == 1
+    assert names(place) == before
+
+
+REMOVE = """
+import sys, json
+from zarrfs.stage.removal import remove_written
+print(remove_written(sys.argv[1], json.loads(sys.argv[2])))
+"""
+POWERLESS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", "--inh-caps=-all"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+def test_what_another_user_has_closed_stays(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / "a/closed").mkdir(parents=True)
+    (place / "a/closed/secret").write_text("x")
+    (place / "a/closed").chmod(0o700)
+    os.chown(place / "a/closed", 1234, 1234)
+    (place / "b").mkdir()
+    spans = span(tmp_path, lambda: [(place / name).write_text("x") for name in ("a/1", "b/2", "z")])
+    command = [*POWERLESS, sys.executable, "-c", REMOVE, str(place), str(spans)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert names(place) == {"a", "a/closed", "a/closed/secret", "b"}
+
+
+def test_depth_takes_no_descriptors(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def write() -> None:
+        at = os.open(place, os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("d", 0o500, dir_fd=at)
+            below = os.open("d", os.O_RDONLY, dir_fd=at)
+            os.fchmod(below, 0o700)
+            os.close(at)
+            at = below
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+        os.close(at)
+
+    spans = span(tmp_path, write)
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64));" + REMOVE
+    command = [sys.executable, "-c", limited, str(place), str(spans)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+    assert os.listdir(place) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_whole_seconds(when: str, tmp_path: Path) -> None:
+    """What is written in the second of a copy's beginning or end, on a file system that tells no parts of one."""
+    from zarrfs.store.api import Info, Kind
+    from zarrfs.store.filling import Filling
+    from zarrfs.store.fillingnotes import kept
+
+    image, mounted = tmp_path / "image", tmp_path / "mounted"
+    mounted.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(8 << 20)
+    try:
+        subprocess.run(["mkfs.ext4", "-q", "-I", "128", image], check=True, capture_output=True)
+        subprocess.run(["mount", "-o", "loop", image, mounted], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no such file system to be had here")
+    try:
+        place, mine = mounted / "place", mounted / "place/mine"
+        place.mkdir()
+        if when == "before":
+            mine.write_text("mine")
+        filling = Filling(str(place), mark="m")
+        root = filling.root(Info("", Kind.DIRECTORY))
+        info = Info("copied", Kind.FILE)
+        handle = filling.open(root)
+        filling.place(filling.create(root, handle, None), handle, info, True)
+        os.close(handle)
+        filling.finish(Info("", Kind.DIRECTORY), more=True)
+        if when == "after":
+            mine.write_text("mine")
+        assert remove_written(str(place), kept(str(place), "m")["spans"]) == 1
+        assert mine.read_text() == "mine"
+        assert not (place / "copied").exists()
+    finally:
+        subprocess.run(["umount", mounted], check=True)
