@@ -7,6 +7,8 @@ import json
 import os
 import tarfile
 import tempfile
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from tests.unit.test_archive_dump import made
 from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.options import Options
-from zarrfs.sources import dumptar
+from zarrfs.sources import blobplaces, dumptar
 from zarrfs.sources.blobrefs import DUMP, sized
 from zarrfs.sources.blobs import BlobReader
 from zarrfs.sources.dumptar import DumpIndex, document, go_through, lay_out
@@ -87,7 +89,8 @@ def test_the_end_tells_what_all_headers_tell(model: Model, how: dict[str, Any]) 
     assert (short.complete, full.complete) == (False, True)
     (where,) = full.documents.values()
     lowest = min(where.offset - 512, len(tar) - (64 << 10), len(tar) - 2 * where.size)
-    assert min(offset for offset, _ in reads) >= lowest
+    assert reads[0] == (0, 1024)
+    assert min(offset for offset, _ in reads[1:]) >= lowest
     assert archive_in(tar) == archive_in(tar, "main") == tar[where.offset : where.offset + where.size]
 
 
@@ -96,7 +99,8 @@ def test_the_end_tells_what_all_headers_tell(model: Model, how: dict[str, Any]) 
 def test_a_document_of_any_length(of: int, size: int) -> None:
     """Its beginning is found wherever it lies in what is read at once."""
     blob = os.urandom(700)
-    text = listing([blob]).ljust(max(of + size, 0))
+    text = listing([blob])
+    text = text[:1].ljust(max(of + size - len(text) + 1, 1)) + text[1:]
     tar = written([blob], text)
     index, found, _ = indexed(tar, lay_out)
     assert found
@@ -115,7 +119,8 @@ def others(path: Path) -> dict[str, bytes]:
         "a blob that is missing": written(blobs[:1], text),
         "a blob that nobody names": written([*blobs, b"x"], text),
         "a blob of another length": written([blobs[0], bytes(2000)], text),
-        "no end": good[: len(good) - 10_240],
+        "no end": good.rstrip(b"\0") + bytes(-len(good.rstrip(b"\0")) % 512 + 512),
+        "a blob for a document": written(blobs, text, "main_blobs/2"),
         "something behind the end": good + b"x",
         "a document of another length": good.replace(b"%011o\0" % len(text), b"%011o\0" % (len(text) - 1)),
         "a document with zeros": written(blobs, text[:-1] + b"\0" + text[-1:]),
@@ -142,13 +147,74 @@ def test_of_two_archives_one_is_to_be_named() -> None:
         archive_in(both)
     assert archive_in(both, "one") == listing(first)
     assert archive_in(both, "two") == listing(second)
-    with pytest.raises(SourceError, match="no archive 'three'"):
-        archive_in(both, "three")
+    for tar in both, one:
+        with pytest.raises(SourceError, match="no archive 'three'"):
+            archive_in(tar, "three")
 
 
 def test_a_document_that_is_too_large() -> None:
     with pytest.raises(SourceError, match=r"more than 10 bytes \(-o document_limit=\)"):
         archive_in(written([], b"[" + b" " * 20 + b"]"), limit=10)
+
+
+@pytest.mark.parametrize("blobs", [[b"x" * (8 << 20)], [b"a", b"[" + b"x" * (8 << 20)]])
+def test_a_text_at_the_end_is_not_gone_through(blobs: list[bytes]) -> None:
+    """As flux dump may leave it, whose blobs come in any order."""
+    _, found, reads = indexed(written([b"first"], blobs[-1]), lay_out)
+    assert (found, sum(length for _, length in reads) < 100_000) == (False, True)
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in (("content/x", b"1"), ("archive/main", b"[]" * (4 << 20))):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    _, found, reads = indexed(made.getvalue(), lay_out)
+    assert (found, reads) == (False, [(0, 1024)])
+
+
+@pytest.mark.parametrize("huge", [500 << 20, 5 << 30])
+def test_of_two_lengths_of_a_blob_the_right_one_is_read(huge: int, tmp_path: Path) -> None:
+    """The other one would take gigabytes."""
+    blob, at = os.urandom(100), 0
+    text = json.dumps([[0, 100, blobref(blob)], [100, huge, blobref(blob)]]).encode()
+    with open(tmp_path / "x.tar", "wb") as file:
+        for name, size, data in (("main_blobs/0", 100, blob), ("main_blobs/1", huge, b""), ("main", len(text), text)):
+            member = tarfile.TarInfo(f"archive/{name}")
+            member.size = size
+            file.seek(at)
+            file.write(member.tobuf(tarfile.USTAR_FORMAT) + data)
+            at += 512 + size + -size % 512
+        file.truncate(at + 1024)
+
+    async def body(reader: BlobReader) -> None:
+        assert await whole(reader, sized(blobref(blob), 100), 100) == blob
+
+    tracemalloc.start()
+    run(tmp_path / "x.tar", body)
+    assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    tracemalloc.stop()
+
+
+def test_headers_are_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody waits for the end of that: the thread goes on, and the next reader has what it finds."""
+    blobs, begun = [os.urandom(1000) for _ in range(5)], list[int]()
+    (tmp_path / "x.tar").write_bytes(written(blobs[::-1], listing(blobs)))
+
+    def slow(size: int, index: DumpIndex) -> Any:
+        begun.append(1)
+        time.sleep(1)
+        yield from go_through(size, index)
+
+    monkeypatch.setattr(blobplaces, "go_through", slow)
+
+    async def body(reader: BlobReader) -> None:
+        for _ in range(3):
+            with trio.move_on_after(0.1):
+                await whole(reader, sized(blobref(blobs[0]), 1000), 1000)
+        assert await whole(reader, sized(blobref(blobs[0]), 1000), 1000) == blobs[0]
+
+    run(tmp_path / "x.tar", body)
+    assert begun == [1]
 
 
 def test_a_document_that_lies_costs_time_and_no_bytes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import stat
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -237,6 +238,8 @@ class DumpPlace:
         self._place, self.local = place, "://" not in place
         self.shown = without_secrets(place)
         self._index: DumpIndex | None = None
+        self._whole: DumpIndex | None = None  # of a local tar: of all headers
+        self._going = threading.Lock()
         self._reading, self._searching = trio.Lock(), trio.Lock()
         self.forbidden_device: int | None = None  # st_dev of the mount that asks
         # opened before anything is mounted over it; threads that are left behind may still use it when all ends
@@ -264,7 +267,8 @@ class DumpPlace:
         """As Place.fetch; what it gives has the right hash."""
         index, where = await self.get_ready(), f"{self.shown}: {blobref}"
         hint = index.known(blobref)
-        data = None if hint is None else await self._matching(hint, blobref)
+        fits = hint is not None and declared in (None, hint.size)  # of two lengths that a document says, one is wrong
+        data = await self._matching(hint, blobref) if hint is not None and fits else None
         if data is None and (blobref, declared) not in index.absent:
             async with self._searching:  # one at a time: what it goes past is noted, and found at once the next time
                 data = await self._searched(index, blobref, declared, hint)
@@ -281,7 +285,7 @@ class DumpPlace:
     ) -> Buffer | None:
         """The bytes of the first member that is that blob; `wrong` is not."""
         if not index.complete:
-            await self._run(go_through, index)
+            index = self._index = await self._complete()
         found = index.known(blobref)  # by the search that went before
         if found is not None and found != wrong and (data := await self._matching(found, blobref)) is not None:
             return data
@@ -294,6 +298,8 @@ class DumpPlace:
 
     async def _matching(self, member: Member, blobref: str) -> Buffer | None:
         """The bytes of a member, if they are that blob; notes what blob they are."""
+        if member.size > _MOST:
+            return None
         data = await self._read(member.offset, member.size)
         found = await in_thread(self._places.slots, hash_of, data, blobref)
         assert self._index is not None
@@ -302,14 +308,29 @@ class DumpPlace:
 
     async def _indexed(self) -> DumpIndex:
         index = DumpIndex()
-        if not await self._run(lay_out, index):
-            await self._run(go_through, index)
+        if self.local:
+            laid_out = await in_thread(self._places.slots, self._run_local, lay_out, index)
+        else:
+            laid_out = await self._run_remote(lay_out, index)
+        return index if laid_out else await self._complete()
+
+    async def _complete(self) -> DumpIndex:
+        """The index of all headers. ReadError."""
+        if self.local:
+            return await in_thread(self._places.slots, self._complete_local)
+        index = DumpIndex()
+        await self._run_remote(go_through, index)
         return index
 
-    async def _run(self, steps: Callable[[int, DumpIndex], Steps[T]], index: DumpIndex) -> T:
-        """Fill `index` from the tar. ReadError."""
-        if self.local:
-            return await in_thread(self._places.slots, self._run_local, steps, index)
+    def _complete_local(self) -> DumpIndex:
+        with self._going:  # a thread whose caller waits no longer goes on: the next one has its index
+            if self._whole is None:
+                index = DumpIndex()
+                self._run_local(go_through, index)
+                self._whole = index
+            return self._whole
+
+    async def _run_remote(self, steps: Callable[[int, DumpIndex], Steps[T]], index: DumpIndex) -> T:
         files = self._places.files()
         size = await files.size(self._place)
         return await run_remote(steps(size, index), files, self._place, size)

@@ -150,14 +150,16 @@ def _pread(fd: int, offset: int, length: int) -> bytes:
 
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
     """The archive `wanted` ("": the only one) of a tar. SourceError as chosen(), and for more than `limit` bytes."""
-    last = yield from _last_document(size)
-    if last is not None and last[1].size <= limit and wanted.replace(".", "/") in ("", last[0]):
+    last, index = (yield from _last_document(size)), DumpIndex()
+    if last is not None and last[1].size <= limit:
         start = last[1].offset
         data = yield start, last[1].size
         # else there may be others of any name
-        if run(_laid_out(last, DumpIndex()), lambda offset, length: data[offset - start : offset - start + length]):
+        if run(_laid_out(last, index), lambda offset, length: data[offset - start : offset - start + length]):
+            chosen(index, wanted, source)
             return data
-    index = DumpIndex()
+    elif last is not None and wanted.replace(".", "/") in ("", last[0]):
+        raise SourceError(source, too_large(source, limit).reason)
     yield from scan(size, index)
     where = index.documents[chosen(index, wanted, source)]
     if where.size > limit:
@@ -188,8 +190,14 @@ def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
 def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
     """The name of the archive whose document ends a tar, and where that is; None where something else does.
 
-    Text has no zero bytes, so it begins behind the last one, which is of its header.
+    Text has no zero bytes, so it begins behind the last one, which is of its header. Other tars, whose last member may
+    be a text of any length, begin with something else, or end so.
     """
+    # two blocks, which all tars have: of headers alone more is fetched than is asked for (run_remote)
+    first = _plain((yield 0, 2 * BLOCK)[:BLOCK]) if size >= 2 * BLOCK else None
+    blob = first and _BLOB.fullmatch(first[0])
+    if first is None or (int(blob[2]) if blob else not _DOCUMENT.fullmatch(first[0])):
+        return None
     end, at, step = -1, size, _TAIL
     while at > 0:
         low = max(0, at - step)
@@ -197,7 +205,7 @@ def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
         if end < 0:
             block = block.rstrip(b"\0")
             end = low + len(block)
-            if not block or size - _padded(end) < 2 * BLOCK:
+            if not block.rstrip().endswith((b"]", b"}")) or size - _padded(end) < 2 * BLOCK:
                 return None
         zero = block.rfind(b"\0")
         if zero >= 0:
