@@ -12,7 +12,9 @@ import pytest
 
 from zarrfs.stage import removal
 from zarrfs.stage.removal import remove_written
-from zarrfs.store.fillingnotes import Spans, changed_now
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.filling import Filling
+from zarrfs.store.fillingnotes import Spans, changed_now, kept
 
 
 def span(tmp_path: Path, write: Callable[[], object]) -> Spans:
@@ -165,10 +167,6 @@ def test_depth_takes_no_descriptors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_whole_seconds(when: str, tmp_path: Path) -> None:
     """What is written in the second of a copy's beginning or end, on a file system that tells no parts of one."""
-    from zarrfs.store.api import Info, Kind
-    from zarrfs.store.filling import Filling
-    from zarrfs.store.fillingnotes import kept
-
     image, mounted = tmp_path / "image", tmp_path / "mounted"
     mounted.mkdir()
     with open(image, "wb") as file:
@@ -197,3 +195,47 @@ def test_whole_seconds(when: str, tmp_path: Path) -> None:
         assert not (place / "copied").exists()
     finally:
         subprocess.run(["umount", mounted], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes its powers off")
+def test_closed_directories(place: Path, tmp_path: Path) -> None:
+    """The copy's go whatever their mode, a user's are closed again."""
+
+    def write() -> None:
+        for name in ("closed/inner", "before/closed"):
+            (place / name).mkdir(parents=True)
+            (place / name / "file").write_text("x")
+            (place / name).chmod(0o500)
+
+    spans = span(tmp_path, write)
+    (place / "before").chmod(0o500)
+    done = subprocess.run(
+        [*POWERLESS, sys.executable, "-c", REMOVE, str(place), str(spans)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert names(place) == {"before", "touched", "mine"}
+    assert (place / "before").stat().st_mode & 0o777 == 0o500
+
+
+def test_links_are_not_followed(place: Path, tmp_path: Path) -> None:
+    outside, before = tmp_path / "outside", names(place)
+    outside.mkdir()
+
+    def write() -> None:
+        (outside / "file").write_text("x")
+        os.symlink(outside, place / "link")
+
+    assert remove_written(str(place), span(tmp_path, write)) == 1
+    assert (names(place), os.listdir(outside)) == (before, ["file"])
+
+
+def test_a_run_that_is_given_up_says_until_when_it_wrote(tmp_path: Path) -> None:
+    filling = Filling(str(tmp_path / "place"), mark="m")
+    root = filling.root(Info("", Kind.DIRECTORY))
+    handle = filling.open(root)
+    filling.place(filling.create(root, handle, None), handle, Info("copied", Kind.FILE), True)
+    os.close(handle)
+    filling.abandon()
+    (tmp_path / "place/mine").write_text("mine")
+    assert remove_written(str(tmp_path / "place"), kept(str(tmp_path / "place"), "m")["spans"]) == 1
+    assert (names(tmp_path / "place") & {"mine", "copied"}) == {"mine"}
