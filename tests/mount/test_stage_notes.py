@@ -31,9 +31,9 @@ def killed(node: Node) -> Path:
     return dest
 
 
-def filled(dest: Path, name: str) -> Filling:
+def filled(dest: Path, name: str, mark: str = "other") -> Filling:
     """Another run, which has written one file, and goes on."""
-    filling = Filling(str(dest), mark="other")
+    filling = Filling(str(dest), mark=mark)
     root = filling.root(Info("", Kind.DIRECTORY))
     handle = filling.open(root)
     filling.place(filling.create(root, handle, None), handle, Info(name, Kind.FILE), True)
@@ -94,6 +94,20 @@ def test_under_a_run_that_goes_on_nothing_is_removed(node: Node) -> None:
     filling.finish(Info("", Kind.DIRECTORY))
     assert run("unstage", dest, "--remove-copies").returncode == 0
     assert os.listdir(dest) == ["others"]
+
+
+def test_a_killed_copy_that_another_node_has_taken_up(node: Node) -> None:
+    dest = killed(node)
+    mark = json.loads((dest / ".zarrfs-staging/note").read_text())["mark"]
+    filling = filled(dest, "others", mark)
+    before = sorted(os.listdir(dest))
+    for _ in range(2):
+        done = run("unstage", dest, "--remove-copies")
+        assert (done.returncode, "another run is writing to it" in one_line(done.stderr)) == (1, True)
+        assert sorted(os.listdir(dest)) == before
+    filling.abandon()
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert not dest.exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

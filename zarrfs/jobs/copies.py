@@ -57,7 +57,7 @@ def staged(
     try:
         stagein.make_directories(record)
         yield record
-        record.note = kept(record.place, record.mark)
+        record.note = kept(record.place, record.mark) or {}
         stagein.hold_and_link(record)
         if not report.bad:
             forget(record.place, record.mark)  # until here a run after a kill takes this one up

@@ -238,10 +238,11 @@ def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
     from zarrfs.stage.removal import remove_written
     from zarrfs.store.fillingnotes import forget, kept
 
-    if not record.note:  # the copy was killed
-        record.note = kept(record.place, record.mark)
+    note = record.note or kept(record.place, record.mark)  # the latter where the copy was killed
+    if note is not None and note != record.note:
+        record.note = note
         record.save()
-    if not forget(record.place, record.mark):
+    if note is None or not forget(record.place, record.mark):
         raise MountError(f"{record.place}: another run is writing to it; it stays")
     if left := remove_written(record.place, record.note.get("spans", [])):
         tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")

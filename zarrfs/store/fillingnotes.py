@@ -80,11 +80,14 @@ def _last_change(staging: int) -> int:
     return found
 
 
-def kept(path: str, mark: str) -> dict[str, Any]:
-    """The note that runs with `mark` have left in the directory `path`, spans with an end; {} where there is none."""
+def kept(path: str, mark: str) -> dict[str, Any] | None:
+    """The note that runs with `mark` have left in the directory `path`, spans with an end; {} where there is none.
+
+    None where another run writes there, which may be a note of `mark`, too.
+    """
     try:
         with _opened(path) as (staging, note):
-            return _said(staging, note, mark)
+            return None if lock(note) is False else _said(staging, note, mark)
     except OSError:
         return {}
 
