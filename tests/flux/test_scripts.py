@@ -43,6 +43,7 @@ def job(scripts: Path, stage: str, command: str) -> subprocess.CompletedProcess[
     top = scripts.parent
     variables = {"PATH": f"{top}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(top)}
     variables |= {"ZARRFS_FLUX_DIR": str(scripts), "FLUX_JOB_ID": JOB, "ZARRFS_STAGE": stage}
+    variables["ZARRFS_STATE_DIR"] = f"{top}/state"
     return subprocess.run(
         ["lua", str(Path(__file__).with_name("shell.lua")), str(scripts / "zarrfs.lua"), command],
         env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False,

@@ -47,6 +47,23 @@ def test_an_unstage_that_is_ended_leaves_the_mount_kept(number: signal.Signals, 
     assert node.clean()
 
 
+@pytest.mark.parametrize("how", [["--stale"], ["--all"]])
+def test_a_keeper_that_is_not_on_record_holds_up_nothing(how: list[str], node: Node) -> None:
+    """Whoever had started it was killed before it could note that."""
+    dest = node.path / "input"
+    assert run("stage", SOURCE, dest).returncode == 0
+    pid = keeper(node)
+    (file,) = node.state.glob("staged/*.json")
+    child = subprocess.Popen(["true"])
+    child.wait()
+    maker = [child.pid, 1]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"keeper": None, "state": "making", "maker": maker}))
+    done = run("unstage", *how)
+    assert done.returncode == 0, done.stderr
+    assert not alive(pid)
+    assert node.clean()
+
+
 def test_a_mount_of_another_mount_namespace_stays(node: Node) -> None:
     """A job may have a /tmp of its own, which whoever cleans up does not see."""
     dest = node.path / "input"

@@ -24,6 +24,12 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])"""
 
 
+@pytest.fixture(autouse=True)
+def _records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is killed leaves a record, which is nobody's but the test's."""
+    monkeypatch.setenv("ZARRFS_STATE_DIR", str(tmp_path / "state"))
+
+
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A document that takes long."""

@@ -42,6 +42,9 @@ def made(dest: str = "/somewhere", **more: object) -> Record:
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     record = made("/s\udcff m\nh", owners=[records.process_here()], keeper=records.process_here(), made=["/a", "/a/b"])
     assert records.found() == [record]
+    (file,) = tmp_path.glob("state/staged/*.json")
+    file.write_bytes(file.read_bytes().rstrip(b"}") + b', "of another zarrfs": 1}')
+    assert records.found() == [record]
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
     record.remove()
     assert records.found() == []

@@ -45,6 +45,16 @@ def start(
     return who, keeper.stdin
 
 
+def of(record: str) -> Process | None:
+    """The keeper of a record that does not name it, as whoever started it was killed before; None if there is none."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")[:-1]
+            if os.fsencode(_PROGRAM) in words and words[-2:] == [b"--record", record.encode()]:
+                return processes.process(int(name))
+    return None
+
+
 _children: list[subprocess.Popen[bytes]] = []  # not waited for: they stay when this process has ended
 
 

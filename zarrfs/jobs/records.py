@@ -279,7 +279,8 @@ def _from_json(values: dict[str, Any], directory: str) -> Record:
     for name in ("maker", "daemon", "keeper"):
         values[name] = values[name] and Process(*values[name])
     values["owners"] = [Process(*owner) for owner in values["owners"]]
-    return Record(**values, directory=directory)
+    known = {field.name for field in dataclasses.fields(Record)}  # what else is in it is of another zarrfs
+    return Record(**{name: value for name, value in values.items() if name in known} | {"directory": directory})
 
 
 def owner_of(pid: int) -> Process:

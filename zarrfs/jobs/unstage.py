@@ -38,6 +38,8 @@ def unstage(record: Record, how: Taking) -> None:
         return
     if record.keeper == record.maker:  # it has become this very process
         record.keeper = None
+    elif record.keeper is None and (record.mounted or record.owners):
+        record.keeper = keeper.of(record.id)
     try:
         if record.boot == boot():  # else its processes are others now
             _end_mount(record, how) if record.mounted else processes.kill(record.keeper)
