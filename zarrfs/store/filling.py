@@ -180,8 +180,8 @@ class Filling:
         try:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
-                own, since = bool(said["own"]), said["boot"]  # what is there may be of then
-                spans = fillingnotes.spans_of(said, self._staging)
+                own, then, spans = bool(said["own"]), said["boot"], fillingnotes.spans_of(said, self._staging)
+                since = then  # what is there may be of then
                 self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
