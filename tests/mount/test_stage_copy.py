@@ -260,10 +260,15 @@ def test_the_same_again_is_the_same_copy(node: Node) -> None:
     assert set(files(dest)) == {"of the job"}
 
 
-def test_the_same_again_leaves_nothing(node: Node) -> None:
-    dest = node.path / "made" / "input"
+@pytest.mark.parametrize("how", ["--copy", "--link"])
+def test_the_same_again_leaves_nothing(how: str, node: Node) -> None:
+    dest, said = node.path / "made" / "input", []
     for _ in range(2):
-        assert run("stage", "--copy", SOURCE, dest).returncode == 0
+        done = run("stage", how, SOURCE, dest, "--report", "-")
+        assert done.returncode == 0, done.stderr
+        manifest = [json.loads(line) for line in (dest.parent / "input.manifest.jsonl").read_text().splitlines()]
+        said.append((json.loads(done.stdout)["linked"], {line["key"]: line["sha256"] for line in manifest}))
+    assert said[0] == said[1]
     assert run("unstage", dest, "--remove-copies").returncode == 0
     assert not dest.parent.exists()
 
@@ -276,6 +281,15 @@ def test_the_same_again_does_not_replace_what_a_job_has_changed(node: Node) -> N
     done = run("stage", "--copy", SOURCE, dest)
     assert (done.returncode, f"{changed}: is there already" in one_line(done.stderr)) == (1, True)
     assert (dest / changed).read_text() == "changed"
+    assert ".zarrfs-staging" not in os.listdir(dest)
+    assert [one["state"] for one in node.records()] == ["ready"]
+    (dest / changed).unlink()
+    assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    (dest / changed).write_text("changed")
+    assert run("stage", "--copy", SOURCE, dest).returncode == 1
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert files(dest) == {changed: dest / changed}
+    assert not (node.path / "input.manifest.jsonl").exists()
 
 
 def test_a_copy_is_of_one_job(node: Node) -> None:

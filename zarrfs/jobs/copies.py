@@ -63,8 +63,16 @@ def staged(
             forget(record.place, record.mark)  # until here a run after a kill takes this one up
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
-            unstage(record, Taking())
+            _keep(record) if record.note else unstage(record, Taking())
         raise
+
+
+def _keep(record: Record) -> None:
+    """A copy that was whole before it was made once more is on record as it was, with what has come since."""
+    record.mark = record.note["mark"]
+    record.note = kept(record.place, record.mark) or record.note
+    stagein.hold_and_link(record)
+    forget(record.place, record.mark)
 
 
 async def write(
@@ -134,9 +142,11 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
         raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
     if os.path.isdir(path):
         raise UsageError(f"--manifest {path}: is a directory")
-    if os.path.lexists(path) and not (record.told and path == record.manifest) and not _is_manifest(path):
+    told = record.told and path == record.manifest
+    if os.path.lexists(path) and not told and not _is_manifest(path):
         raise UsageError(f"--manifest {path}: is there already, and no manifest of ours: it stays")
-    record.manifest, record.told, new = path, False, record.unfinished(path)
+    record.told = told
+    record.manifest, new = path, record.unfinished(path)
     record.save()
     try:
         with _failing(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:

@@ -78,7 +78,7 @@ def _replace(other: Record, record: Record, tell: Callable[[str], None]) -> None
         raise MountError(f"{record.dest}: {other.source} is staged there already (zarrfs unstage takes it away)")
     unstage(other, Taking(again=again, tell=tell))
     if again:
-        record.manifest, record.told = other.manifest, other.told
+        record.manifest, record.told, record.note = other.manifest, other.told, other.note
 
 
 def mount(

@@ -152,6 +152,8 @@ class Writer:
             if item.link is not None:
                 info = info._replace(kind=Kind.SYMLINK, target=item.link, mtime_ns=None)
             verdict = self._filling.judge(directory, info)
+            if verdict == "resumed" and item.link is not None:
+                return _done(item, "linked")
             if verdict in ("kept", "resumed"):
                 digest = self._digest_of(directory, item) if self._sums else None
                 return _done(item, verdict, digest)
