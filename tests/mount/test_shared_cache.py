@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import os
 import random
@@ -34,6 +35,22 @@ def usage(directory: Path) -> int:
     """What du(1) says of a directory, in bytes; files may go while it looks."""
     done = subprocess.run(["du", "-s", "-B1", str(directory)], capture_output=True, text=True, check=False)
     return int(done.stdout.split()[0])
+
+
+def usage_at_once(directory: Path) -> int:
+    """As usage(), of what was there at one moment: two looks saw it, and du(1) may see a file and its successor."""
+
+    def look() -> dict[tuple[str, int], int]:
+        found = {}
+        for at, _, names in os.walk(directory):
+            for name in (".", *names):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(os.path.join(at, name))
+                    found[os.path.join(at, name), status.st_ino] = status.st_blocks * 512
+        return found
+
+    first, second = look(), look()
+    return sum(min(size, second[name]) for name, size in first.items() if name in second)
 
 
 # -- the second mount
@@ -201,7 +218,7 @@ def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) 
 
     def watch() -> None:
         while not over.wait(0.05):
-            usages.append(usage(blocks) if blocks.exists() else 0)
+            usages.append(usage_at_once(blocks))
 
     with (
         mounted(source, tmp_path / "one", more) as one,
