@@ -34,6 +34,10 @@ class MountError(ZarrfsError):
     """A mount point that cannot be used, or a mount that did not come up."""
 
 
+class TimedOut(ZarrfsError):
+    """What has not been done in time."""
+
+
 class StoreError(ZarrfsError):
     """Base of the errors of a store call; carries the key."""
 

@@ -13,9 +13,9 @@ from unittest import mock
 import pytest
 import trio
 
-from zarrfs.errors import MountError, SourceError, UsageError
+from zarrfs.errors import MountError, SourceError, TimedOut, UsageError
 from zarrfs.jobs import nodelocal, processes, records, reports, sending, stageout
-from zarrfs.jobs.deadline import Deadline, TimedOut
+from zarrfs.jobs.deadline import Deadline
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import why_stale
 from zarrfs.mountpoints.mounts import Mount

@@ -19,8 +19,8 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 # cli -> jobs -> daemon -> fuse, stage -> sources -> views -> store, zarr -> monitoring -> mountpoints -> transfer
 LAYERS = [
-    {"errors", "failures", "options", "optionvalues", "redaction"}, {"transfer"}, {"mountpoints"}, {"monitoring"},
-    {"store", "zarr"}, {"views"}, {"sources"}, {"fuse", "stage"}, {"daemon"}, {"jobs"},
+    {"errors", "failures", "options", "optionvalues", "redaction", "signals"}, {"transfer"}, {"mountpoints"},
+    {"monitoring"}, {"store", "zarr"}, {"views"}, {"sources"}, {"fuse", "stage"}, {"daemon"}, {"jobs"},
     {"configfile"}, {"configuration"}, {"cli"},
 ]  # fmt: skip
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

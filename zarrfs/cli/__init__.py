@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli.common import SETTINGS, errors_told, process_options
+from zarrfs.signals import raise_again
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -72,6 +73,7 @@ class LazyGroup(click.Group):
 
         if not args and extra.get("args") is None:  # the words are those of the process
             hide_secrets()
+            raise_again()
             gc.set_threshold(50_000, 20, 20)  # modules stay: to look for cycles in them takes a tenth of their time
         if None in (sys.stdin, sys.stdout, sys.stderr):
             from zarrfs.cli.streams import open_closed

@@ -17,6 +17,7 @@ from zarrfs.configuration import settings
 from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.options import TABLE, Parsed, parse, split_commas
 from zarrfs.redaction import cleaned, without_secrets
+from zarrfs.signals import raise_again
 
 # Words that mount(8) keeps from its helpers, and what it says where they do not hold
 _KEPT = {
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the helper; returns the exit status."""
     if arguments is None:
         hide_secrets()
+        raise_again()
     if None in (sys.stdin, sys.stdout, sys.stderr):
         from zarrfs.cli.streams import open_closed
 

@@ -11,7 +11,7 @@ import click
 
 from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
-from zarrfs.errors import UsageError
+from zarrfs.errors import TimedOut, UsageError
 from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     in .sha256 is one for `sha256sum -c`, from within DEST.
     """
     from zarrfs.jobs import reports
-    from zarrfs.jobs.deadline import Deadline, TimedOut
+    from zarrfs.jobs.deadline import Deadline
     from zarrfs.jobs.stagein import Wish
     from zarrfs.redaction import without_secrets
 

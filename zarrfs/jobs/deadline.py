@@ -7,11 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
-from zarrfs.errors import ZarrfsError
-
-
-class TimedOut(ZarrfsError):
-    """What has not been done in time."""
+from zarrfs.errors import TimedOut
 
 
 class Deadline:

@@ -112,8 +112,9 @@ def _serve(request: bytes, answers: int) -> NoReturn:
             file.write(reply)
         status = 0
     except SystemExit as exc:
-        status = exc.code if isinstance(exc.code, int) else 1
+        os._exit(exc.code if isinstance(exc.code, int) else 1)  # here: see signals.End
     except BaseException:
         sys.excepthook(*sys.exc_info())
+        os._exit(1)
     finally:
         os._exit(status)

@@ -24,6 +24,7 @@ from typing import Any
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import TABLE, Options
 from zarrfs.redaction import without_secrets
+from zarrfs.signals import End
 from zarrfs.sources import Plan
 from zarrfs.sources.blobrefs import DUMP, FLUX, is_flux, is_tar
 from zarrfs.sources.compilation import Compilation, Validation
@@ -248,7 +249,7 @@ def _end(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # once: what is left is cleared away now
         signal.signal(number, signal.SIG_IGN)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what loops and nurseries say when they are left like this
-    sys.exit(130)
+    raise End(130)
 
 
 def answer(request: bytes) -> bytes:
@@ -284,4 +285,7 @@ def answer(request: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))
+    try:
+        sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))
+    except End:
+        os._exit(130)

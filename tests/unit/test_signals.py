@@ -1,0 +1,136 @@
+"""An end that was asked for is not lost where exceptions are dropped: in importlib's callbacks, or by C code."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LIMIT = 20  # seconds, of the 60 that the programs here sleep where nothing ends them
+DROP = """
+import io, os, signal, time, weakref
+
+class Thing:
+    pass
+
+def clear(number):
+    class Raw(io.RawIOBase):
+        def seekable(self):
+            return True
+        def readable(self):
+            return True
+        def seek(self, offset, whence=0):
+            os.kill(os.getpid(), number)
+            return 0
+    io.BufferedReader(Raw())
+
+def drop(number):
+    def callback(_reference):
+        os.kill(os.getpid(), number)
+        for _ in range(100):
+            pass
+    thing = Thing()
+    reference = weakref.ref(thing, callback)
+    del thing
+"""
+
+
+def run(program: str, *words: str | Path) -> tuple[int, str]:
+    """The exit status of a Python program with drop(), and what it says on standard error."""
+    command = [sys.executable, "-c", DROP + program, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    return ended.returncode, ended.stderr
+
+
+COMMAND = "import sys; sys.path.insert(0, sys.argv.pop()); import zarrfs.cli as cli\n"
+
+
+@pytest.mark.parametrize("name", ["ls", "mount"])
+def test_ctrl_c_while_a_command_starts(tmp_path: Path, name: str) -> None:
+    (tmp_path / "slow.py").write_text(f"{DROP}\ndrop(signal.SIGINT)\ntime.sleep(60)\n")
+    program = f"{COMMAND}cli.COMMANDS['{name}'] = ('slow', ''); cli.main()"
+    assert run(program, name, "x", tmp_path) == (130, "")
+
+
+def test_ctrl_c_while_mount_zarrfs_starts(tmp_path: Path) -> None:
+    program = """
+import sys
+from zarrfs.cli import mount_helper
+def settings(*_, **__):
+    drop(signal.SIGINT)
+    time.sleep(60)
+mount_helper.settings = settings
+sys.exit(mount_helper.main())
+"""
+    assert run(program, tmp_path, tmp_path) == (8, f"mount.zarrfs: {tmp_path}: interrupted\n")
+
+
+@pytest.mark.parametrize("lose", ["drop", "clear"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_child_that_compiles(number: signal.Signals, lose: str) -> None:
+    program = f"""
+import dataclasses, json
+from zarrfs.options import Options
+from zarrfs.sources import child, prepare
+def slow(*_):
+    {lose}({number:d})
+    time.sleep(60)
+prepare.prepare = slow
+asked = dict(source="x", options=dataclasses.asdict(Options()), parent=os.getppid())
+child._serve(json.dumps(asked).encode(), 1)
+"""
+    assert run(program) == (130, "")
+
+
+def test_a_deadline() -> None:
+    program = """
+from zarrfs.errors import TimedOut
+from zarrfs.jobs.deadline import Deadline
+from zarrfs.signals import raise_again
+raise_again()
+try:
+    with Deadline(50).armed():
+        drop(signal.SIGALRM)
+        time.sleep(60)
+except TimedOut:
+    raise SystemExit(7)
+"""
+    assert run(program)[0] == 7
+
+
+def test_twice() -> None:
+    program = """
+from zarrfs.signals import raise_again
+raise_again()
+class Slow:
+    def __del__(self):
+        drop(signal.SIGINT)
+        time.sleep(0.2)  # the second one comes here
+try:
+    Slow()
+    time.sleep(60)
+except KeyboardInterrupt:
+    raise SystemExit(7)
+"""
+    began = time.monotonic()
+    assert run(program)[0] == 7
+    assert time.monotonic() - began < LIMIT
+
+
+def test_other_exceptions_are_told() -> None:
+    program = """
+from zarrfs.signals import raise_again
+raise_again()
+class Wrong:
+    def __del__(self):
+        raise ValueError("of no signal")
+Wrong()
+time.sleep(0.1)
+"""
+    status, said = run(program)
+    assert status == 0
+    assert "ValueError: of no signal" in said
