@@ -105,6 +105,30 @@ def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
     assert eventually(lambda: not list((scripts.parent / "zarrfs/staged").glob("*")))
 
 
+def test_a_place_in_use_keeps_no_other_place(scripts: Path, tmp_path: Path) -> None:
+    """The job's directory of the prolog, and the one that an instance within the job has made for its own."""
+    made = tmp_path / "jobs/4711/user"
+    own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711"
+    source, blobs = SOURCE.split()
+    for place, state in (made, made / ".zarrfs"), (own, tmp_path / "state"):
+        place.mkdir(parents=True)
+        words = ["stage", "--mount", "--job", JOB, "-o", blobs, source, f"{place}/in"]
+        run(*words, env={"ZARRFS_STATE_DIR": str(state)})
+    variables = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(tmp_path)}
+    variables |= {"ZARRFS_STATE_DIR": f"{tmp_path}/state"}
+    unstage = [str(scripts / "unstage"), JOB]
+    with subprocess.Popen(["sleep", "100"], cwd=made / "in") as reader:
+        done = subprocess.run(
+            unstage, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
+        )
+        reader.kill()
+    assert (done.returncode, "in use by pid" in done.stderr) == (1, True)
+    assert (mount_lines(made / "in") != [], mount_lines(own / "in"), own.exists()) == (True, [], False)
+    reader.wait()
+    subprocess.run(unstage, env=os.environ | variables, timeout=60, check=True)
+    assert not mount_lines(made / "in")
+
+
 NODE_SCRIPT = """
 set -eu
 export FLUX_JOB_ID=ƒ2Rj4 FLUX_JOB_USERID=65534 PATH="{top}/bin:$PATH"
