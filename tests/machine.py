@@ -123,8 +123,8 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as command() has it; output captured, status not checked."""
         return subprocess.run(
-            self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=timeout, check=False,
+            self.command(*command, user=user, **variables), stdin=subprocess.DEVNULL, capture_output=True,
+            encoding="utf-8", errors="surrogateescape", timeout=timeout, check=False,
         )  # fmt: skip
 
     def start(self, *command: object, user: str = "root", **variables: str | None) -> subprocess.Popen[str]:

@@ -218,6 +218,11 @@ def shown(text: str) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+def message_line(text: str) -> str:
+    """`text` as shown() has it, for a stream that takes UTF-8 alone: other bytes of a name become escapes as well."""
+    return shown(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def _escaped(char: str) -> str:
     if char.isprintable() or "\udc80" <= char <= "\udcff":  # the latter: a byte that is not UTF-8
         return char

@@ -11,18 +11,20 @@ import sys
 from typing import Any
 
 from zarrfs.cli.common import errors_told
-from zarrfs.daemon import libfuse, session
+from zarrfs.daemon import session
+from zarrfs.mountpoints import fusemount
 from zarrfs.options import parse
 
-mount = libfuse.mount
+attach = fusemount.attach
 
 
-def mount_and_signal(*arguments: Any) -> None:
-    mount(*arguments)
+def mount_and_signal(*arguments: Any) -> int:
+    device = attach(*arguments)
     os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    return device
 
 
 if __name__ == "__main__":
-    libfuse.mount = mount_and_signal
+    fusemount.attach = mount_and_signal
     with errors_told():
         session.mount(sys.argv[2], sys.argv[3], parse(["foreground"]))

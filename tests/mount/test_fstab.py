@@ -78,11 +78,11 @@ def test_another_table(clean: Machine) -> None:
 
 
 @contextlib.contextmanager
-def automount(machine: Machine) -> Iterator[subprocess.Popen[str]]:
-    """autofs with the maps of the page. It needs a process group that the machine knows: setsid."""
+def automount(machine: Machine, maps: int = 2) -> Iterator[subprocess.Popen[str]]:
+    """autofs with the maps of /etc/auto.master. It needs a process group that the machine knows: setsid."""
     with machine.start("setsid", "automount", "--foreground", "--verbose") as daemon:
         try:
-            assert eventually(lambda: len(machine.mounts("autofs")) >= 2)
+            assert eventually(lambda: len(machine.mounts("autofs")) >= maps)
             yield daemon
         finally:
             machine.root("pkill -TERM -x automount; sleep 0.2", check=False)
@@ -112,6 +112,20 @@ def test_autofs(clean: Machine) -> None:
         assert eventually(lambda: clean.root(daemons) == "1"), "those of expired mounts have not ended"
     assert daemon.stdout is not None
     assert clean.mounts() == clean.mounts("autofs") == []
+
+
+@pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="this kernel has no autofs")
+def test_autofs_with_names_beyond_ascii(clean: Machine) -> None:
+    if shutil.which("automount", path="/usr/sbin:/sbin") is None:
+        pytest.skip("there is no automount (package autofs)")
+    name = "Größe 数据"
+    shutil.copytree(DATA / "zarr/v2_hier", clean.path(f"/srv/data/{name}"))
+    clean.path("/etc/auto.master").write_text("/mnt/sets /etc/auto.sets --timeout=60\n")
+    clean.path("/etc/auto.sets").write_text(f'"{name}" -fstype=zarrfs,ro,allow_other ":/srv/data/{name}"\n')
+    clean.path("/etc/auto.direct").write_text("")
+    with automount(clean, 1):
+        assert clean.run("cat", f"/mnt/sets/{name}/.zgroup", user="ann").stdout
+        assert clean.root(f"findmnt -n -o SOURCE -t fuse.zarrfs '/mnt/sets/{name}'") == f"/srv/data/{name}"
 
 
 def test_the_installer_takes_away_what_it_brought(machine: Machine) -> None:

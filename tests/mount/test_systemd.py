@@ -158,6 +158,30 @@ def test_a_line_of_fstab_is_mounted_at_the_first_look(machine: Booted) -> None:
     assert "/mnt/looked" not in machine.mounts()
 
 
+@pytest.mark.promise("S49")
+def test_names_beyond_ascii(machine: Booted) -> None:
+    """A service, and a line of fstab that is mounted at the first look."""
+    name = "Größe, 数据 (e\u0301)"
+    machine.path(f"/srv/data/{name}.json").write_text(REFS)
+    machine.path("/etc/zarrfs/names.conf").write_text(
+        f'SOURCE="/srv/data/{name}.json"\nMOUNTPOINT="/mnt/{name}"\nOPTIONS={OTHERS}\n'
+    )
+    machine.root("systemctl start zarrfs@names")
+    assert machine.run("cat", f"/mnt/{name}/a", user="ann").stdout == "hello"
+    machine.root("systemctl stop zarrfs@names")
+    escaped = name.replace(" ", "\\040")
+    machine.path("/etc/fstab").write_text(
+        f"/srv/data/{escaped}.json /mnt/at\\040first\\040{escaped} zarrfs {OTHERS},noauto,x-systemd.automount 0 0\n"
+    )
+    machine.root("systemctl daemon-reload")
+    unit = machine.root(f"systemd-escape --path --suffix=automount '/mnt/at first {name}'")
+    machine.root(f"systemctl start '{unit}'")
+    assert machine.run("cat", f"/mnt/at first {name}/a", user="ann").stdout == "hello"
+    shown_as = machine.root(f"findmnt -n -o SOURCE -t fuse.zarrfs '/mnt/at first {name}'")
+    assert shown_as == f"/srv/data/{name}.json"
+    machine.root(f"systemctl stop '{unit}' && echo >/etc/fstab && systemctl daemon-reload")
+
+
 def test_the_examples(machine: Booted) -> None:
     """A pair of units; when the daemon is killed there is an error until it is mounted again."""
     for example in (ROOT / "systemd/examples").iterdir():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zarrfs import optionvalues
-from zarrfs.errors import UsageError, ZarrfsError
+from zarrfs.errors import UsageError, ZarrfsError, message_line
 from zarrfs.redaction import cleaned
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def first_cause(exc: BaseException) -> BaseException:
 
 def say(text: str) -> None:
     """One line on standard error."""
-    click.echo(f"zarrfs: {cleaned(text)}", err=True)
+    click.echo(f"zarrfs: {message_line(cleaned(text))}", err=True)
 
 
 def tell_warnings(plan: Plan, chosen: options.Options) -> None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from zarrfs.cli.arguments import hide_secrets
 from zarrfs.configuration import settings
-from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.errors import MountError, UsageError, ZarrfsError, message_line
 from zarrfs.options import TABLE, Parsed, parse, split_commas
 from zarrfs.redaction import cleaned, without_secrets
 from zarrfs.signals import raise_again
@@ -92,9 +92,9 @@ def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     from zarrfs.daemon.session import mount
 
     parsed.writable = False  # mount(8) says rw whenever nobody said ro
-    mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {text}", file=sys.stderr))
+    mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:
-        print(f"mount.zarrfs: {without_secrets(source)} mounted on {mountpoint}")
+        print(f"mount.zarrfs: {message_line(f'{without_secrets(source)} mounted on {mountpoint}')}")
 
 
 def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fake: bool) -> None:
@@ -135,7 +135,7 @@ def _name(item: str) -> str:
 def _fail(mountpoint: str, reason: object, status: int) -> int:
     text = cleaned(str(reason))
     where = f"{mountpoint}: " if mountpoint and not text.startswith(f"{mountpoint}: ") else ""
-    print(f"mount.zarrfs: {where}{text}", file=sys.stderr)
+    print(f"mount.zarrfs: {message_line(where + text)}", file=sys.stderr)
     return status
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pyfuse3
 import trio
 
-from zarrfs.daemon import invalidation, libfuse, notify
+from zarrfs.daemon import invalidation, notify
 from zarrfs.daemon.idle import unmount_when_idle
 from zarrfs.daemon.refreshing import Refresher, forbid_device
 from zarrfs.daemon.settings import Settings
@@ -27,7 +27,7 @@ from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
 from zarrfs.monitoring import logs, process, publish, report
-from zarrfs.mountpoints import mounts
+from zarrfs.mountpoints import fusemount, mounts
 from zarrfs.options import Options
 from zarrfs.sources import Plan, check_view, open_plan
 from zarrfs.store.api import Store
@@ -66,7 +66,12 @@ def serve(
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals(): they would leave a dead mount
     try:
         with _guarded(mountpoint) if options.guard else contextlib.nullcontext():
-            libfuse.mount(operations, mountpoint, libfuse.options_of(plan.source, options, kernel, writable))
+            device_file = fusemount.attach(options.fsname or plan.source, mountpoint, options, kernel, writable)
+        try:
+            pyfuse3.init(operations, f"/dev/fd/{device_file}", {"allow_root"} if options.allow_root else set())
+        except BaseException:
+            os.close(device_file)  # the mount is dead then, and the caller unmounts it
+            raise
     except BaseException:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         raise

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from zarrfs.errors import shown
+from zarrfs.errors import message_line
 from zarrfs.redaction import cleaned
 
 NAME = "zarrfs"
@@ -19,7 +19,7 @@ _LONGEST = 8000  # characters of a message: every syslog takes that
 
 def message(record: logging.LogRecord) -> str:
     """What a record says, in one line."""
-    text = shown(cleaned(record.getMessage()))
+    text = message_line(cleaned(record.getMessage()))
     return text if len(text) <= _LONGEST else text[:_LONGEST] + " ..."
 
 

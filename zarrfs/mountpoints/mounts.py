@@ -44,11 +44,11 @@ class Mount(NamedTuple):
 def mounts() -> list[Mount]:
     """All mounts of this mount namespace, in the order they were made."""
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            left, _, right = line.partition(" - ")
+    with open("/proc/self/mountinfo", "rb") as file:
+        for line in file.read().split(b"\n")[:-1]:  # a name may have other characters that end lines of text
+            left, _, right = os.fsdecode(line).partition(" - ")
             fields, more = left.split(" "), right.split(" ")
-            flags = (*fields[5].split(","), *more[2].rstrip("\n").split(","))
+            flags = (*fields[5].split(","), *more[2].split(","))
             found.append(Mount(fields[2], _unescape(fields[4]), more[0], _unescape(more[1]), flags))
     return found
 

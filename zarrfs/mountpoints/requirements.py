@@ -156,10 +156,10 @@ def in_container() -> bool:
 
 
 def why_refused(said: str) -> str:
-    """What libfuse and fusermount3 have printed when they refused a mount, as one line, with what to do."""
+    """Turn the reason of mount(2), or the output of fusermount3, into one line that says what to do."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    # the last is what ended it; "fuse: mount failed" and warnings about fuse.conf come before
-    text = lines[-1] if lines else "libfuse gave no reason"
+    # the last line is the reason; warnings about fuse.conf come before it
+    text = lines[-1] if lines else "fusermount3 gave no reason"
     for words, advice in (
         ("too many FUSE", f"mount_max is {configuration().mount_max}, root can raise it in {CONFIGURATION}"),
         ("no write access to mountpoint", _USER),

@@ -80,7 +80,7 @@ class ParquetWriter:
         if not 1 <= record_size <= RECORD_SIZE_MAX:
             raise SourceError(self._shown, f"record_size: expected a whole number from 1 to {RECORD_SIZE_MAX}")
         parent, name = os.path.split(self._directory)
-        self._scratch = os.path.join(parent, f".{name[:200]}.{secrets.token_hex(8)}.tmp")
+        self._scratch = os.path.join(parent, f".{name[:50]}.{secrets.token_hex(8)}.tmp")
         self._metadata: dict[str, Any] = {}
         self._arrays: dict[str, _Array] = {}
         self._waiting: dict[str, list[Reference]] = {}  # by array
@@ -221,7 +221,8 @@ class ParquetWriter:
         """Fill `rows` with a record file that was written when memory was short."""
         import pyarrow.parquet as pq
 
-        table = pq.ParquetFile(self._path(*at)).read()
+        with open(self._path(*at), "rb") as file:  # pyarrow takes no path that is not UTF-8
+            table = pq.ParquetFile(file).read()
         columns = (table[name].to_pylist() for name in ("path", "offset", "size", "raw"))
         for row, (path, offset, size, raw) in enumerate(zip(*columns, strict=True)):
             if path is not None or raw is not None:
@@ -235,7 +236,8 @@ class ParquetWriter:
         self._arrays[prefix].written[record] = 1
         path = self._path(prefix, record)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        pq.write_table(_table(rows, self._record_size), path, **_HOW)
+        with open(path, "wb") as file:
+            pq.write_table(_table(rows, self._record_size), file, **_HOW)
 
     def _write_empty(self, prefix: str, record: int) -> None:
         if not self._empty:
