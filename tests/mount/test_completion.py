@@ -67,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for shell in ("bash", "zsh", "fish"):
         (directory / f"completion.{shell}").write_text(run("completion", shell).stdout)
     (directory / "combined.json").write_text(json.dumps({"version": 1, "refs": {"a": "x"}}))
-    mnt = directory / "mounted here"
+    mnt = directory / "mounted hère 数"
     mnt.mkdir()
     assert run("mount", directory / "combined.json", mnt).returncode == 0
     yield directory
@@ -105,7 +105,7 @@ def test_a_line_at_a_terminal(terminal: Terminal, typed: str, completed: str) ->
 
 
 def test_mount_points_at_a_terminal(terminal: Terminal, place: Path) -> None:
-    terminal.typed(f"zarrfs umount {place}/mou\t", re.escape(f"{place}/mounted\\ here") + "[/ ]")
+    terminal.typed(f"zarrfs umount {place}/mou\t", re.escape(f"{place}/mounted\\ hère\\ 数") + "[/ ]")
     terminal.typed("\x15\n", "> ")
 
 
@@ -124,9 +124,9 @@ def test_fish(place: Path) -> None:
     assert fish(place, "zarrfs mount -o idle_t") == ["idle_timeout="]
     assert sorted(fish(place, "zarrfs mount --view v")) == ["v2", "v3"]
     assert "combined.json" in fish(place, "zarrfs ls comb")
-    assert f"{place}/mounted here" in fish(place, "zarrfs stats /")
+    assert f"{place}/mounted hère 数" in fish(place, "zarrfs stats /")
     assert fish(place, "zarrfs mount -o ro,record=comb") == ["ro,record=combined.json"]
-    assert fish(place, f"zarrfs mount -o blobs={place}/mou") == [f"blobs={place}/mounted here/"]
+    assert fish(place, f"zarrfs mount -o blobs={place}/mou") == [f"blobs={place}/mounted hère 数/"]
 
 
 def test_names_of_commands_are_told_without_importing_them() -> None:
