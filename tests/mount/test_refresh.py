@@ -303,7 +303,7 @@ def test_a_store_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
 
 
 def test_old_versions_are_closed(tmp_path: Path) -> None:
-    """100 refreshes, with files and directories open over some: descriptors and memory stay what they were."""
+    """50 refreshes, with files and directories open over some: descriptors and memory stay what they were."""
     for name in ("one", "two"):
         zarr.create_array(str(tmp_path / name), data=np.full(400, ord(name[0]), "u1"), chunks=(2,), zarr_format=2)
     place, chunks = tmp_path / "set", {name: (tmp_path / name / "0").read_bytes() for name in ("one", "two")}
@@ -316,8 +316,8 @@ def test_old_versions_are_closed(tmp_path: Path) -> None:
 
     with mounted(place, tmp_path / "mnt") as root:
         pid, held = daemon_pid(root), list[tuple[IO[bytes], bytes]]()
-        for number in range(100):
-            if number == 40:
+        for number in range(50):
+            if number == 20:
                 before = figures(pid)
             name = ("one", "two")[number % 2]
             (tmp_path / "next").symlink_to(name)

@@ -96,21 +96,21 @@ def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     log = tmp_path / "log"
-    options = f"log_file={log},idle_timeout=3s,attr_timeout=0,entry_timeout=0"
+    options = f"log_file={log},idle_timeout=1500ms,attr_timeout=0,entry_timeout=0"
     assert run("mount", document, mountpoint, "-o", options).returncode == 0
     pid = daemon_pid(mountpoint)
     with open(mountpoint / "a", "rb") as file:  # open, and not read
-        time.sleep(5)
+        time.sleep(2.5)
         assert file.read() == b"content"
     holder = subprocess.Popen(["sleep", "60"], cwd=mountpoint)  # asks for nothing
     try:
-        time.sleep(5)
+        time.sleep(2.5)
         assert mount_lines(mountpoint)
     finally:
         holder.kill()
         holder.wait()
     began = time.monotonic()
-    while time.monotonic() < began + 5:  # used
+    while time.monotonic() < began + 2.5:  # used
         os.stat(mountpoint / "a")
         time.sleep(0.1)
     assert mount_lines(mountpoint)
