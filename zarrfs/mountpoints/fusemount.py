@@ -15,7 +15,6 @@ import os
 import socket
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterable
 
 from zarrfs.errors import MountError
@@ -80,7 +79,7 @@ def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str])
     if options.auto_unmount:
         chosen.append("auto_unmount")
     ours, theirs = socket.socketpair()
-    with theirs, tempfile.TemporaryFile() as output:  # a file: with auto_unmount, fusermount3 keeps it open
+    with theirs, os.fdopen(os.memfd_create("fusermount3"), "rb") as output:  # no pipe: auto_unmount keeps it open
         process = subprocess.Popen(
             [mounts.fusermount(), "-o", ",".join(chosen), "--", mountpoint],
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()],
