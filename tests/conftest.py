@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """With -n auto: one more than there are cores, as tests also wait for servers and for time to pass."""
     return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """Escape what is not UTF-8 in a report: a worker of xdist would end the whole run over it."""
+    return _escaped((yield))
+
+
+def _escaped(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(each) for key, each in value.items()}
+    return type(value)(map(_escaped, value)) if isinstance(value, list | tuple) else value
 
 
 @pytest.fixture(scope="session", autouse=True)
