@@ -88,8 +88,14 @@ class Options:
     )
     allow_path: tuple[str, ...] = _option(
         "source", (), directory, "DIR",
-        "Local targets only beneath DIR. A mount by root with allow_other has none without it. Repeatable.",
+        "Local targets only beneath DIR. A mount by root with allow_other has none without it. Symbolic links of a "
+        "Zarr store lead out of it only to files beneath DIR. Repeatable.",
         many=True,
+    )
+    links: str | None = _option(
+        "source", None, words("follow", "keep"), "HOW",
+        "Symbolic links of a directory: show what they lead to (follow, the default of read-only Zarr stores and of "
+        "views), or the links themselves (keep). Out of the directory, links are followed beneath allow_path=.",
     )
     blobs: tuple[str, ...] = _option(
         "source", (), text, "PLACE",

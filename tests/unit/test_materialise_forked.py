@@ -221,7 +221,7 @@ def test_processes_do_what_the_ordinary_way_does(
         out, told = tmp_path / f"out{ordinary}", list[Done]()
         if "existing" in choice:
             with source_of(kind, document, tmp_path) as store:
-                write(store, out)
+                write(store, out, keep_going=True)
             disturb(out, random.Random(5))
         with monkeypatch.context() as patch, source_of(kind, document, tmp_path) as store:
             if ordinary:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from zarrfs.cli import common, meter, nodetext, show
-from zarrfs.options import Parsed
+from zarrfs.options import Options, Parsed
 from zarrfs.optionvalues import human
 from zarrfs.redaction import without_secrets
 
@@ -38,7 +38,8 @@ def info(
     """Tell what SOURCE is, and which groups and arrays it holds; with KEY, all that is known of that entry.
 
     Chunks are counted by listing them. Where a server lists without sizes, it is asked for each; --no-count spares
-    that.
+    that. Of a directory, links_out counts the symbolic links that lead out of it, links_allowed those of them that
+    allow_path= covers.
     """
     from zarrfs.errors import UsageError
     from zarrfs.sources import Plan
@@ -55,6 +56,8 @@ def info(
     async def body(store: Store, plan: Plan) -> dict[str, Any]:
         start = common.clean_key(key or "")
         about = await (_of_source(store, plan) if key is None else _of_entry(store, start))
+        if plan.path is not None and plan.kind == "zarr" and key is None and not no_count:
+            about |= await _links_of(plan.path, parsed.options)
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
             with meter.shown(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
@@ -98,6 +101,17 @@ async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
     return about
 
 
+async def _links_of(path: str, options: Options) -> dict[str, Any]:
+    from zarrfs.sources.zarrstore import open_directory
+
+    directory = open_directory(path, options)
+    try:
+        out, followed = await directory.links_out()
+    finally:
+        await directory.aclose()
+    return {"links_out": out, "links_allowed": followed}
+
+
 async def _of_entry(store: Any, key: str) -> dict[str, Any]:
     from zarrfs.store.api import Kind
 
@@ -121,7 +135,7 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
 
 def _show(name: str, value: Any) -> None:
     """One line for a value; a list has a line an item, the first few of them."""
-    if value is None or value == []:
+    if value is None or value == [] or (name.startswith("links_") and not value):
         return
     if name in ("bytes", "size", "allocated", "inline", "hole"):
         text = f"{value:,} ({human(value)})"

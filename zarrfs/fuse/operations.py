@@ -394,7 +394,7 @@ class Operations(ShownOperations):
 
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
         """The entry of readdir, filled; its neighbours mostly differ in inode and size alone."""
-        _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity = info
+        _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
         entry, others = self._entry, (kind, mode, mtime_ns, links)
         if size is None or allocated is not None or others != self._filled:
             self._filled = others if size is not None else ()
@@ -435,7 +435,7 @@ class Operations(ShownOperations):
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
         """Write what differs from entry to entry, all of it: `entry` may have been used before."""
-        _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity = info
+        _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
         if size is None:  # stat asks again, and only then the target is asked for its size
             # a listing must not take back what stat said: who reads at this moment would find the end of the file
             size, entry.attr_timeout = self.inodes.sizes.get(inode, 0), 0

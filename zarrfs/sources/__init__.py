@@ -102,6 +102,8 @@ def open_plan(plan: Plan, options: Options) -> Store:
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
     if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
+        if options.links == "follow":
+            raise UsageError("option links=follow: a directory that is mounted rw keeps its links")
         return Overlay(None, Upper(options.upperdir, plain=True), owner)
     over = {"source": plan.source, "fingerprint": fingerprint(plan)}
     upper = Upper(options.upperdir, over=over)
@@ -164,9 +166,9 @@ def _open_bare(plan: Plan, options: Options) -> Store:
 
         return open_set(plan, options)
     if plan.path is not None:
-        from zarrfs.store.filesystem import FileSystemStore
+        from zarrfs.sources.zarrstore import open_directory
 
-        return FileSystemStore(plan.path)
+        return open_directory(plan.path, options)
     from zarrfs.sources.zarrstore import open_remote
 
     return open_remote(plan, options)

@@ -17,6 +17,7 @@ from zarrfs.transfer import urls
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
     from zarrfs.sources import Plan
     from zarrfs.store.api import Store
+    from zarrfs.store.filesystem import FileSystemStore
     from zarrfs.transfer.answers import Entry
     from zarrfs.transfer.remote import RemoteFiles
     from zarrfs.transfer.systems import System
@@ -46,6 +47,35 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
         if options.type == "references":
             raise SourceError(path, _NO_SET)
     return Plan(path, "zarr", path=path)
+
+
+def open_directory(path: str, options: Options) -> FileSystemStore:
+    """Open the local directory `path` as a store; `links=` and `allow_path=` say where symbolic links lead.
+
+    Zarr stores and views follow links: a reader of a chunk wants its bytes. Other directories keep them, and so does
+    the lower directory of `upperdir=`, but for links out of it, which lead elsewhere in the mount. SourceError.
+    """
+    from zarrfs.store.filesystem import FileSystemStore, Links
+
+    links = Links.KEEP
+    if options.links == "follow" or options.view is not None:
+        links = Links.FOLLOW
+    elif options.upperdir is not None:
+        links = Links.FOLLOW_OUT
+    elif options.links is None and is_zarr(path):
+        links = Links.FOLLOW
+    return FileSystemStore(path, links=links, allowed=options.allow_path)
+
+
+def is_zarr(path: str) -> bool:
+    """Return whether a directory has a metadata document of Zarr at its root, be it a link that leads nowhere."""
+    from zarrfs.zarr.documents import NODE_DOCUMENTS
+
+    def has(name: str) -> bool:
+        return os.path.lexists(os.path.join(path, name))
+
+    # other programs have a file called "meta", too
+    return any(map(has, ({*NODE_DOCUMENTS} - {"meta"}) | {DOCUMENT})) or (has("meta") and has("attrs"))
 
 
 def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:

@@ -159,6 +159,13 @@ class ArrayChecks:
         first = found.array.keys.key((0,) * found.array.ndim)
         return Unsound(OUTSIDE, f"no chunk of the grid {list(found.array.grid.counts)}, whose first is {first}")
 
+    def check_directory(self, key: str, report: Report) -> None:
+        """Report a directory that lies in the place of a chunk."""
+        found, rest = self.of(key)
+        if found is not None and self._is_chunk(found.array, rest):
+            found.bad += 1
+            report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
+
     def missing(self, report: Report) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
         for key, (said_by, _digest) in self._said.items():

@@ -78,6 +78,8 @@ async def _reader(
                 await _check_link(store, key, report)
             elif info.kind is Kind.FILE:
                 await _check_file(store, key, info, report, piece, arrays)
+            elif arrays is not None:
+                arrays.check_directory(key, report)
 
 
 async def _check_link(store: Store, key: str, report: Report) -> None:

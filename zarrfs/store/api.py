@@ -41,6 +41,7 @@ class Info(NamedTuple):
     allocated: int | None = None  # bytes held, where less than size (holes); None: all
     links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 where nobody counted
     identity: int | None = None  # changes when another file takes the name; None: nobody can tell
+    unreadable: str = ""  # why its bytes cannot be had, where that is known without opening it
 
 
 SET_IDS = stat.S_ISUID | stat.S_ISGID

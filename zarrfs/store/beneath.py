@@ -1,4 +1,4 @@
-"""BaseDirectory: opens files below a directory such that no symbolic link leads out of it.
+"""BaseDirectory: opens files below a directory such that no symbolic link leads out of it, but to allowed directories.
 
 One openat2(2) does it in the kernel. Where that is missing (Linux < 5.6, some containers), and for absolute
 links that point back into the base directory, the path is walked part by part with O_NOFOLLOW.
@@ -10,9 +10,10 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Sequence
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
-_NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x02, 0x04, 0x08, 0x20
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
 _PATH_MAX = 4096  # bytes that one system call takes, with the NUL
 _LINKS_MAX = 40  # as the kernel's own limit
 _BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -91,6 +92,47 @@ class BaseDirectory:
                 raise BlockingIOError(errno.EAGAIN, "not cached")
             return self._walk(path, flags)
 
+    def find(self, path: bytes, allowed: Sequence[str] = (), nofollow: bool = False, cached: bool = False) -> int:
+        """An O_PATH descriptor of what `path` is or leads to, also out of the base directory.
+
+        There its real path must lie beneath one of `allowed`, which are real paths of directories. OSError as open(2):
+        EXDEV, with a reason that names the real path, where it does not; ELOOP where the path leads through a mount of
+        zarrfs, which might wait for this very answer. `nofollow` finds the last part itself, where that is a link.
+        `cached` as open().
+        """
+        flags = os.O_PATH | (os.O_NOFOLLOW if nofollow else 0)
+        try:
+            return self.open(path, flags, cached)
+        except BlockingIOError:
+            if not (allowed and self._kernel_caches and self._kernel_walks):
+                raise
+            found = self._find_cached(path, flags)
+        except OSError as exc:
+            if exc.errno != errno.EXDEV:
+                raise
+            found = self._walk_out(path, nofollow)
+        try:
+            self._check_allowed(found, allowed)
+        except BaseException:
+            os.close(found)
+            raise
+        return found
+
+    def _find_cached(self, path: bytes, flags: int) -> int:
+        """As find(), where the kernel has all of it cached and no mount point lies on the way: that may be our own."""
+        try:
+            return _openat2(self.descriptor, path, flags | os.O_CLOEXEC, _NO_XDEV | _NO_MAGICLINKS | _CACHED)
+        except OSError as exc:
+            if exc.errno != errno.EXDEV:
+                raise
+            raise BlockingIOError(errno.EAGAIN, "not cached") from None
+
+    def _check_allowed(self, found: int, allowed: Sequence[str]) -> None:
+        real = real_path(found)
+        roots = (*allowed, real_path(self.descriptor))
+        if not any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots):
+            raise OSError(errno.EXDEV, f"leads to {real}, which is out of the store (-o allow_path=DIR)")
+
     def directory(self, path: bytes) -> int:
         """An O_PATH descriptor of the directory `path`; a symbolic link on the way is no directory (ENOTDIR)."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -158,12 +200,71 @@ class BaseDirectory:
             for descriptor in stack:
                 os.close(descriptor)
 
+    def _walk_out(self, path: bytes, nofollow: bool) -> int:
+        """Find `path` part by part wherever links lead. No part is asked for in a mount of zarrfs."""
+        from zarrfs.mountpoints.mounts import is_zarrfs  # few stores have links that lead out
+
+        found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
+        device = os.fstat(found).st_dev
+        todo, links = _parts(path), 0
+        try:
+            while todo:
+                above, name = found, todo.pop(0)
+                found = _open_part(name, above, bool(todo))
+                status = os.fstat(found)
+                if stat.S_ISLNK(status.st_mode) and (todo or not nofollow):
+                    links += 1
+                    if links > _LINKS_MAX:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))  # noqa: TRY301
+                    target = os.readlink(b"", dir_fd=found)
+                    os.close(found)
+                    found, todo = above, _parts(target) + todo
+                    if target.startswith(b"/"):
+                        found = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                        os.close(above)
+                    continue
+                os.close(above)
+                if status.st_dev != device:
+                    device = status.st_dev
+                    if is_zarrfs(device):
+                        raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
+        except BaseException:
+            os.close(found)
+            raise
+        return found
+
     def _inside(self, target: bytes, path: bytes) -> bytes:
         """The part of an absolute link's target below the base directory."""
         for root in self._roots:
             if target == root or target.startswith(root.rstrip(b"/") + b"/"):
                 return target[len(root) :]
         raise _leads_out(path)
+
+
+def real_path(descriptor: int) -> str:
+    """The path at which the file of an open descriptor lies now. OSError (EIO) without /proc."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        raise OSError(errno.EIO, "cannot be found without /proc") from None
+
+
+def reopen(descriptor: int, flags: int) -> int:
+    """Open the regular file of an O_PATH descriptor: the same file, whatever happens to its name."""
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", flags | _BASIC)
+    except FileNotFoundError:
+        raise OSError(errno.EIO, "cannot be opened without /proc") from None
+
+
+def _open_part(name: bytes, above: int, inner: bool) -> int:
+    """An O_PATH descriptor of one part of a path; `inner`: more parts follow, so an automount must mount."""
+    if inner:
+        try:
+            return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+        except NotADirectoryError:
+            pass  # a link, or the end of the path
+    return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
 def _reopen(stack: list[int], flags: int) -> int:
@@ -178,4 +279,4 @@ def _parts(path: bytes) -> list[bytes]:
 
 
 def _leads_out(path: bytes) -> OSError:
-    return OSError(errno.EXDEV, "a link leads out of the store", os.fsdecode(path))
+    return OSError(errno.EXDEV, "leads out of the store", os.fsdecode(path))

@@ -2,19 +2,20 @@
 
 Source: Zarr v3, "File system store" 1.0 (key translation, the operations, canonical URI); RFC 8089.
 
-Where the specification is silent: a symbolic link is a key of its own (info and listings show the link), get
-follows it as long as it stays in the base directory, set and delete replace and remove the link itself;
-fifos, sockets and devices are no keys; names that are not UTF-8 are read with surrogateescape.
+Where the specification is silent: a symbolic link is a key of its own, or stands for what it leads to (Links says
+which); get follows it, out of the base directory only to allowed directories; set and delete replace and remove the
+link itself. A FIFO, socket or device is a key whose value cannot be read, and is never opened. Names that are not
+UTF-8 are read with surrogateescape.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
-import logging
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -32,8 +33,8 @@ from zarrfs.errors import (
     StoreError,
     TargetMissing,
 )
-from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, split_key
-from zarrfs.store.beneath import BaseDirectory
+from zarrfs.store.api import Buffer, Info, Kind, Usage, check_key, join_key, keys_below, split_key
+from zarrfs.store.beneath import BaseDirectory, real_path, reopen
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.uri import file_uri
 from zarrfs.transfer.local import read_file
@@ -41,14 +42,11 @@ from zarrfs.transfer.local import read_file
 if TYPE_CHECKING:
     from zarrfs.store.indexentries import Entry
 
-log = logging.getLogger("zarrfs.store")
-
 _PAGE = 1000  # entries looked at in one visit to a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_ITSELF = os.O_PATH | os.O_NOFOLLOW
+_LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
     errno.ENOENT: NotFound,
-    errno.ENXIO: NotFound,  # a socket, which is no key
     errno.ENOTDIR: NotDirectory,
     errno.EISDIR: IsDirectory,
     errno.ENAMETOOLONG: NameTooLong,
@@ -56,18 +54,30 @@ _ANSWERS: dict[int, type[StoreError]] = {
 }
 
 
+class Links(enum.Enum):
+    """How a store shows symbolic links."""
+
+    KEEP = "keep"  # as links
+    FOLLOW = "follow"  # as what they lead to; where that cannot be read, as a file that cannot
+    FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
+
+
 class FileSystemStore:
     """Keys are the files below the directory `path`; a WritableStore.
 
     `fsync`: set() returns only when the value is on the disk. Values appear by rename, so that a reader, or
-    a crash, sees the old value or the new one. Raises SourceError where `path` is no directory.
+    a crash, sees the old value or the new one. `allowed`: real paths of directories out of the base directory that
+    links may lead to. Raises SourceError where `path` is no directory.
     """
 
     immutable = False
 
-    def __init__(self, path: str, fsync: bool = False) -> None:
+    def __init__(
+        self, path: str, fsync: bool = False, links: Links = Links.KEEP, allowed: Sequence[str] = ()
+    ) -> None:
         self.path = os.path.abspath(path)
         self._fsync = fsync
+        self._links, self._allowed = links, allowed
         self._parent_flags = _DIRECTORY if fsync else os.O_PATH | os.O_DIRECTORY
         try:
             self._base = BaseDirectory(path)
@@ -119,7 +129,7 @@ class FileSystemStore:
         try:
             for at in range(0, len(names), _PAGE):
                 with _answers(prefix):
-                    page = await trio.to_thread.run_sync(_look_at, directory, names[at : at + _PAGE], prefix)
+                    page = await trio.to_thread.run_sync(self._look_at, directory, names[at : at + _PAGE], prefix)
                 for info in page:
                     yield info
         finally:
@@ -132,7 +142,7 @@ class FileSystemStore:
         try:
             for at in range(0, len(names), _PAGE):
                 with _answers(prefix):
-                    page = _look_at(directory, names[at : at + _PAGE], prefix)
+                    page = self._look_at(directory, names[at : at + _PAGE], prefix)
                 for name, kind, size, mode, mtime_ns, target, held, *_ in page:
                     yield name, kind.value, size, mode, mtime_ns, held, target, None
         finally:
@@ -144,6 +154,10 @@ class FileSystemStore:
             return self._open_value(key, _path_of_key(key, root=True))
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        if self._links is not Links.KEEP:
+            async for key in keys_below(self, prefix):
+                yield key
+            return
         with _answers(prefix):
             path = _path_of_key(prefix, root=True)
             first = await trio.to_thread.run_sync(self._children, path)
@@ -169,6 +183,9 @@ class FileSystemStore:
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             return {}
+        if info.kind is Kind.FILE and not info.unreadable and self._links is not Links.KEEP:
+            with _answers(key):
+                return {"url": file_uri(await trio.to_thread.run_sync(self._real_path, _path_of_key(key)))}
         return {"url": file_uri(os.path.join(self.path, key))}
 
     async def usage(self) -> Usage:
@@ -177,6 +194,10 @@ class FileSystemStore:
             status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
         unit = status.f_frsize
         return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
+
+    async def links_out(self) -> tuple[int, int]:
+        """Count the symbolic links that lead out of the base directory, and those of them that are followed."""
+        return await trio.to_thread.run_sync(self._links_out)
 
     # -- writing
 
@@ -203,40 +224,188 @@ class FileSystemStore:
     # -- in a worker thread, or where the kernel has it cached
 
     def _look(self, key: str, path: bytes, cached: bool = False) -> Info | None:
-        descriptor = self._base.open(path, _ITSELF, cached)
+        try:
+            descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_parents(path, cached)
+            raise
         try:
             status = os.fstat(descriptor)
             target = os.readlink(b"", dir_fd=descriptor) if stat.S_ISLNK(status.st_mode) else None
         finally:
             os.close(descriptor)
-        return _info(split_key(key)[1], status, target)
+        name = split_key(key)[1]
+        if target is not None and self._links is not Links.KEEP:
+            return self._follow(name, path, status, target, cached)
+        return _info(name, status, target)
 
-    def _open_value(self, key: str, path: bytes, cached: bool = False) -> int:
-        """The descriptor of a regular file, through links."""
+    def _follow(self, name: str, path: bytes, link: os.stat_result, target: bytes, cached: bool = False) -> Info:
+        """The entry of what a link leads to; of a link that stays one, itself."""
         try:
-            descriptor = self._base.open(path, os.O_RDONLY, cached)
-        except FileNotFoundError:
-            if self._is_link(path):
-                raise TargetMissing(key, "is a symbolic link that leads nowhere") from None
-            raise
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode):
-            return descriptor
-        os.close(descriptor)
-        raise IsDirectory(key) if stat.S_ISDIR(status.st_mode) else NotFound(key)
-
-    def _is_link(self, path: bytes) -> bool:
-        with contextlib.suppress(OSError):
-            descriptor = self._base.open(path, _ITSELF)
+            if self._links is Links.FOLLOW_OUT and self._stays(path, cached):
+                return _info(name, link, target)
+            descriptor = self._base.find(path, self._allowed, cached=cached)
             try:
-                return stat.S_ISLNK(os.fstat(descriptor).st_mode)
+                status = os.fstat(descriptor)
+                if stat.S_ISDIR(status.st_mode) and self._is_above(status, path, cached):
+                    raise OSError(errno.ELOOP, _LEADS_BACK)
+            finally:
+                os.close(descriptor)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            return _unreadable(name, link, _why_not_followed(target, exc), len(target))
+        return _info(name, status, None)
+
+    def _stays(self, path: bytes, cached: bool = False) -> bool:
+        """Whether a link leads to a place in the base directory, be there something or not."""
+        try:
+            os.close(self._base.open(path, os.O_PATH, cached))
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            return exc.errno != errno.EXDEV
+        return True
+
+    def _is_above(self, directory: os.stat_result, path: bytes, cached: bool) -> bool:
+        """Whether a directory is one of those that `path` leads through: a walk would never end."""
+        while path:
+            path = path.rpartition(b"/")[0]
+            descriptor = self._base.find(path, self._allowed, cached=cached)
+            try:
+                if os.path.samestat(directory, os.fstat(descriptor)):
+                    return True
             finally:
                 os.close(descriptor)
         return False
 
+    def _open_value(self, key: str, path: bytes, cached: bool = False) -> int:
+        """The descriptor of a regular file, through links. Nothing else is ever opened: a FIFO notices readers."""
+        try:
+            found = self._base.find(path, self._allowed, cached=cached)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            target = self._link_at(path, cached)
+            if target is not None:
+                failure = TargetMissing if exc.errno == errno.ENOENT else ReadError
+                raise failure(key, _why_not_followed(target, exc)) from exc
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+                self._check_parents(path, cached)
+            raise
+        try:
+            status = os.fstat(found)
+            if stat.S_ISREG(status.st_mode):
+                return reopen(found, os.O_RDONLY)
+        finally:
+            os.close(found)
+        if stat.S_ISDIR(status.st_mode):
+            if self._links is not Links.KEEP and self._is_above(status, path, cached):
+                raise ReadError(key, f"is a symbolic link that {_LEADS_BACK}")
+            raise IsDirectory(key)
+        raise ReadError(key, f"is {_special(status)}, which is not opened")
+
+    def _link_at(self, path: bytes, cached: bool) -> bytes | None:
+        """As _target_of_link(); None also where there is nothing."""
+        try:
+            return self._target_of_link(path, cached)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+
+    def _check_parents(self, path: bytes, cached: bool = False) -> None:
+        """ReadError where a name is absent because a link above it cannot be followed."""
+        while b"/" in path:
+            path = path.rpartition(b"/")[0]
+            try:
+                target = self._target_of_link(path, cached)
+                if target is None:
+                    return
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except BlockingIOError:
+                raise
+            except OSError:
+                return  # the error of the name itself says more
+            try:
+                os.close(self._base.find(path, self._allowed, cached=cached))
+            except BlockingIOError:
+                raise
+            except OSError as exc:
+                raise ReadError(os.fsdecode(path), _why_not_followed(target, exc)) from exc
+            return
+
+    def _target_of_link(self, path: bytes, cached: bool) -> bytes | None:
+        """The text of a symbolic link; None where there is something else. OSError."""
+        descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
+        try:
+            is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
+            return os.readlink(b"", dir_fd=descriptor) if is_link else None
+        finally:
+            os.close(descriptor)
+
+    def _real_path(self, path: bytes) -> str:
+        descriptor = self._base.find(path, self._allowed)
+        try:
+            return real_path(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _links_out(self) -> tuple[int, int]:
+        out = followed = 0
+        directories = [b""]
+        while directories:
+            above = directories.pop()
+            try:
+                directory = self._base.directory(above)
+                try:
+                    reading = os.open(b".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+                finally:
+                    os.close(directory)
+            except OSError:
+                continue
+            try:
+                with os.scandir(reading) as entries:
+                    for entry in entries:
+                        path = os.path.join(above, os.fsencode(entry.name))
+                        if entry.is_dir(follow_symlinks=False):
+                            directories.append(path)
+                        elif entry.is_symlink() and not self._stays(path):
+                            out += 1
+                            with contextlib.suppress(OSError):
+                                os.close(self._base.find(path, self._allowed))
+                                followed += 1
+            finally:
+                os.close(reading)
+        return out, followed
+
+    def _look_at(self, directory: int, names: list[str], prefix: str) -> list[Info]:
+        """What there is under `names` in an open directory; names that have vanished are left out."""
+        found = []
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                target = None
+                if stat.S_ISLNK(status.st_mode):
+                    target = os.readlink(os.fsencode(name), dir_fd=directory)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+                    raise
+                # a mount that has lost its daemon: an error for its own readers, not for those of the directory
+                found.append(Info(name, Kind.DIRECTORY, 0))
+                continue
+            if target is None or self._links is Links.KEEP:
+                found.append(_info(name, status, target))
+            else:
+                found.append(self._follow(name, os.fsencode(join_key(prefix, name)), status, target))
+        return found
+
     def _open_directory(self, path: bytes, after: str) -> tuple[int, list[str]]:
         """(descriptor, sorted names greater than `after`) of a directory."""
-        directory = self._base.open(path, _DIRECTORY)
+        directory = self._open_listed(path)
         try:
             names = [name for name in os.listdir(directory) if name > after and not _reserved(name)]
         except BaseException:
@@ -245,15 +414,32 @@ class FileSystemStore:
         names.sort()
         return directory, names
 
+    def _open_listed(self, path: bytes) -> int:
+        """A descriptor of the directory `path`, to list it."""
+        try:
+            return self._base.open(path, _DIRECTORY)
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR):
+                raise
+        try:
+            found = self._base.find(path, self._allowed)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_parents(path + b"/.")
+            raise
+        try:
+            return os.open(b".", _DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+        finally:
+            os.close(found)
+
     def _children(self, path: bytes) -> list[tuple[str, bool]]:
         """(name, whether it is a directory) of the keys in a directory, sorted."""
-        directory = self._base.open(path, _DIRECTORY)
+        directory = self._open_listed(path)
         try:
             with os.scandir(directory) as entries:
                 found = [
                     (entry.name, entry.is_dir(follow_symlinks=False))
                     for entry in entries
-                    if not _reserved(entry.name) and _is_key(entry)
+                    if not _reserved(entry.name)
                 ]
         finally:
             os.close(directory)
@@ -350,36 +536,8 @@ def _reserved(name: str) -> bool:
     return name.startswith(RESERVED)
 
 
-def _is_key(entry: os.DirEntry[str]) -> bool:
-    if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink():
-        return True
-    log.debug("%s: neither a file nor a directory nor a link: not listed", entry.name)
-    return False
-
-
-def _look_at(directory: int, names: list[str], prefix: str) -> list[Info]:
-    """What there is under `names` in an open directory; names that have vanished are left out."""
-    found = []
-    for name in names:
-        try:
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            link = stat.S_ISLNK(status.st_mode)
-            info = _info(name, status, os.readlink(os.fsencode(name), dir_fd=directory) if link else None)
-        except FileNotFoundError:
-            continue
-        except OSError as exc:
-            if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
-                raise
-            info = Info(name, Kind.DIRECTORY, 0)  # a mount that has lost its daemon: who enters it is told, no other
-        if info is None:
-            log.debug("%s: neither a file nor a directory nor a link: not listed", join_key(prefix, name))
-        else:
-            found.append(info)
-    return found
-
-
-def _info(name: str, status: os.stat_result, target: bytes | None) -> Info | None:
-    """The Info of a file, directory or link; None for what is no key."""
+def _info(name: str, status: os.stat_result, target: bytes | None) -> Info:
+    """The entry of a file, a directory, a link that leads to `target`, or of what cannot be read."""
     mode, size = stat.S_IMODE(status.st_mode), status.st_size
     if stat.S_ISREG(status.st_mode):
         held = status.st_blocks * 512
@@ -392,7 +550,29 @@ def _info(name: str, status: os.stat_result, target: bytes | None) -> Info | Non
     if target is not None:
         text = os.fsdecode(target)
         return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, text, links=status.st_nlink)
-    return None
+    return _unreadable(name, status, f"is {_special(status)}, which is not opened")
+
+
+def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> Info:
+    """The entry of what is listed as a file and cannot be read.
+
+    It is not empty, or tar(1) would store an empty file without ever opening it.
+    """
+    return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=status.st_ino, unreadable=why)
+
+
+def _special(status: os.stat_result) -> str:
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return kinds.get(stat.S_IFMT(status.st_mode), "no regular file")
+
+
+def _why_not_followed(target: bytes, exc: OSError) -> str:
+    """The reason why a link cannot be followed, with what to do."""
+    text = os.fsdecode(target)
+    if exc.errno == errno.ENOENT:
+        fetched = " (git annex get fetches it)" if ".git/annex/objects/" in text else ""
+        return f"is a symbolic link to {text}, which is not there{fetched}"
+    return f"is a symbolic link to {text}: {exc.strerror or exc}"
 
 
 @contextlib.contextmanager
@@ -408,12 +588,13 @@ def _answers(key: str, writing: bool = False) -> Iterator[None]:
         if code in _ANSWERS:
             raise _ANSWERS[code](key) from exc
         if code == errno.EXDEV:
-            raise AccessDenied(key, "a symbolic link leads out of the store") from exc
+            failure: type[ReadError] = AccessDenied if writing else ReadError
+            raise failure(key, f"lies behind a symbolic link that {exc.strerror}") from exc
         if code in (errno.EACCES, errno.EPERM):
             raise AccessDenied(key, reason) from exc
         if writing:
             raise
-        failure = ReadError(key, reason)
+        unreadable = ReadError(key, reason)
         if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # ours, and it may pass
-            failure.errno = code
-        raise failure from exc
+            unreadable.errno = code
+        raise unreadable from exc

@@ -118,7 +118,9 @@ class Chunks:
             version = None if info is None or self._store.immutable else _version_of(info)
             data = None
             if info is not None:
-                self._check_sizes(key, info.size if info.kind is Kind.FILE else None)
+                if info.unreadable or info.kind is Kind.DIRECTORY:
+                    raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
+                self._check_sizes(key, info.size)
                 data = await _answer(key, self._store.get, key)
         else:
             key, version, data = await self._inner(self._sharding, index)

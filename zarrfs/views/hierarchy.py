@@ -425,6 +425,8 @@ class Hierarchy:
 
 def _check_sizes(found: tuple[Found, ...]) -> None:
     for each in found:
+        if each.info.unreadable:
+            raise MetadataError(f"{each.name}: {each.info.unreadable}")
         if (each.info.size or 0) > DOCUMENT_MAX:
             raise MetadataError(f"{each.name}: more than {DOCUMENT_MAX} bytes")
 

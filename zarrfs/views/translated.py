@@ -40,6 +40,7 @@ from zarrfs.zarr.strictjson import strict_json
 log = logging.getLogger("zarrfs")
 
 _KNOWN = 65_536  # nodes whose documents are remembered
+_FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
 
 
@@ -95,8 +96,8 @@ class TranslatedView(OnLower):
             return await self._document_info(place.shown, place.document, sized)
         if not place.source:
             return await self._directory_info(place.shown.node, name)
-        info = (await resolve(self.lower, place.source, sized))[1]
-        if place.directory is not (info.kind is Kind.DIRECTORY):
+        info = _in_its_place((await self._resolve(place.source, sized))[1], place.directory)
+        if place.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
         return info._replace(name=name, links=1) if place.directory else info._replace(name=name)
 
@@ -206,7 +207,17 @@ class TranslatedView(OnLower):
         if place.directory:
             await self.info(key)  # it may not be there
             raise IsDirectory(key)
-        return (await resolve(self.lower, place.source, False))[0]
+        source, info = await self._resolve(place.source, False)
+        if reason := _in_its_place(info, False).unreadable:
+            raise ReadError(key, reason)
+        return source
+
+    async def _resolve(self, source: str, sized: bool) -> tuple[str, Info]:
+        """As resolve(), of a chunk or a directory of chunks. ReadError where a file lies in a directory's place."""
+        try:
+            return await resolve(self.lower, source, sized)
+        except NotDirectory as exc:
+            raise ReadError(source, _FILE_ABOVE) from exc
 
     # -- nodes and their documents
 
@@ -343,15 +354,29 @@ class TranslatedView(OnLower):
         shown_name = chunks.shown_names(place.rest)
         try:
             async for info in self.lower.list_dir(directory, start or ""):
-                name = shown_name(info.name, info.kind is Kind.DIRECTORY)
+                if info.kind is Kind.SYMLINK:
+                    info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
+                is_directory = info.kind is Kind.DIRECTORY
+                name = shown_name(info.name, is_directory)
+                if name is None and (is_directory or info.unreadable):
+                    is_directory = not is_directory  # a directory in a chunk's place, or a dead link in a directory's
+                    name = shown_name(info.name, is_directory)
                 if name is None or (start is None and name <= after):
                     continue
-                if info.kind is Kind.SYMLINK:
-                    info = (await resolve(self.lower, join_key(directory, info.name), False))[1]
-                yield info._replace(name=name, links=1 if info.kind is Kind.DIRECTORY else info.links)
-        except (NotFound, NotDirectory):
+                info = _in_its_place(info, is_directory)
+                yield info._replace(name=name, links=1 if is_directory else info.links)
+        except NotFound:
             if place.rest:
                 raise
+        except NotDirectory as exc:
+            raise ReadError(directory, _FILE_ABOVE) from exc
+
+    async def _linked(self, key: str, link: Info) -> Info:
+        """The entry of what a link leads to; where that cannot be had, of a file that cannot be read."""
+        try:
+            return (await resolve(self.lower, key, False))[1]
+        except ReadError as exc:
+            return link._replace(kind=Kind.FILE, size=1, unreadable=exc.reason)
 
 
 class _DescriptorView(TranslatedView):
@@ -399,6 +424,15 @@ class _ValidatedView(TranslatedView):
     async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
         info, data = await super()._document_info(shown, name, sized), shown.documents[name]
         return info if data is None else info._replace(identity=hash(data))
+
+
+def _in_its_place(info: Info, directory: bool) -> Info:
+    """The entry of a chunk, or of a directory of chunks; a directory in the place of a chunk is an unreadable file."""
+    if directory and info.unreadable:
+        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or a chunk in it, is an error
+    if directory or info.kind is not Kind.DIRECTORY:
+        return info
+    return info._replace(kind=Kind.FILE, size=1, links=1, unreadable="a directory lies in the place of a chunk")
 
 
 def _joined(directory: str, key: str) -> str:
