@@ -117,6 +117,8 @@ def _tell(report: Report) -> None:
             out(f"{kind:14}{report.counts[kind]:>12,}\n")
     if report.left_out:
         out(f"{'left out':14}{report.left_out:>12,}\n")
+    if report.absent_records:
+        out(f"{'absent records':14}{report.absent_records:>12,}  not in the set: their chunks count as absent\n")
     if report.links:
         out(f"{'links':14}{report.links:>12,}  {report.dangling:,} lead nowhere\n")
     for bad in report.bad:

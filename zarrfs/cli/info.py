@@ -58,6 +58,8 @@ def info(
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
             with meter.shown(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
+        if key is None:
+            about |= await _absent_records(store, not no_count)
         return about
 
     about = common.run_on_store(source, parsed, body)
@@ -96,6 +98,14 @@ async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
     if isinstance(store, IndexStore | ParquetStore):
         about["problems"] = [f"{entry}: {rule}" for entry, rule in store.problems()]
     return about
+
+
+async def _absent_records(store: Any, ask: bool) -> dict[str, int]:
+    """The record files of a Parquet set that are not in it, where they can be counted."""
+    from zarrfs.sources.parquet import ParquetStore
+
+    found = await store.absences(ask=ask) if isinstance(store, ParquetStore) else None
+    return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
 
 
 async def _of_entry(store: Any, key: str) -> dict[str, Any]:

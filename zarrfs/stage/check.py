@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from zarrfs.errors import NotDirectory, NotFound, ZarrfsError
+from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.stage.checkreport import Report
 from zarrfs.stage.walk import PIECE, check_length, extents, walk
 from zarrfs.store.api import Info, Kind, Store
@@ -47,6 +47,21 @@ async def check(
                     await send.send(found)
     if arrays is not None:
         arrays.missing(report)
+    await _count_absent_records(store, key, report)
+
+
+async def _count_absent_records(store: Store, key: str, report: Report) -> None:
+    """Count the record files of a Parquet set that are absent; last, as all were read by then."""
+    from zarrfs.sources.parquet import ParquetStore
+
+    if not isinstance(store, ParquetStore):
+        return
+    try:
+        found = await store.absences(key)
+    except ReadError as exc:
+        report.add(key, exc)
+    else:
+        report.absent_records = found.absent if found is not None else 0
 
 
 async def _expect(store: Store, key: str, report: Report) -> None:
