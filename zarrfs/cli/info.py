@@ -45,6 +45,7 @@ def info(
     from zarrfs.stage.arrayinfo import Survey, survey
     from zarrfs.stage.destination import check_destination
     from zarrfs.store.api import Kind, Store
+    from zarrfs.transfer.versions import unversioned
 
     if page is not None:
         if no_count:
@@ -59,6 +60,7 @@ def info(
             with meter.shown(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
         if key is None:
+            about["unversioned"] = unversioned()
             about |= await _absent_records(store, not no_count)
         return about
 

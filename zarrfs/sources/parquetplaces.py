@@ -16,6 +16,7 @@ from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.local import LocalFiles
+from zarrfs.transfer.versions import note_unversioned
 
 if TYPE_CHECKING:
     from zarrfs.options import Options
@@ -147,6 +148,8 @@ class Remote:
         if key == DOCUMENT and self._version is None and not system.immutable:
             try:
                 self._version = await self._files.stat_at(system, path)
+                if _identity(self._version)[1] is None:
+                    note_unversioned(system.host(path), system.shown(path))
             except AccessDenied:  # a server may refuse to tell attributes of what it lets read
                 self._version = None
         return await self._files.read_all_at(system, path)
