@@ -80,6 +80,20 @@ def test_every_array_of_every_generation_is_what_its_makers_read(view: tuple[int
     assert len(found) - len(not_equal) >= {2: 67, 3: 68}[version]
 
 
+def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
+    """zarr-python would read another NaN, and nobody would see it."""
+    group = zarr.open_group(tmp_path / "v3.zarr", mode="w", zarr_format=3)
+    for name, fill in (("usual", "NaN"), ("odd", "0xfff8000000000001")):
+        group.create_array(name, shape=4, chunks=2, dtype="f8")
+        document = tmp_path / "v3.zarr" / name / "zarr.json"
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"fill_value": fill}))
+    with mounted(tmp_path / "v3.zarr", tmp_path / "mnt", "view=v2") as mountpoint:
+        assert np.isnan(zarr.open_array(mountpoint / "usual", mode="r")[...]).all()
+        assert os.listdir(mountpoint / "odd") == []
+        reasons = json.loads(os.getxattr(mountpoint / "odd", "user.zarrfs.left_out"))
+        assert "0xfff8000000000001, a NaN with a sign or bits of its own" in reasons["odd"]
+
+
 @pytest.mark.promise("S34")
 def test_what_is_left_out_can_be_asked_for(tmp_path: Path) -> None:
     with mounted(ROOT / "v3_hier", tmp_path / "mnt", "view=v2") as mountpoint:
