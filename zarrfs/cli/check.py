@@ -25,7 +25,7 @@ Examples:
   zarrfs check refs.json
   zarrfs check archive.json etc --blobs /srv/blobs
   zarrfs check --no-decode store.zarr     bytes and metadata, without decoding chunks
-  zarrfs check --twice http://host/store.zarr     values that change while nobody says so
+  zarrfs check --twice store.zarr         and what changes while it is read
   zarrfs check -q --json s3://bucket/refs.json > report.json
 """
 

@@ -106,12 +106,9 @@ class Directory:
 
     async def records(self, array: str) -> list[int] | None:
         """As Place.records."""
-        try:
-            names = await trio.to_thread.run_sync(os.listdir, os.path.join(self._path, array))
-        except OSError:
-            names = []
-            if not await trio.to_thread.run_sync(_is_absent, self._path, array):
-                return None
+        names = await trio.to_thread.run_sync(_names, self._path, array)
+        if names is None:
+            return None
         await self.check()
         return _numbers(names)
 
@@ -247,6 +244,30 @@ def _is_absent(root: str, key: str) -> bool:
     finally:
         os.close(at)
     return False
+
+
+def _names(root: str, key: str) -> list[str] | None:
+    """The names in the directory `key`, [] where there is none; None where a link leads there, or it fails. Blocks.
+
+    A link may lead into the very mount that asks, whose own listing would be waited for.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        at = os.open(root, flags)
+    except OSError:
+        return None
+    try:
+        for name in filter(None, key.split("/")):
+            inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = inner
+        return os.listdir(at)
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return None
+    finally:
+        os.close(at)
 
 
 def _version(path: str) -> tuple[int, ...] | None:
