@@ -35,11 +35,16 @@ class Web(NamedTuple):
 
 
 class Nginx(NamedTuple):
-    """One nginx, three servers of the same directory: one lists directories, one does not, one answers 30 ms late."""
+    """One nginx, several servers of the same directory.
+
+    One lists directories, one does not, one answers 30 ms late; `dated` sends no ETag, `bare` no Last-Modified either.
+    """
 
     listing: Web
     plain: Web
     late: Web
+    dated: Web
+    bare: Web
     log: Path  # a line for each request that `plain` got
 
 
@@ -58,6 +63,9 @@ http {{
     server {{ listen 127.0.0.1:{listing}; root {root}; autoindex on; }}
     server {{ listen 127.0.0.1:{plain}; root {root}; autoindex off; access_log {directory}/plain.log; }}
     server {{ listen 127.0.0.1:{late}; root {root}; access_by_lua_block {{ ngx.sleep(0.03) }} }}
+    server {{ listen 127.0.0.1:{dated}; root {root}; etag off; }}
+    server {{ listen 127.0.0.1:{bare}; root {root}; etag off; header_filter_by_lua_block {{
+        ngx.header.last_modified = nil }} }}
 }}
 """
 
@@ -79,8 +87,7 @@ def nginx_at(directory: Path, root: Path) -> Iterator[Nginx]:
         pytest.fail("nginx has no Lua module: the tests of HTTP need it (libnginx-mod-http-lua)")
     process, ports = _start_nginx(program, directory, root)
     try:
-        listing, plain, late = (Web(f"http://127.0.0.1:{port}", root) for port in ports)
-        yield Nginx(listing, plain, late, directory / "plain.log")
+        yield Nginx(*(Web(f"http://127.0.0.1:{port}", root) for port in ports), directory / "plain.log")
     finally:
         process.terminate()
         process.wait()
@@ -88,7 +95,7 @@ def nginx_at(directory: Path, root: Path) -> Iterator[Nginx]:
 
 def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
     for _ in range(5):  # a port that was free may be taken by the time nginx asks for it
-        ports = [free_port() for _ in range(3)]
+        ports = [free_port() for _ in range(5)]
         user = "user root;" if os.geteuid() == 0 else ""
         config = directory / "nginx.conf"
         config.write_text(
@@ -100,6 +107,8 @@ def _start_nginx(program: str, directory: Path, root: Path) -> tuple[subprocess.
                 listing=ports[0],
                 plain=ports[1],
                 late=ports[2],
+                dated=ports[3],
+                bare=ports[4],
             )
         )
         process = subprocess.Popen([program, "-c", str(config), "-e", f"{directory}/early.log"])

@@ -110,6 +110,11 @@ class Options:
         "source", 4 << 30, size, "SIZE", "Refuse a document of more than SIZE, fetched or expanded.",
         bounds=("1KiB", "64TiB"),
     )
+    missing_records: str = _option(
+        "source", "absent", words("absent", "error"), "WHAT",
+        "Reference sets in Parquet: a record file that is not in the set stands for absent chunks, or is an error of "
+        "those, for sets of which all record files were written.",
+    )
     view: str | None = _option(
         "source", None, words("v2", "v3", "arrays"), "VIEW",
         "Show Zarr of any generation as a hierarchy of v2 or v3, or its arrays as plain files (docs/zarr-views.md).",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -15,15 +17,18 @@ import pytest
 import trio
 
 import zarrfs.sources
+from tests.conftest import run
 from tests.mount.mounting import counters_of, log_of, mounted, until
 from tests.mount.test_semantics import error_of
-from tests.servers import Faulty
+from tests.servers import Faulty, Nginx, Web, nginx
 from zarrfs.errors import TargetChanged
 from zarrfs.options import Options
 from zarrfs.sources.unlisted import UnlistedStore
 from zarrfs.stage.walk import pieces
 from zarrfs.store.api import one_version
 from zarrfs.store.remote import FsspecStore
+
+__all__ = ["nginx"]
 
 SIZE = 4 << 20
 LATER = 3 * SIZE // 4  # not in the block that a read of the beginning fetches
@@ -234,6 +239,86 @@ def test_a_time_that_is_that_of_the_answer_is_no_version(changing: Changing, tmp
             until_old_is_forgotten()
         assert os.stat(root / "v/0").st_ino == inode
         os.close(file)
+
+
+# -- servers without ETag
+
+
+def put(web: Web, value: bytes, age: float = 60.0) -> Path:
+    """Make `value` the chunk v/0 of a store there, written `age` seconds ago; returns its file."""
+    root = web.root / "undated"
+    (root / "v").mkdir(parents=True, exist_ok=True)
+    if not (root / "v/.zarray").exists():
+        (root / ".zgroup").write_text('{"zarr_format": 2}')
+        (root / "v/.zarray").write_text(json.dumps(METADATA))
+    (root / "v/new").write_bytes(value)
+    then = time.time() - age
+    os.utime(root / "v/new", (then, then))
+    return (root / "v/new").rename(root / "v/0")
+
+
+@pytest.mark.parametrize("age", [60.0, -2.0])
+def test_a_time_is_a_version_where_there_is_no_tag(nginx: Nginx, tmp_path: Path, age: float) -> None:
+    """Also of a value that was so new when it was first read that its time told nothing."""
+    old, new = (letter * SIZE for letter in (b"a", b"b"))
+    put(nginx.dated, old, age)
+    url = f"{nginx.dated.url}/undated"
+    (tmp_path / "set.json").write_text(json.dumps({"x": [f"{url}/v/0", 0, SIZE]}))
+    sources = (url, tmp_path / "store", SMALL), (tmp_path / "set.json", tmp_path / "set", SMALL)
+    with mounted(*sources[0]) as store, mounted(*sources[1]) as refs:
+        files = [opened(store / "v/0"), opened(refs / "x")]
+        for file in files:
+            assert os.pread(file, 4096, 0) == old[:4096]
+        time.sleep(1.2 + max(0.0, -age))
+        for file in files:
+            assert os.pread(file, 4096, SIZE // 2) == old[:4096]
+        put(nginx.dated, new, age + 20)
+        until_old_is_forgotten()
+        for file in files:
+            assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+            os.close(file)
+        assert (store / "v/0").read_bytes() == new
+        assert "has changed since it was opened" in log_of(store)
+        assert "has changed since it was first read" in log_of(refs)
+        assert "tells no version" not in log_of(store) + log_of(refs) or age < 0
+
+
+def test_a_server_that_tells_no_version_is_named_once(nginx: Nginx, tmp_path: Path) -> None:
+    put(nginx.bare, b"a" * SIZE)
+    url = f"{nginx.bare.url}/undated"
+    (tmp_path / "set.json").write_text(json.dumps({name: [f"{url}/v/0", 0, SIZE] for name in "xyz"}))
+    for source, name in ((url, "v/0"), (tmp_path / "set.json", "x")):
+        with mounted(source, tmp_path / name[0]) as root:
+            for _ in range(2):
+                assert (root / name).read_bytes() == b"a" * SIZE
+            assert log_of(root).count("tells no version (neither ETag nor Last-Modified)") == 1
+    for web, hosts in ((nginx.bare, [nginx.bare.url.removeprefix("http://")]), (nginx.dated, []), (nginx.plain, [])):
+        about = json.loads(run("info", "--json", f"{web.url}/undated").stdout)
+        assert about["unversioned"] == hosts
+
+
+def test_check_twice_finds_values_that_change_in_between(nginx: Nginx) -> None:
+    """Which no other way does, where neither tag nor time nor size tells."""
+    number, ended = itertools.count(), threading.Event()
+    put(nginx.bare, b"%08d" % next(number) * (SIZE // 8))
+    url = f"{nginx.bare.url}/undated"
+    done = run("check", "--twice", "--json", url, "v")
+    assert (done.returncode, json.loads(done.stdout)["changed"]) == (0, 0), done.stderr
+
+    def change() -> None:
+        while not ended.wait(0.02):
+            put(nginx.bare, b"%08d" % next(number) * (SIZE // 8))
+
+    writer = threading.Thread(target=change)
+    writer.start()
+    try:
+        once, twice = run("check", "--json", url, "v"), run("check", "--twice", url, "v")
+    finally:
+        ended.set()
+        writer.join()
+    assert (once.returncode, json.loads(once.stdout)["changed"]) == (0, 0)
+    assert twice.returncode == 1
+    assert f"changed: v/0: {url}/v/0: has other bytes than in the first pass" in twice.stdout
 
 
 def test_a_document_of_a_view_is_no_mixture(changing: Changing, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ import os
 import shutil
 from pathlib import Path
 
+import fsspec
 import h5py
 import kerchunk.df
 import numpy as np
 import pytest
 import xarray
 import zarr
+from fsspec.implementations.reference import LazyReferenceMapper
 
 from tests.conftest import DATA, run
 from tests.mount.mounting import log_of, mount_lines, mounted
@@ -74,7 +76,7 @@ def test_a_lost_record_file_is_an_error_of_its_own_keys(tmp_path: Path) -> None:
     rows: list[Reference] = [b"%d" % (number % 10) for number in range(40)]
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([40], [1]), "a/.zattrs": {}}, {"a": rows}, 10)
     (root / "a/refs.2.parq").unlink()
-    with mounted(root, tmp_path / "mnt") as mount:
+    with mounted(root, tmp_path / "mnt", "missing_records=error") as mount:
         assert len(os.listdir(mount / "a")) == 42
         assert error_of(os.stat, mount / "a/25") == errno.EIO
         assert error_of((mount / "a/20").read_bytes) == errno.EIO
@@ -84,8 +86,75 @@ def test_a_lost_record_file_is_an_error_of_its_own_keys(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="Input/output error"):
             array[25]
         assert f"{root}/a/refs.2.parq: no such file or directory" in log_of(mount)
-    checked = json.loads(run("check", "--json", root).stdout)
+    checked = json.loads(run("check", "--json", "-o", "missing_records=error", root).stdout)
     assert (checked["ok"], checked["missing"], checked["clean"]) == (33, 10, False)
+
+
+def write_sparse(root: Path, target: Path) -> np.ndarray:
+    """A set of fsspec's own writer, two of whose five record files it does not write; the values of its array."""
+    values = np.full(50, 7, np.uint8)
+    theirs = LazyReferenceMapper.create(str(root), fs=fsspec.filesystem("file"), record_size=10, engine="pyarrow")
+    theirs[".zgroup"] = json.dumps({"zarr_format": 2})
+    theirs["a/.zarray"] = json.dumps(zarray([50], [1]))
+    theirs["a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["x"]})
+    for number in (3, 20, 29, 41):
+        theirs[f"a/{number}"], values[number] = [str(target), number, 1], number
+    theirs.flush()
+    target.write_bytes(bytes(range(50)))
+    assert sorted(os.listdir(root / "a")) == ["refs.0.parq", "refs.2.parq", "refs.4.parq"]
+    return values
+
+
+@pytest.mark.promise("S50")
+@pytest.mark.parametrize("place", ["local", "http", "zip"])
+def test_a_record_file_that_was_not_written_stands_for_absent_chunks(
+    place: str, nginx: Nginx, tmp_path: Path
+) -> None:
+    root = nginx.plain.root / "sparse.parq" if place == "http" else tmp_path / "sparse.parq"
+    values = write_sparse(root, tmp_path / "target")
+    sources = {
+        "local": root, "http": f"{nginx.plain.url}/sparse.parq",
+        "zip": shutil.make_archive(str(tmp_path / "sparse"), "zip", root),
+    }  # fmt: skip
+    source, options = sources[place], ("-o", "allow=file")
+    with mounted(source, tmp_path / "mnt", "allow=file") as mount:
+        assert error_of(os.stat, mount / "a/15") == errno.ENOENT
+        np.testing.assert_array_equal(zarr.open_array(mount / "a", mode="r")[...], values)
+        dataset = xarray.open_dataset(mount, engine="zarr", consolidated=True, decode_cf=False)
+        np.testing.assert_array_equal(dataset["a"].values, values)
+        assert sorted(os.listdir(mount / "a")) == sorted([".zarray", ".zattrs", "3", "20", "29", "41"])
+        assert log_of(mount).count("missing_records=") == 1
+        assert ("(absent record files: 2 of 5)" in log_of(mount)) == (place != "http")
+    done = run("check", *options, source)
+    assert done.returncode == 0, done.stderr
+    assert "absent records           2  not in the set" in done.stdout
+    assert json.loads(run("check", "--json", *options, source).stdout)["absent_records"] == 2
+    about = json.loads(run("info", "--json", *options, source).stdout)
+    assert (about["record_files"], about["absent_records"]) == (5, 2)
+    with mounted(source, tmp_path / "mnt", "allow=file", "missing_records=error") as mount:
+        assert error_of(os.stat, mount / "a/15") == errno.EIO
+        with pytest.raises(OSError, match="Input/output error"):
+            zarr.open_array(mount / "a", mode="r")[...]
+        assert (mount / "a/20").read_bytes() == b"\x14"
+
+
+def test_commands_on_a_set_without_all_record_files(tmp_path: Path) -> None:
+    root, expected = tmp_path / "sparse.parq", ["a/20", "a/29", "a/3", "a/41"]
+    write_sparse(root, tmp_path / "target")
+    refs = json.loads(run("refs", "expand", root).stdout)
+    assert sorted(key for key in refs if "/." not in f"/{key}") == expected
+    done = run("refs", "convert", root, tmp_path / "whole.parq")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("missing_records=") == 1
+    about = json.loads(run("info", "--json", tmp_path / "whole.parq").stdout)
+    assert about["absent_records"] == 0
+    stats = json.loads(run("refs", "stats", "--json", root).stdout)
+    assert [(array["key"], array["missing"]) for array in stats["arrays"]] == [("a", 46)]
+    done = run("refs", "validate", root)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 errors, 1 warning")
+    assert "a/refs.1.parq: is not there (absent record files: 2 of 5)" in done.stdout
+    done = run("refs", "validate", "--missing-records=error", root)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "2 errors, 0 warnings")
 
 
 def test_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path) -> None:

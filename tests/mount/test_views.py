@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 from tests.conftest import run
-from tests.mount.mounting import log_of, mounted
+from tests.mount.mounting import log_of, mounted, until
 from tests.zarrsamples import DRAFT, ROOT, SAMPLES, Sample
 
 VERSIONS = 2, 3
@@ -78,6 +78,20 @@ def test_every_array_of_every_generation_is_what_its_makers_read(view: tuple[int
     not_equal = {label: what for label, what in found.items() if what != "equal"}
     assert not_equal == undefined | snappy | EXCEPTIONS[version]
     assert len(found) - len(not_equal) >= {2: 67, 3: 68}[version]
+
+
+def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
+    """zarr-python would read another NaN, and nobody would see it."""
+    group = zarr.open_group(tmp_path / "v3.zarr", mode="w", zarr_format=3)
+    for name, fill in (("usual", "NaN"), ("odd", "0xfff8000000000001")):
+        group.create_array(name, shape=4, chunks=2, dtype="f8")
+        document = tmp_path / "v3.zarr" / name / "zarr.json"
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"fill_value": fill}))
+    with mounted(tmp_path / "v3.zarr", tmp_path / "mnt", "view=v2") as mountpoint:
+        assert np.isnan(zarr.open_array(mountpoint / "usual", mode="r")[...]).all()
+        assert os.listdir(mountpoint / "odd") == []
+        reasons = json.loads(os.getxattr(mountpoint / "odd", "user.zarrfs.left_out"))
+        assert "0xfff8000000000001, a NaN with a sign or bits of its own" in reasons["odd"]
 
 
 @pytest.mark.promise("S34")
@@ -197,3 +211,58 @@ def test_the_experimental_v3_of_zarr_python_2(tmp_path: Path, version: int) -> N
             assert read(version, mountpoint.parent, sample._replace(store=mountpoint)) == "equal", sample.label
         found = {str(path.relative_to(mountpoint)) for path in mountpoint.rglob("*")}
     assert not any(key.startswith(("meta", "data/root")) for key in found)
+
+
+def test_the_experimental_v3_below_a_plain_directory(tmp_path: Path) -> None:
+    """Beside other stores, at any depth, and behind a link: its documents and data are no groups of their own."""
+    base, paths = tmp_path / "base", ("exp.zarr", "deep/er/exp.zarr", "link.zarr")
+    for path in paths[:2]:
+        shutil.copytree(DRAFT[0].store, base / path)
+    (base / "link.zarr").symlink_to("deep/er/exp.zarr")
+    shutil.copytree(ROOT / "v3_hier", base / "v3.zarr")
+    for version in VERSIONS:
+        with mounted(base, tmp_path / "mnt", f"view=v{version}") as mountpoint:
+            assert set(os.listdir(mountpoint)) >= {"exp.zarr", "deep", "link.zarr", "v3.zarr"}
+            for path in paths:
+                assert set(os.listdir(mountpoint / path)).isdisjoint({"meta", "data"})
+                for sample in DRAFT:
+                    there = sample._replace(store=mountpoint / path)
+                    assert read(version, there.store.parent, there) == "equal", (path, sample.label)
+    with mounted(base, tmp_path / "mnt", "view=arrays") as mountpoint:
+        sample = next(sample for sample in DRAFT if sample.path == "sub/big")
+        values = np.load(mountpoint / "exp.zarr/sub/big.npy")
+        assert hashlib.sha256(values.tobytes()).hexdigest() == sample.sha256
+    with mounted(base, tmp_path / "mnt") as mountpoint:
+        for path in (path for path in DRAFT[0].store.rglob("*") if path.is_file()):
+            key = path.relative_to(DRAFT[0].store)
+            assert (mountpoint / "exp.zarr" / key).read_bytes() == path.read_bytes()
+    (base / "link.zarr").unlink()
+    for command in ("info", "check"):
+        done = run(command, "--json", base)
+        assert done.returncode == 0, done.stdout
+        found = json.loads(done.stdout)
+        nodes = found["nodes" if command == "info" else "arrays"]
+        assert {node["path"] for node in nodes} >= {f"{path}/{sample.path}" for path in paths[:2] for sample in DRAFT}
+        assert not [node["path"] for node in nodes if "/root" in node["path"]]
+
+
+def test_an_experimental_store_that_becomes_another_one(tmp_path: Path) -> None:
+    """In its place a group of v3, and an entry point that nobody knows: no empty groups, but an error."""
+    shutil.copytree(DRAFT[0].store, tmp_path / "base/exp.zarr")
+    with mounted(tmp_path / "base", tmp_path / "mnt", "view=v3") as mountpoint:
+        exp = mountpoint / "exp.zarr"
+        assert "delta" in os.listdir(exp)
+        shutil.move(tmp_path / "base/exp.zarr", tmp_path / "old")
+        shutil.copytree(ROOT / "v3_hier", tmp_path / "base/exp.zarr")
+        until(lambda: "raw" in os.listdir(exp), 10)
+        assert zarr.open_group(str(exp), mode="r", use_consolidated=False)["raw"].shape == (21, 18)
+        shutil.rmtree(tmp_path / "base/exp.zarr")
+        shutil.copytree(tmp_path / "old", tmp_path / "base/exp.zarr")
+        until(lambda: "delta" in os.listdir(exp), 10)
+        entry = json.loads((tmp_path / "old/zarr.json").read_text())
+        entry["zarr_format"] = "https://example.org/protocol/4.0"
+        (tmp_path / "base/exp.zarr/zarr.json").write_text(json.dumps(entry))
+        until(lambda: os.listdir(exp) == ["zarr.json"], 10)
+        with pytest.raises(OSError, match="Input/output"):
+            (exp / "zarr.json").read_bytes()
+        assert "zarr_format 'https://example.org/protocol/4.0' is not known" in log_of(mountpoint)

@@ -10,10 +10,12 @@ import pytest
 import trio
 
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.stage.check import READERS, check
+from zarrfs.stage.check import READERS, check, check_again
 from zarrfs.stage.checkreport import Report
+from zarrfs.stage.twice import Digests
 from zarrfs.stage.walk import pieces, walk, with_sizes
 from zarrfs.store.api import Info, Kind
+from zarrfs.store.filesystem import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
 from zarrfs.store.links import follow
@@ -266,3 +268,54 @@ def test_pieces_are_bounded(tmp_path: Path) -> None:
     assert trio.run(lengths, (10 << 20) - 5, 100) == [5]
     assert trio.run(lengths, 11 << 20, None) == []
     assert targets.extents[0] == ("data", 7, 4 << 20)
+
+
+# -- twice
+
+
+def test_two_passes_over_a_directory(tmp_path: Path) -> None:
+    """Other bytes of the same size, a value that is gone, one that cannot be read any more; nothing else."""
+    for name in ("same", "other", "gone", "empty", "bad", "new"):
+        (tmp_path / name).write_bytes(b"" if name == "empty" else b"x" * 100_000)
+    (tmp_path / "new").unlink()
+
+    async def passes() -> Report:
+        report, digests = Report(), Digests()
+        await check(FileSystemStore(str(tmp_path)), "", report, 1 << 20, None, digests)
+        assert (report.ok, report.clean) == (5, True)
+        (tmp_path / "other").write_bytes(b"x" * 99_999 + b"y")
+        (tmp_path / "gone").unlink()
+        (tmp_path / "new").write_bytes(b"new")
+        (tmp_path / "bad").unlink()
+        (tmp_path / "bad").symlink_to("nowhere")
+        await check_again(FileSystemStore(str(tmp_path)), "", report, digests.first(), 1 << 20)
+        return report
+
+    report = trio.run(passes)
+    assert dict(report.counts) == {"changed": 2}
+    assert {(bad.key, bad.reason) for bad in report.bad} == {
+        ("other", "has other bytes than in the first pass"),
+        ("", "2 values of the first pass are not there in the second"),
+    }
+
+
+def test_a_value_that_was_not_read_in_order_is_read_once_more() -> None:
+    """As a shard is whose index was read first; a hole is told from zeros, but not from itself."""
+    digests = Digests()
+    for start, data in ((8, b"index"), (0, b"12345678")):
+        digests.see("shard", start, data)
+    assert not digests.complete("shard", 13)
+    digests.see("shard", 0, b"12345678index")
+    assert digests.complete("shard", 13)
+    whole = digests.done("shard")
+    digests.see("pieces", 0, b"12345")
+    digests.see("pieces", 5, b"678index")
+    assert digests.done("pieces") == whole
+    digests.see("hole", 1 << 50, b"x")
+    hole = digests.done("hole")
+    digests.see("zeros", 0, bytes(8))
+    zeros = digests.done("zeros")
+    first = digests.first()
+    asked = (("shard", whole), ("hole", hole), ("hole", zeros), ("x", whole))
+    assert [first.has(key, digest) for key, digest in asked] == [True, True, False, None]
+    assert first.lost() == 2

@@ -161,6 +161,7 @@ def test_cat_of_a_bad_range_is_a_usage_error(extent: str) -> None:
 
 def test_info_of_a_source(opened: list[Any], tmp_path: Path) -> None:
     about = json.loads(zarrfs("info", "--json", "refs.json").stdout)
+    del about["unversioned"]  # servers that this process has met, in other tests
     assert about == {
         "source": "refs.json", "kind": "references", "where": None, "base": "/d/",
         "index": str(tmp_path / "index"), "warnings": ["odd: left out"], "files": 6, "bytes": 5_000_016,

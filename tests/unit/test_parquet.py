@@ -50,21 +50,20 @@ def target(tmp_path: Path) -> str:
 def test_what_kerchunk_writes(
     name: str, threshold: int, record_size: int, references: Path, tmp_path: Path
 ) -> None:
-    """Every key has the bytes that fsspec reads, and the set has no other keys.
-
-    fsspec writes no record file without references. Here that is a lost one: nobody can tell the two apart.
-    """
+    """Every key has the bytes that fsspec reads, and the set has no other keys."""
     document = json.loads((references / f"{name}.json").read_text())
     refs = document.get("refs", document)
     root = str(tmp_path / "set")
     kerchunk.df.refs_to_dataframe(refs, root, record_size=record_size, categorical_threshold=threshold)
     theirs = ReferenceFileSystem(root + "/", remote_protocol="file")
     found = tree_of(root)
-    lost = {key for key, value in found.items() if isinstance(value, str)}
-    assert found.keys() - lost == {*refs, ".zmetadata"}
-    assert all("refs." in str(found[key]) for key in lost)
-    for key in found.keys() - lost:
-        assert found[key] == theirs.cat_file(key), key
+    assert found.keys() == {*refs, ".zmetadata"}
+    for key, value in found.items():
+        assert value == theirs.cat_file(key), key
+    strict = tree_of(root, missing_records="error")
+    lost = {key for key, value in strict.items() if isinstance(value, str)}
+    assert strict.keys() - lost == found.keys()
+    assert all("refs." in str(strict[key]) for key in lost)
 
 
 @pytest.mark.parametrize("engine", ["fastparquet", "pyarrow"])
@@ -348,7 +347,16 @@ def test_a_huge_grid_is_listed_as_a_stream(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert (await store.usage()).files == count * 3 + 2
 
-    ask(root, check)
+    ask(root, check, missing_records="error")
+
+    async def sparse(store: ParquetStore) -> None:
+        names = [info.name for info in await listed(store, "a")]
+        assert (names[0], names[1], names[-1]) == (".zarray", f"{count - 334}.2", f"{count - 1}.2")
+        assert (len(names), store.stats()["record_files"]) == (1001, 2)
+        assert await store.absences() == (count * 3 // 1000 - 1, count * 3 // 1000, "a/refs.0.parq")
+        assert await store.absences("b") == (0, 0, "")
+
+    ask(root, sparse)
 
 
 async def _first(infos: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
@@ -451,7 +459,7 @@ def test_the_errors_of_a_listing_are_of_the_store(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set")
     (root / "a/refs.2.parq").unlink()
     with pytest.raises(ReadError, match=r"refs\.2\.parq: no such file"):
-        ask(root, _all_references)
+        ask(root, _all_references, missing_records="error")
 
 
 async def _all_references(store: ParquetStore) -> None:

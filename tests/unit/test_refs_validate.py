@@ -217,11 +217,15 @@ def test_every_record_file_and_row_of_parquet(tmp_path: Path) -> None:
     (place / ".zmetadata").write_text(json.dumps(document))
     errors, warnings, status = found(place)
     assert [line.partition(": ")[0] for line in errors] == [
-        "z/.zarray", "x/refs.1.parq", "y/refs.0.parq", *["y/refs.2.parq"] * 3,
+        "z/.zarray", "y/refs.0.parq", *["y/refs.2.parq"] * 3,
     ]  # fmt: skip
     assert [line.partition(": ")[2] for line in errors[-3:]] == [
         "row 1: an offset or size without a path", "row 2: a negative offset or size", "row 3: beyond the last chunk",
     ]  # fmt: skip
-    assert (warnings, status) == ([], 1)
+    lost = "x/refs.1.parq: is not there (absent record files: 1 of 6): its chunks count as absent"
+    assert (warnings, status) == ([lost], 1)
+    errors, warnings, _ = found(place, None, "--missing-records=error")
+    assert errors[1].startswith("x/refs.1.parq: no such file")
+    assert warnings == []
     pq.write_table(pa.table({name: column[:1] for name, column in rows.items()}), place / "y" / "refs.2.parq")
     assert "y/refs.2.parq: 1 rows for 2 chunks" in found(place)[0]

@@ -6,9 +6,14 @@ import base64
 import json
 import math
 import struct
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.core.metadata import ArrayV2Metadata
 
 from tests.unit.viewstores import v0, v1, v2, v3
 from zarrfs.zarr import asv2, asv3
@@ -152,3 +157,87 @@ def test_a_v3_array_as_v2() -> None:
         "filters": [{"id": "zstd", "level": 3}], "compressor": {"id": "crc32c", "location": "end"},
         "dimension_separator": "/",
     }  # fmt: skip
+
+
+# -- fill values of v3, as zarr-python reads them in v2
+
+
+def _hex(size: int) -> st.SearchStrategy[Any]:
+    return st.binary(min_size=size, max_size=size).map(lambda data: "0x" + data.hex())
+
+
+def _real(size: int) -> st.SearchStrategy[Any]:
+    """Any value, NaNs with all kinds of bits among them."""
+    first = {2: "7c", 4: "7f8", 8: "7ff"}[size]
+    nans = st.tuples(st.sampled_from([first, f"{int(first[0]) | 8:x}{first[1:]}"]), st.binary(min_size=8, max_size=8))
+    named = st.sampled_from(["NaN", "Infinity", "-Infinity", 0.0, -0.0])
+    return named | _hex(size) | nans.map(lambda pair: "0x" + (pair[0] + pair[1].hex())[: 2 * size])
+
+
+def _base64(most: int) -> st.SearchStrategy[Any]:
+    return st.binary(max_size=most).map(lambda data: base64.b64encode(data).decode())
+
+
+def _named(name: str, **configuration: Any) -> dict[str, Any]:
+    return {"name": name, "configuration": configuration}
+
+
+_TIMES = [_named(f"numpy.{kind}64", unit=unit, scale_factor=factor)
+          for kind in ("datetime", "timedelta") for unit, factor in (("ns", 1), ("s", 10), ("D", 1), ("generic", 1))]
+_TIME = st.just("NaT") | st.integers(-(2**63), 2**63 - 1)
+_TEXT = st.text(st.characters(codec=None), max_size=3)  # lone surrogates, too
+_FILLS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "bool": ("bool", st.booleans()),
+    **{f"int{bits}": (f"int{bits}", st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (f"uint{bits}", st.integers(0, 2**bits - 1)) for bits in (8, 16, 32, 64)},
+    **{f"float{8 * size}": (f"float{8 * size}", _real(size)) for size in (2, 4, 8)},
+    "complex64": ("complex64", st.lists(_real(4), min_size=2, max_size=2)),
+    "complex128": ("complex128", st.lists(_real(8), min_size=2, max_size=2)),
+    **{f"{time['name']} {time['configuration']}": (time, _TIME) for time in _TIMES},
+    "utf32": (_named("fixed_length_utf32", length_bytes=12), _TEXT),
+    "S": (_named("null_terminated_bytes", length_bytes=3), _base64(3)),
+    "V": (_named("raw_bytes", length_bytes=3), _base64(3)),
+    "r": ("r24", st.lists(st.integers(0, 255), min_size=3, max_size=3)),
+    "struct": (
+        _named("struct", fields=[{"name": "a", "data_type": "int32"}, {"name": "b", "data_type": "float64"}]),
+        st.fixed_dictionaries({"a": st.integers(-5, 5), "b": _real(8)}),
+    ),
+    "string": ("string", _TEXT),
+    "bytes": ("variable_length_bytes", _base64(5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _FILLS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_fill_value_of_v3_is_the_same_in_v2_or_refused(name: str, data: st.DataObject) -> None:
+    """Bit by bit, as zarr-python reads the document of the view."""
+    data_type, fills = _FILLS[name]
+    fill, endian = data.draw(fills), data.draw(st.sampled_from(["little", "big"]))
+    codec = {"string": "vlen-utf8", "bytes": "vlen-bytes"}.get(name, _named("bytes", endian=endian))
+    array = parsed("zarr.json", v3(data_type=data_type, fill_value=fill, codecs=[codec]))
+    try:
+        document = asv2.array_document(array)
+    except MetadataError as exc:
+        rule = "a NaN with a sign" if name.startswith(("float", "complex")) else "a date without a unit"
+        assert rule in str(exc)  # noqa: PT017
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = ArrayV2Metadata.from_dict(json.loads(document)).fill_value
+    if array.fill is None:
+        assert theirs == array.fill_object
+    else:
+        item = np.array(theirs, array.dtype.numpy())
+        if item.dtype != array.dtype.numpy():  # numpy forgets the byte order of times without a unit
+            item = item.byteswap()
+        assert item.tobytes() == array.fill
+
+
+def test_a_nan_of_its_own_is_left_out_of_v2() -> None:
+    odd = ("float16", "0xfe00"), ("float64", "0x7ff8000000000001"), ("complex64", [1.0, "0xffc00000"])
+    for data_type, fill in odd:
+        with pytest.raises(MetadataError, match="a NaN with a sign or bits of its own"):
+            as_v2(v3(data_type=data_type, fill_value=fill))
+    for fill in ("NaN", "0x7fc00000"):
+        assert as_v2(v3(data_type="float32", fill_value=fill))["fill_value"] == "NaN"

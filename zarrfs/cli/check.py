@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -17,12 +18,14 @@ from zarrfs.optionvalues import human
 if TYPE_CHECKING:
     from zarrfs.stage.arraycheck import ArrayCheck
     from zarrfs.stage.checkreport import Report
+    from zarrfs.stage.twice import First
 
 EPILOG = """\b
 Examples:
   zarrfs check refs.json
   zarrfs check archive.json etc --blobs /srv/blobs
   zarrfs check --no-decode store.zarr     bytes and metadata, without decoding chunks
+  zarrfs check --twice store.zarr         and what changes while it is read
   zarrfs check -q --json s3://bucket/refs.json > report.json
 """
 
@@ -36,29 +39,58 @@ Examples:
     help="Name the first N bad entries.",
 )  # fmt: skip
 @click.option("--no-decode", is_flag=True, help="Read chunks of arrays, but do not decode them.")
+@click.option("--twice", is_flag=True, help="Read everything a second time, and report values that differ.")
 @common.source_options("source", "fetch", log_level="warning")
-def check(source: str, key: str, as_json: bool, first: int, no_decode: bool, parsed: Parsed) -> None:
+def check(
+    source: str, key: str, as_json: bool, first: int, no_decode: bool, twice: bool, parsed: Parsed
+) -> None:
     """Read everything in SOURCE, or below KEY, and report what cannot be read, or is not what Zarr says.
 
     Every byte that an entry refers to is fetched once, in bounded memory; blobs are compared with their
     hash. Where there are arrays of Zarr, every chunk is decoded, files outside the grid of their array are
     found, and metadata is compared with consolidated metadata. The exit status is 1 if anything is bad or
     was left out of SOURCE, else 0. A symbolic link that leads nowhere is counted, but is not bad.
+
+    With --twice SOURCE is opened anew and read a second time, nothing of it from a cache: values whose bytes are
+    others than the first time are reported as changed, also where a server tells no versions.
     """
-    from zarrfs.sources import Plan
+    from zarrfs.sources import Plan, discard, open_plan, plan_source
     from zarrfs.stage.arraycheck import ArrayChecks
-    from zarrfs.stage.check import check
+    from zarrfs.stage.check import check, check_again
     from zarrfs.stage.checkreport import Report
     from zarrfs.store.api import Store
     from zarrfs.transfer.memory import memory_limit
 
     report = Report(keep=first)
+    if twice:  # blocks on the disk would be the same ones
+        parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, cache_dir=None))
+    options = parsed.options
+
+    async def again(digests: First, memory: int) -> None:
+        import trio
+
+        plan = await trio.to_thread.run_sync(plan_source, source, options)
+        store = open_plan(plan, options)
+        try:
+            await check_again(store, common.clean_key(key), report, digests, memory)
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.aclose()
+            discard(plan)
 
     async def body(store: Store, plan: Plan) -> list[ArrayCheck]:
-        memory = memory_limit(parsed.options) // 2
+        memory = memory_limit(options) // 2
         arrays = ArrayChecks(store, not no_decode, memory)
-        with watched(report, parsed.options.log_level == "error"):
-            await check(store, common.clean_key(key), report, memory, arrays)
+        digests = None
+        if twice:
+            from zarrfs.stage.twice import Digests
+
+            digests = Digests()
+        with watched(report, options.log_level == "error"):
+            await check(store, common.clean_key(key), report, memory, arrays, digests)
+            if digests is not None:
+                report.expected_bytes = report.expected_bytes and 2 * report.expected_bytes
+                await again(digests.first(), memory)
         return arrays.arrays
 
     arrays = common.run_on_store(source, parsed, body)
@@ -117,6 +149,8 @@ def _tell(report: Report) -> None:
             out(f"{kind:14}{report.counts[kind]:>12,}\n")
     if report.left_out:
         out(f"{'left out':14}{report.left_out:>12,}\n")
+    if report.absent_records:
+        out(f"{'absent records':14}{report.absent_records:>12,}  not in the set: their chunks count as absent\n")
     if report.links:
         out(f"{'links':14}{report.links:>12,}  {report.dangling:,} lead nowhere\n")
     for bad in report.bad:

@@ -46,6 +46,7 @@ def info(
     from zarrfs.stage.arrayinfo import Survey, survey
     from zarrfs.stage.destination import check_destination
     from zarrfs.store.api import Kind, Store
+    from zarrfs.transfer.versions import unversioned
 
     if page is not None:
         if no_count:
@@ -61,6 +62,9 @@ def info(
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
             with meter.shown(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
+        if key is None:
+            about["unversioned"] = unversioned()
+            about |= await _absent_records(store, not no_count)
         return about
 
     about = common.run_on_store(source, parsed, body)
@@ -110,6 +114,14 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
     finally:
         await directory.aclose()
     return {"links_out": out, "links_allowed": followed}
+
+
+async def _absent_records(store: Any, ask: bool) -> dict[str, int]:
+    """The record files of a Parquet set that are not in it, where they can be counted."""
+    from zarrfs.sources.parquet import ParquetStore
+
+    found = await store.absences(ask=ask) if isinstance(store, ParquetStore) else None
+    return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
 
 
 async def _of_entry(store: Any, key: str) -> dict[str, Any]:

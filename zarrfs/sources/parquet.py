@@ -1,25 +1,29 @@
 """ParquetStore: a reference set in the Parquet layout, of which only `.zmetadata` is read before it is used.
 
 A chunk is found by its number in the array's grid, in one record file; parsed record files are kept within a
-bound. A record file that is lost or damaged takes its own chunks away, with an error, and nothing else.
+bound. A record file that cannot be had, or is damaged, is an error of its own chunks and of nothing else. One that
+is not in the set stands for absent chunks: fsspec and kerchunk write none where all chunks of it are absent.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.sources.parquetplaces import Directory, Place, Remote
 from zarrfs.sources.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
 from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, join_key, keys_below, split_key
 from zarrfs.transfer.api import TargetReader
 from zarrfs.transfer.memory import memory_limit
 from zarrfs.transfer.targets import Targets
+from zarrfs.transfer.tasks import at_once
 from zarrfs.zarr.grid import Grid
 
 if TYPE_CHECKING:
@@ -27,11 +31,16 @@ if TYPE_CHECKING:
     from zarrfs.sources import Plan
     from zarrfs.sources.recordfile import Record, Row
 
+log = logging.getLogger("zarrfs.sources")
+
 _ROW = 32  # bytes of memory that a row takes, at a guess
 _LEAST = 64 << 20  # bytes that a record file may always expand to
 _BELIEVED = 10.0  # seconds for which a record file is not tried again after it failed
 _FAILURES = 1024  # that are remembered
 _SIZES = 16_384  # sizes of whole targets that are remembered
+_AHEAD = 16  # record files read at once where the last one was absent
+_COUNTED = 1_000_000  # record files that are asked for one by one to be counted
+_COUNTING = 2.0  # seconds that the first reader of an absent record file waits until all are counted
 
 
 def open_set(plan: Plan, options: Options) -> ParquetStore:
@@ -49,7 +58,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
         place = Remote(plan.url, options)
     else:
         place = Directory(plan.path or "/", options.document_limit, limit)
-    return ParquetStore(place, targets, share, limit, plan.mtime_ns)
+    return ParquetStore(place, targets, share, limit, plan.mtime_ns, options.missing_records == "absent")
 
 
 class Chunk(NamedTuple):
@@ -60,23 +69,41 @@ class Chunk(NamedTuple):
     row: int
 
 
+class Absences(NamedTuple):
+    """How many record files are not in the set, of how many that there could be."""
+
+    absent: int
+    record_files: int
+    first: str = ""  # the first absent one
+
+
+class _NoRecord:
+    """In the cache, a record file that is not in the set."""
+
+    def __len__(self) -> int:
+        return 256  # the cache's own bytes for it, at a guess
+
+
 class ParquetStore:
     """The set at `place`, whose targets `targets` reads. `memory` bounds the bytes of parsed record files.
 
-    `limit`: what a record file may expand to; `mtime_ns`: what every entry shows.
+    `limit`: what a record file may expand to; `mtime_ns`: what every entry shows; `may_miss`: whether a record file
+    that is not in the set stands for absent chunks, and is no error.
     """
 
     immutable = True
 
     def __init__(
-        self, place: Place, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None
-    ) -> None:
+        self, place: Place, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None,
+        may_miss: bool = True,
+    ) -> None:  # fmt: skip
         from zarrfs.transfer.cache import BlockCache
 
         self._place, self._targets, self._limit, self._mtime_ns = place, targets, limit, mtime_ns
+        self._may_miss, self._warned = may_miss, False
         self._set: ParquetSet | None = None
         self._lock = trio.Lock()
-        self._records: BlockCache[Record] = BlockCache(memory)
+        self._records: BlockCache[Record | _NoRecord] = BlockCache(memory)
         self._failures: OrderedDict[tuple[str, int], tuple[float, ReadError]] = OrderedDict()
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._read = 0
@@ -101,16 +128,17 @@ class ParquetStore:
 
     async def faults(self) -> AsyncIterator[tuple[str, str]]:
         """(entry, rule) of everything that cannot be used: in `.zmetadata`, whole record files, and their rows."""
+        self._warned = True  # who asks for faults asks for absences(), too
         found = await self.opened()
         for problem in found.problems:
             yield problem
         for array, grid in found.grids.items():
-            for number, first, last in _extents(grid, found.record_size, 0) if grid is not None else ():
+            if grid is None:
+                continue
+            async for number, first, last, record in self._records_of(array, grid):
                 where, wanted = shown(_record_key(array, number)), last - first
-                try:
-                    record = await self._record(array, number)
-                except ReadError as exc:
-                    yield where, exc.reason
+                if isinstance(record, ReadError):
+                    yield where, record.reason
                     continue
                 if record.rows < wanted:
                     yield where, f"{record.rows} rows for {wanted} chunks"
@@ -120,6 +148,33 @@ class ParquetStore:
                             yield where, f"row {row}: beyond the last chunk"
                     except ValueError as exc:
                         yield where, str(exc)
+
+    async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
+        """Count the record files of the arrays at and below `prefix` that are not in the set.
+
+        From the place's listings; where it has none, and only if `ask`, by reading all record files. None where
+        neither is possible, or with missing_records=error.
+        """
+        found = await self.opened()
+        if not self._may_miss:
+            return None
+        absent = total = 0
+        first = ""
+        for array, grid in found.grids.items():
+            if grid is None or (prefix not in ("", array) and not array.startswith(f"{prefix}/")):
+                continue
+            count = _record_files(grid, found.record_size)
+            numbers = await self._place.records(array)
+            if numbers is None:
+                if not ask or total + count > _COUNTED:
+                    return None
+                numbers = await self._asked(array, count)
+            there = bisect.bisect_left(numbers, count)
+            if there < count and not first:
+                lost = next((at for at, number in enumerate(numbers[:there]) if at != number), there)
+                first = shown(_record_key(array, lost))
+            absent, total = absent + count - there, total + count
+        return Absences(absent, total, first)
 
     def forbid_device(self, device: int) -> None:
         """As IndexStore.forbid_device."""
@@ -248,8 +303,9 @@ class ParquetStore:
             grid = found.grids[key]
             if grid is None:
                 raise self._broken(found, key)
-            for number, first, last in _extents(grid, found.record_size, 0):
-                record = await self._record(key, number)
+            async for number, first, last, record in self._records_of(key, grid):
+                if isinstance(record, ReadError):
+                    raise record
                 try:
                     for name, row in zip(grid.names(first, last), record.all_rows(last - first), strict=True):
                         if row is not None and name not in found.children(key):
@@ -303,24 +359,57 @@ class ParquetStore:
         self, array: str, grid: Grid, record_size: int, start: int
     ) -> AsyncIterator[tuple[str, int]]:
         """(name, size) of the chunks from number `start` on; the size negative where it is not known yet."""
-        for number, first, last in _extents(grid, record_size, start):
-            at = number * record_size
-            try:
-                sizes = (await self._record(array, number)).sizes(first - at, last - at)
-            except ReadError:  # nobody knows which of them there are: each lookup says why
+        async for number, first, last, record in self._records_of(array, grid, start):
+            if isinstance(record, ReadError):  # nobody knows which of them there are: each lookup says why
                 for name in grid.names(first, last):
                     yield name, UNKNOWN
                 continue
-            if last < grid.size:
-                trio.lowlevel.spawn_system_task(self._prefetch, array, number + 1)
+            at = number * record_size
+            sizes = record.sizes(first - at, last - at)
             if (sizes != ABSENT).any():
                 for name, size in zip(grid.names(first, last), sizes.tolist(), strict=True):
                     if size != ABSENT:
                         yield name, size
 
+    async def _records_of(
+        self, array: str, grid: Grid, start: int = 0
+    ) -> AsyncIterator[tuple[int, int, int, Record | ReadError]]:
+        """(number, first chunk, last chunk + 1, the record file or its failure) of each that is not absent.
+
+        From chunk `start` on, the next one fetched meanwhile. Where one is absent, the place's listing finds those
+        that are there; without listings they are asked for, several at once.
+        """
+        assert self._set is not None
+        size = self._set.record_size
+        number, stop = start // size, _record_files(grid, size)
+        fetched = number
+        there: list[int] | None = None
+        looked = False
+        while number < stop:
+            try:
+                record: Record | ReadError | None = await self._record(array, number)
+            except ReadError as exc:
+                record = exc
+            if record is None and not looked:
+                there, looked = await self._place.records(array), True
+            following = number + 1
+            if there is not None:
+                at = bisect.bisect_right(there, number)
+                following = there[at] if at < len(there) else stop
+            ahead = following + (_AHEAD if record is None and there is None else 1)
+            for wanted in range(max(fetched + 1, following), min(ahead, stop)):
+                trio.lowlevel.spawn_system_task(self._prefetch, array, wanted)
+                fetched = wanted
+            if record is not None:
+                first = number * size
+                yield number, max(start, first), min(first + size, grid.size), record
+            number = following
+
     async def _row(self, key: str, chunk: Chunk) -> Row:
         """The reference of a chunk. NotFound where it is absent; ReadError where its row cannot be used."""
         record = await self._record(chunk.array, chunk.record)
+        if record is None:
+            raise NotFound(key)
         try:
             row = record.row(chunk.row)
         except ValueError as exc:
@@ -329,8 +418,8 @@ class ParquetStore:
             raise NotFound(key)
         return row
 
-    async def _record(self, array: str, number: int) -> Record:
-        """A record file, from memory or read now. ReadError where it cannot be had, or just could not."""
+    async def _record(self, array: str, number: int) -> Record | None:
+        """A record file, from memory or read now; None where it is absent. ReadError where it cannot be had."""
         key = array, number
         failure = self._failures.get(key)
         if failure is not None and failure[0] > trio.current_time():
@@ -338,23 +427,70 @@ class ParquetStore:
         assert self._set is not None
         try:
             guess = min(self._set.record_size * _ROW, self._limit.size)
-            return await self._records.get(key, guess, lambda: self._read_record(array, number))
+            found = await self._records.get(key, guess, lambda: self._read_record(array, number))
         except ReadError as exc:
             self._failures[key] = trio.current_time() + _BELIEVED, exc
             self._failures.move_to_end(key)
             if len(self._failures) > _FAILURES:
                 self._failures.popitem(last=False)
             raise
+        if not isinstance(found, _NoRecord):
+            return found
+        if not self._warned:
+            await self._warn(array, number)
+        return None
 
-    async def _read_record(self, array: str, number: int) -> Record:
+    async def _read_record(self, array: str, number: int) -> Record | _NoRecord:
         assert self._set is not None
+        key = _record_key(array, number)
         self._read += 1
-        data = await self._place.read(_record_key(array, number))
+        try:
+            data = await self._place.read(key)
+        except TargetMissing as exc:
+            if self._may_miss and await self._place.absent(key, exc):
+                return _NoRecord()
+            raise
         await self._place.check()
         try:
             return await trio.to_thread.run_sync(_parse, data, self._set.record_size, self._limit)
         except ValueError as exc:
             raise ReadError(self._shown(array, number), str(exc)) from None
+
+    async def _warn(self, array: str, number: int) -> None:
+        """Say once that record files are absent, and how many where a listing tells soon enough."""
+        self._warned = True
+        counted = None
+        try:
+            with trio.move_on_after(_COUNTING):
+                counted = await self.absences(ask=False)
+        except ReadError:
+            pass  # as without a listing
+        except trio.Cancelled:
+            self._warned = False
+            raise
+        many = "how many record files are not, zarrfs check counts"
+        if counted is not None:
+            many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
+        log.warning(
+            "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
+            "with -o missing_records=error they are errors", self._shown(array, number), many,
+        )  # fmt: skip
+
+    async def _asked(self, array: str, count: int) -> list[int]:
+        """The numbers of an array's record files that are not absent, found by reading them."""
+        there = []
+
+        async def look(number: int) -> None:
+            try:
+                absent = await self._record(array, number) is None
+            except ReadError:
+                absent = False
+            if not absent:
+                there.append(number)
+
+        for start in range(0, count, _AHEAD):
+            await at_once(look, range(start, min(start + _AHEAD, count)))
+        return sorted(there)
 
     async def _prefetch(self, array: str, number: int) -> None:
         try:
@@ -374,11 +510,9 @@ class ParquetStore:
         return size
 
 
-def _extents(grid: Grid, record_size: int, start: int) -> Iterator[tuple[int, int, int]]:
-    """(number, first, last + 1) of each record file and its chunks, from chunk `start` on."""
-    for number in range(start // record_size, -(-grid.size // record_size)):
-        first = number * record_size
-        yield number, max(start, first), min(first + record_size, grid.size)
+def _record_files(grid: Grid, record_size: int) -> int:
+    """How many record files an array has where none is absent."""
+    return -(-grid.size // record_size)
 
 
 def _record_key(array: str, number: int) -> str:

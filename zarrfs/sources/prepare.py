@@ -92,7 +92,10 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
     if head.startswith(_ZIP):
-        return Plan(path, "zarr", url=f"zip://::file://{path}", mtime_ns=status.st_mtime_ns)
+        from zarrfs.sources.zarrstore import plan_remote
+
+        plan = plan_remote(f"zip://::file://{path}", options)  # it may hold a set in the Parquet layout
+        return dataclasses.replace(plan, source=path, mtime_ns=status.st_mtime_ns)
     if head.startswith(MAGIC):
         return plan_index(path, options, status.st_mtime_ns)
     if is_tar(head):

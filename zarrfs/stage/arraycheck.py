@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -58,6 +59,7 @@ class ArrayChecks:
         self._store, self._decode, self._memory = store, decode, memory
         self._room = Room(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self.see: Callable[[str, int, Buffer], None] | None = None  # is given what is read of files
         self._sharding: dict[str, Sharding] = {}  # by the path of the array
         self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
         self._said: dict[str, tuple[str, bytes]] = {}  # of documents to come: who else has it, and a digest of that
@@ -117,6 +119,8 @@ class ArrayChecks:
         data = await self._store.get(key, start, length)
         report.read += len(data)
         check_length(key, len(data), start, length)
+        if self.see is not None:
+            self.see(key, start, data)
         return data
 
     async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: Report) -> None:

@@ -45,6 +45,7 @@ class Report:
     dangling: int = 0  # of them, those that lead nowhere within the tree: not an error
     left_out: int = 0  # entries that the document's compiler refused
     problems: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (entry, rule) of those
+    absent_records: int = 0  # record files of a Parquet set that stand for absent chunks: not an error
     expected_files: int | None = None
     expected_bytes: int | None = None
 
@@ -72,6 +73,7 @@ class Report:
             "ok": self.ok,
             **{kind.replace(" ", "_"): self.counts[kind] for kind in BAD_KINDS},
             "left_out": self.left_out,
+            "absent_records": self.absent_records,
             "bytes_read": self.read,
             "links": self.links,
             "links_dangling": self.dangling,

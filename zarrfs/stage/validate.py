@@ -34,6 +34,10 @@ async def faults(store: Store, plan: Plan) -> AsyncIterator[Fault]:
         told = 0  # they are among the faults
         async for entry, rule in store.faults():
             yield Fault(entry, rule)
+        absences = await store.absences()
+        if absences is not None and absences.absent:
+            many = f"absent record files: {absences.absent:,} of {absences.record_files:,}"
+            yield Fault(absences.first, f"is not there ({many}): its chunks count as absent", True)
     elif isinstance(store, IndexStore) and plan.kind == "references":
         is_document = "validated" in store.meta
         for entry, rule in store.problems():

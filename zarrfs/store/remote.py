@@ -29,6 +29,7 @@ from zarrfs.transfer.answers import Entry
 from zarrfs.transfer.remote import RemoteFiles
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import at_once
+from zarrfs.transfer.versions import note_unversioned
 
 log = logging.getLogger("zarrfs.store")
 
@@ -129,7 +130,10 @@ class FsspecStore:
         assert isinstance(entry, Entry)
         if self._reread:
             return await self.get(key, start, length)
-        if not _same(entry, await self._entry(key)):
+        same = _same(entry, await self._entry(key))
+        identity, now = validator.info.identity, self._entries[key].identity
+        # a value that had no version when it was opened may have got one since, and then another
+        if not same or (identity != now and None not in (identity, now)):
             raise TargetChanged(key, "has changed since it was opened")
         try:
             return await self._get(key, entry, start, length)
@@ -228,6 +232,8 @@ class FsspecStore:
             # some servers show a directory's listing without redirecting to its name with "/"
             with_slash = await self.files.listing_at(system, path)
             entry = entry if with_slash is None else Entry(entry.name, True)
+        if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):
+            note_unversioned(system.host(path), system.shown(path))
         return self._remember(key, entry)
 
     def _remember(self, key: str, entry: Entry) -> Entry:

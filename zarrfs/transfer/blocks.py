@@ -26,7 +26,7 @@ from zarrfs.transfer.ranges import TINY, Ranges
 from zarrfs.transfer.runs import Runs
 from zarrfs.transfer.systems import System
 from zarrfs.transfer.tasks import Round, in_background
-from zarrfs.transfer.versions import Pin, differs, version_from, version_of
+from zarrfs.transfer.versions import Pin, differs, note_unversioned, version_from, version_of
 from zarrfs.transfer.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -238,8 +238,11 @@ class Blocks:
             pin = None
         if pin is None:
             self._pin(at, Pin(found.tag, found.total))
+            if found.tag is None and not wanted.system.immutable:
+                note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         else:
             pin.certain = True
+            pin.tag = pin.tag or found.tag  # a Last-Modified of the last second tells nothing, and later does
 
     def _pin(self, at: tuple[int, str], pin: Pin) -> None:
         self._pins[at] = pin

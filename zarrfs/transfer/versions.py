@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import NamedTuple
 
 from zarrfs.transfer.answers import Entry, Fetched
+
+log = logging.getLogger("zarrfs.transfer")
+
+_HOSTS = 1024  # that are noted
+_unversioned: dict[str, None] = {}  # hosts, in the order in which they were met
 
 
 class Version(NamedTuple):
@@ -45,3 +51,18 @@ def version_of(entry: Entry) -> Version | None:
 def differs(tag: str | None, size: int | None, found: Fetched) -> bool:
     """Whether bytes are of another version, as far as both sides tell theirs."""
     return any(a != b and None not in (a, b) for a, b in ((tag, found.tag), (size, found.total)))
+
+
+def note_unversioned(host: str, where: str) -> None:
+    """Say once for each server that it tells no versions of its values, of which `where` is one."""
+    if host not in _unversioned and len(_unversioned) < _HOSTS:
+        _unversioned[host] = None
+        log.warning(
+            "%s: its server tells no version (neither ETag nor Last-Modified): a value that is replaced by another of "
+            "the same size is not noticed; zarrfs check --twice compares", where,
+        )  # fmt: skip
+
+
+def unversioned() -> list[str]:
+    """The servers of note_unversioned() so far."""
+    return list(_unversioned)

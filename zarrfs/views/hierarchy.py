@@ -26,6 +26,7 @@ from zarrfs.zarr.documents import (
 from zarrfs.zarr.keys import KeyTemplate, nested
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.v3 import Experimental
 
 _INLINE = 256 << 10  # bytes: reading more of JSON keeps others waiting, unless a thread does it
 _FRESH = 1.0  # seconds for which what was found in a store that changes is believed
@@ -63,6 +64,19 @@ class _Known(NamedTuple):
     settled: bool  # whether how its chunks are called was seen, or said
 
 
+class _Draft(NamedTuple):
+    """An experimental v3 store (zarr/draft.py), which may lie anywhere in the hierarchy."""
+
+    path: str  # of its root
+    directory: str  # in the source, that it is
+    entry: draft.EntryPoint
+    seen: Found  # the document that says so
+
+    def below(self, path: str) -> str:
+        """`path` relative to its root."""
+        return path[len(self.path) + 1 :] if self.path else path
+
+
 class Hierarchy:
     """The nodes of the hierarchy in `store`, whose root is the root of the store.
 
@@ -75,10 +89,9 @@ class Hierarchy:
         self.store = store
         self._nodes: OrderedDict[str, _Known] = OrderedDict()
         self._remote = isinstance(store, PrefetchStore) and store.remote
-        self._begun = False
         self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents, of a remote store,
         self._named_by: Found | None = None  # and where they were found
-        self._draft: draft.EntryPoint | None = None
+        self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
 
     # -- nodes
@@ -104,8 +117,9 @@ class Hierarchy:
 
         A link to a group that it lies in is found by its name only: whoever goes through all would never end.
         """
-        if self._draft is not None:
-            for info in await self._draft_children(node):
+        experimental = self._draft_of(node.path)
+        if experimental is not None:
+            for info in await self._draft_children(node.path, experimental):
                 if info.name > after:
                     yield info
             return
@@ -136,13 +150,19 @@ class Hierarchy:
         stack = [] if first.leaf else [self._looked_up(first)]
         while stack:
             async for node in stack[-1]:
-                if node.leaf or node.chunks == node.path or self._draft is not None:
+                if node.leaf or not self._behind_link(node):
                     yield node
                     if not node.leaf:
                         stack.append(self._looked_up(node))
                         break
             else:
                 stack.pop()
+
+    def _behind_link(self, group: Node) -> bool:
+        experimental = self._draft_of(group.path)
+        if experimental is not None:
+            return experimental.directory != experimental.path
+        return group.chunks != group.path
 
     async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
         """The nodes right below a group; where a server is asked, several together."""
@@ -171,7 +191,7 @@ class Hierarchy:
         known = self._nodes.get(path)
         if known is not None and (self.store.immutable or known.until > trio.current_time()):
             return known.node
-        if not path:
+        if not path and self._remote:
             await self._begin()
         try:
             known = await self._look(path, known)
@@ -194,15 +214,20 @@ class Hierarchy:
             if not path:
                 node = node._replace(consolidated=by.key, mtime_ns=by.info.mtime_ns)
             return _Known(until, (by,), node, settled)
-        if self._draft is not None:
-            directory, info = draft.data_directory(path), Info("", Kind.DIRECTORY)
-            found = await self._draft_documents(path, self._draft)
-        else:
+        experimental = self._draft_of(path)
+        if experimental is None or experimental.path == path:
             resolved = await self._directory(path)
             if resolved is None:
                 raise NotFound(path)
             directory, info = resolved
             found = await self._documents(directory)
+            if experimental is not None and found[:1] != (experimental.seen,):  # it is another one by now
+                self._drafts.pop(path, None)
+                experimental = None
+        if experimental is not None:
+            directory = join_key(experimental.directory, draft.data_directory(experimental.below(path)))
+            info = Info("", Kind.DIRECTORY)
+            found = await self._draft_documents(path, experimental)
         beside = await self.consolidated_document() if not path else None
         seen = found if beside is None else (*found, beside)
         if not found:
@@ -210,7 +235,19 @@ class Hierarchy:
             return _Known(until, seen, Node(path, group, None, (), directory, info.mtime_ns), True)
         if known is not None and known.settled and known.seen == seen and found[0].info.mtime_ns is not None:
             return known._replace(until=until)
-        metadata, problem, leaf, settled = await self._read(found, directory)
+        try:
+            metadata, problem, leaf, settled = await self._read(found, directory, experimental is not None)
+        except Experimental:
+            try:
+                entry = draft.entry_point(await self.store.get(found[0].key))
+            except MetadataError as exc:
+                metadata, problem, leaf, settled = None, str(exc), True, True
+            except IsDirectory as exc:  # since a moment ago
+                raise NotFound(path) from exc
+            else:
+                if entry is not None:
+                    self._drafts[path] = _Draft(path, directory, entry, found[0])
+                return await self._look(path, None)
         mtimes = [each.info.mtime_ns for each in found if each.info.mtime_ns is not None]
         implied = isinstance(metadata, GroupMetadata) and metadata.implied
         keys = () if implied else tuple(each.key for each in found)
@@ -278,20 +315,22 @@ class Hierarchy:
         return Found(key, name, info) if info.kind is Kind.FILE else None
 
     async def _read(
-        self, found: tuple[Found, ...], directory: str
+        self, found: tuple[Found, ...], directory: str, experimental: bool
     ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool]:
-        """(metadata, problem, whether a leaf, whether the names of chunks are settled) of documents."""
+        """(metadata, problem, whether a leaf, whether the names of chunks are settled) of documents. Experimental."""
         data: Buffer = b""
         try:
             _check_sizes(found)
             data = await self.store.get(found[0].key)
             attributes = await self.store.get(found[1].key) if found[1:] else None
-            if self._draft is not None:
+            if experimental:
                 metadata = draft.parse(found[0].name, data)
             else:
                 metadata = parse_node(found[0].name, data, attributes)
         except OtherFile:
             return GroupMetadata("v3", {}, implied=True), None, False, True
+        except Experimental:
+            raise
         except MetadataError as exc:
             return None, str(exc), _must_be_array(found[0].name, data), True
         except (NotFound, IsDirectory) as exc:  # gone since it was looked at
@@ -339,16 +378,12 @@ class Hierarchy:
     # -- consolidated metadata, where values come over a network
 
     async def _begin(self) -> None:
-        """Look at the root: is it an experimental store, and does it have consolidated metadata to believe?"""
+        """Look for consolidated metadata to believe."""
         async with self._lock:
-            if not self._begun:
-                self._draft = await self._entry_point()
-                self._begun = True
-            if self._remote and self._draft is None:
-                found = await self.consolidated_document()
-                if found != self._named_by:
-                    self._named = {} if found is None else await self._parsed(found.key)
-                    self._named_by = found
+            found = await self.consolidated_document()
+            if found != self._named_by:
+                self._named = {} if found is None else await self._parsed(found.key)
+                self._named_by = found
 
     async def consolidated_document(self) -> Found | None:
         """The document at the root that may have consolidated metadata; None where there is none."""
@@ -388,33 +423,35 @@ class Hierarchy:
 
     # -- experimental v3
 
-    async def _entry_point(self) -> draft.EntryPoint | None:
-        found = await self._document("", "zarr.json")
-        if found is None or (found.info.size or 0) > DOCUMENT_MAX:
-            return None
-        try:
-            return draft.entry_point(await self.store.get(found.key))
-        except (NotFound, IsDirectory, MetadataError):  # told where the document is asked for
-            return None
+    def _draft_of(self, path: str) -> _Draft | None:
+        """The experimental store that `path` is in."""
+        while self._drafts:
+            found = self._drafts.get(path)
+            if found is not None or not path:
+                return found
+            path = split_key(path)[0]
+        return None
 
-    async def _draft_documents(self, path: str, entry: draft.EntryPoint) -> tuple[Found, ...]:
+    async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[Found, ...]:
         """The document of a node; NotFound where there is neither one nor a directory of nodes below."""
-        for kind, key in zip(("array", "group"), draft.document_keys(path, entry), strict=True):
-            directory, name = split_key(key)
+        below = experimental.below(path)
+        for kind, key in zip(("array", "group"), draft.document_keys(below, experimental.entry), strict=True):
+            directory, name = split_key(join_key(experimental.directory, key))
             if (found := await self._document(directory, name)) is not None:
                 return (found._replace(name=kind),)
-        if path and await self._directory(join_key(draft.META_ROOT, path)) is None:
+        above = join_key(experimental.directory, draft.META_ROOT)
+        if below and await self._directory(join_key(above, below)) is None:
             raise NotFound(path)
         return ()
 
-    async def _draft_children(self, group: Node) -> list[Info]:
-        assert self._draft is not None
+    async def _draft_children(self, path: str, experimental: _Draft) -> list[Info]:
         names: dict[str, Info] = {}
-        above = join_key(draft.META_ROOT, group.path) if group.path else draft.META_ROOT
+        below = experimental.below(path)
+        inside = join_key(draft.META_ROOT, below) if below else draft.META_ROOT
         try:
-            async for info in self.store.list_dir(above):
-                key = join_key(above, info.name)
-                made = draft.node_of_key(key, self._draft) if info.kind is Kind.FILE else None
+            async for info in self.store.list_dir(join_key(experimental.directory, inside)):
+                key = join_key(inside, info.name)
+                made = draft.node_of_key(key, experimental.entry) if info.kind is Kind.FILE else None
                 name = info.name if info.kind is Kind.DIRECTORY else split_key(made[0])[1] if made else ""
                 if name:
                     names[name] = Info(name, Kind.DIRECTORY, mtime_ns=info.mtime_ns)

@@ -32,13 +32,28 @@ def array_json(array: ArrayMetadata) -> dict[str, JSON]:
         "chunks": list(array.grid.chunks),
         "dtype": dtypes.as_v2(array.dtype),
         "compressor": compressor,
-        "fill_value": fillvalues.as_v2(array),
+        "fill_value": _fill_value(array),
         "order": order,
         "filters": filters or None,
     }
     if plain_keys(array).separator != ".":
         found["dimension_separator"] = plain_keys(array).separator
     return found
+
+
+def _fill_value(array: ArrayMetadata) -> JSON:
+    """The fill value of v2. MetadataError where that would be read as another one."""
+    value, dtype = fillvalues.as_v2(array), array.dtype
+    if array.generation != "v3" or array.fill is None:
+        return value
+    if dtype.kind == "M" and "[" not in dtype.text:  # numpy makes no date without a unit of a number
+        if fillvalues.from_v2("NaT", dtype)[0] != array.fill:
+            raise MetadataError(f"fill_value: {value}, a date without a unit, which no reader of Zarr v2 takes")
+        return "NaT"
+    if fillvalues.from_v2(value, dtype)[0] != array.fill:
+        shown = fillvalues.as_v3(array)
+        raise MetadataError(f"fill_value: {shown}, a NaN with a sign or bits of its own, which Zarr v2 does not have")
+    return value
 
 
 def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:

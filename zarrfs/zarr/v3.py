@@ -24,10 +24,14 @@ _ARRAY = {
 _NESTED_MAX = 8  # sharding within sharding, encodings within encodings
 
 
+class Experimental(MetadataError):
+    """A `zarr.json` that is the entry point of another version: draft.entry_point() says which."""
+
+
 def node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     """The node of a `zarr.json`. MetadataError names also extensions that must be understood and are not."""
     if isinstance(document.get("zarr_format"), str):
-        raise MetadataError("zarr_format: the experimental v3 of zarr-python 2, which is read from its root")
+        raise Experimental("zarr_format: an entry point of the experimental v3 of zarr-python 2, and no node")
     check_format(document, 3)
     kind = required(document, "node_type")
     if kind not in ("array", "group"):
