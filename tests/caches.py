@@ -43,8 +43,8 @@ def drop(what: str = "3") -> None:
 def pinned(path: Path) -> Iterator[None]:
     """Keep the pages of a file in the page cache: locked ones are never reclaimed, only invalidated.
 
-    Any other page may go at any time, also where memory is free: a virtual machine may run DAMON, which gives back pages
-    that seem cold.
+    Any other page may go at any time, also where memory is free: a virtual machine may run DAMON, which gives back
+    pages that seem cold.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:

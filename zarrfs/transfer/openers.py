@@ -154,18 +154,19 @@ class Openers:
         found = urls.protocols(archive)
         remote = bool(found) and found not in (["file"], ["local"])
         name = ""
-        if remote and archive not in self._systems:  # not under the lock, which it may need itself
+        key = "archive", archive if remote else os.path.abspath(urls.file_path(archive))
+        if remote and key not in self._systems:  # not under the lock, which it may need itself
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
         async with self._lock:
-            if archive not in self._systems:
+            if key not in self._systems:
                 opened: Archive
                 if remote:
                     opened = RemoteArchive(self._files.below(), archive, name)
                 else:
-                    opened = LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive)))
-                self._systems[archive] = ZipSystem(opened, self._options.document_limit)
-            return self._systems[archive], path
+                    opened = LocalArchive(self._files.local, key[1])
+                self._systems[key] = ZipSystem(opened, self._options.document_limit)
+            return self._systems[key], path
 
 
 def class_of(protocol: str, family: str) -> Any:
