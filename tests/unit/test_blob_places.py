@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import conftest
 from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.servers import S3, Faulty, Nginx
 from tests.unit.archives import blobref, file, put
@@ -234,6 +236,25 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
     place = served(faulty, forever="slow")
     fails(place, ReadError, "read_timeout", read_timeout=0.3)
     faulty.release()
+
+
+@pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
+def test_a_tar_whose_length_is_said_to_be_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
+    """An error that names both lengths, at once; a tar that tells its own end needs no length."""
+    (tmp_path / "f").write_bytes(DATA)
+    done = conftest.run("archive", "create", "-C", tmp_path, "-o", tmp_path / "own.tar", "--inline-threshold=0", "f")
+    assert done.returncode == 0, done.stderr
+    dump = Path(make_dump(tmp_path, [DATA, OTHER], None))  # type: ignore[arg-type]
+    for path, right in (tmp_path / "own.tar", False), (dump, True):
+        url = faulty.put(f"/{path.name}", path.read_bytes())
+        faulty.head(f"/{path.name}", forever=("longer", more))
+        began = time.monotonic()
+        if right:
+            assert run(url, whole) == DATA
+        else:
+            fails(url, OutOfRange, r"has (at most )?\d+ bytes, bytes \[\d+, \d+\) were asked for")
+        assert time.monotonic() - began < 5
+        assert faulty.gets() < 12
 
 
 def test_the_regions_of_one_read_are_fetched_at_the_same_time(faulty: Faulty, tmp_path: Path) -> None:
