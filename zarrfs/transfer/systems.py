@@ -424,7 +424,9 @@ def raise_from(found: Exception, exc: Exception) -> NoReturn:
     raise found from exc
 
 
-_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "azure", "asyncssh", "paramiko")
+_NETWORK = (
+    "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
+)  # fmt: skip
 
 
 def _certificate(exc: BaseException) -> str:
