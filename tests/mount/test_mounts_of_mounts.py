@@ -7,16 +7,16 @@ import errno
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import run
-from tests.mount.mounting import alive, daemon_pid, log_of, mount_lines
+from tests.mount.mounting import log_of, mount_lines
 
 RULE = "lies in a mount that itself reads from this one"
 _READ = """
@@ -34,14 +34,25 @@ def read(path: Path) -> int:
         try:
             return int(process.communicate(timeout=20)[0])
         except subprocess.TimeoutExpired:
-            for pid in filter(alive, _DAEMONS):
-                os.kill(pid, signal.SIGKILL)  # nothing else ends it
+            _abort_all()
             process.kill()
             pytest.fail(f"{path}: the read hangs")
 
 
-_DAEMONS: set[int] = set()
+_CONNECTIONS: set[int] = set()  # minor numbers of what is mounted here
 REFUSED = (-errno.EIO, -errno.ELOOP)  # the latter in the mount that finds it out
+
+
+def _abort_all() -> None:
+    """End what waits in the kernel for itself: killing the processes would not."""
+    with tempfile.TemporaryDirectory() as control:
+        subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
+        try:
+            for number in _CONNECTIONS:
+                with contextlib.suppress(OSError):
+                    Path(control, str(number), "abort").write_text("1")
+        finally:
+            subprocess.run(["umount", control], check=True)
 
 
 def document(path: Path, refs: dict[str, object]) -> Path:
@@ -52,7 +63,7 @@ def document(path: Path, refs: dict[str, object]) -> Path:
 @contextlib.contextmanager
 def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
     """(source, mount point, options) of each, mounted one after the other."""
-    roots = []
+    roots, numbers = [], set()
     try:
         for source, at, options in mounts:
             at.mkdir(exist_ok=True)
@@ -60,7 +71,8 @@ def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
             done = run("mount", source, at, "-o", chosen)
             assert done.returncode == 0, done.stderr
             roots.append(at)
-            _DAEMONS.add(daemon_pid(at))
+            numbers.add(os.minor(at.stat().st_dev))
+            _CONNECTIONS.update(numbers)
         yield roots
     finally:
         for _ in roots:
@@ -69,6 +81,7 @@ def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
         left = [root for root in roots if mount_lines(root)]
         for root in left:
             subprocess.run(["umount", "-l", root], check=False)
+        _CONNECTIONS.difference_update(numbers)  # which are given to others
         assert not left
 
 
