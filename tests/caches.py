@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import numpy
 
 _LOCK = "/tmp/zarrfs-tests-caches.lock"  # one place, whatever TMPDIR is
 _PATIENCE = 8.0  # seconds
@@ -33,6 +37,21 @@ def drop(what: str = "3") -> None:
                 break
             time.sleep(0.05)
         Path("/proc/sys/vm/drop_caches").write_text(what)
+
+
+@contextlib.contextmanager
+def pinned(path: Path) -> Iterator[None]:
+    """Keep the pages of a file in the page cache: locked ones are never reclaimed, only invalidated.
+
+    Any other page may go at any time, also where memory is free: a virtual machine may run DAMON, which gives back
+    pages that seem cold.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+        address = numpy.frombuffer(pages, numpy.uint8).ctypes.data
+        if libc.mlock(ctypes.c_void_p(address), ctypes.c_size_t(len(pages))):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+        yield
 
 
 @contextlib.contextmanager

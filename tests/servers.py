@@ -148,7 +148,7 @@ class Faulty:
     asked, said so), long (more bytes than asked), gzip (206 with an encoding), changed (another ETag),
     untagged (without one), html, endless (the value over and over, without a length).
     The last fault of a path given with `forever` never wears off. HEAD is answered without faults unless it
-    is asked for under "HEAD path".
+    is asked for under "HEAD path"; it knows one more, ("longer", bytes): a length that is too large by these.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,8 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
         value, fault = self.owner.values.get(self.path), self.owner.take("HEAD " + self.path)
         if isinstance(fault, int) or value is None:
             return self._send(fault if isinstance(fault, int) else 404, b"", {})
-        headers = {} if fault == "unsized" else {"Content-Length": str(len(value))}
+        length = len(value) + (fault[1] if isinstance(fault, tuple) else 0)
+        headers = {} if fault == "unsized" else {"Content-Length": str(length)}
         tag = {"changed": '"2"', "weak": 'W/"1"'}.get(str(fault), self.owner.tags[self.path])
         return self._send(200, b"", {"ETag": tag, **headers}, sized=False)
 

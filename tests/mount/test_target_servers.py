@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROGRAM, run
 from tests.mount.mounting import mounted
 from tests.mount.test_semantics import error_of
 from tests.servers import GCS, Sftp, either_client, gcs, sftp
@@ -40,3 +42,13 @@ def test_targets_on_gcs(gcs: GCS, tmp_path: Path) -> None:
         assert (root / "part").read_bytes() == VALUE[100:400]
         assert (root / "whole").read_bytes() == VALUE
         assert error_of((root / "none").read_bytes) == errno.EIO
+
+
+def test_a_bucket_of_google_without_a_network_fails_as_soon_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": ["gs://bucket/key", 0, 10]}}))
+    began = time.monotonic()
+    done = run("cat", tmp_path / "refs.json", "k", program=("unshare", "-n", PROGRAM))
+    assert done.returncode == 1
+    assert "gs://bucket/key" in done.stderr
+    assert "name resolution" in done.stderr
+    assert time.monotonic() - began < 25, "it was a minute"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -9,21 +10,25 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import conftest
 from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.servers import S3, Faulty, Nginx
 from tests.unit.archives import blobref, file, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
 from zarrfs.monitoring.metrics import PLACE_METRICS
-from zarrfs.sources import blobplaces, contentdb
+from zarrfs.options import Options
+from zarrfs.sources import blobplaces, contentdb, open_plan, plan_source
 from zarrfs.sources.blobrefs import check_places, sized
 from zarrfs.sources.blobs import BlobReader
 
@@ -230,6 +235,62 @@ def test_a_server_that_fails(faulty: Faulty, tmp_path: Path, caplog: pytest.LogC
 def test_a_server_that_hangs(faulty: Faulty) -> None:
     place = served(faulty, forever="slow")
     fails(place, ReadError, "read_timeout", read_timeout=0.3)
+    faulty.release()
+
+
+@pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
+def test_a_tar_whose_length_is_said_to_be_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
+    """An error that names both lengths, at once; a tar that tells its own end needs no length."""
+    (tmp_path / "f").write_bytes(DATA)
+    done = conftest.run("archive", "create", "-C", tmp_path, "-o", tmp_path / "own.tar", "--inline-threshold=0", "f")
+    assert done.returncode == 0, done.stderr
+    dump = Path(make_dump(tmp_path, [DATA, OTHER], None))  # type: ignore[arg-type]
+    for path, right in (tmp_path / "own.tar", False), (dump, True):
+        url = faulty.put(f"/{path.name}", path.read_bytes())
+        faulty.head(f"/{path.name}", forever=("longer", more))
+        began = time.monotonic()
+        if right:
+            assert run(url, whole) == DATA
+        else:
+            fails(url, OutOfRange, r"has (at most )?\d+ bytes, bytes \[\d+, \d+\) were asked for")
+        assert time.monotonic() - began < 5
+        assert faulty.gets() < 12
+
+
+def test_the_regions_of_one_read_are_fetched_at_the_same_time(faulty: Faulty, tmp_path: Path) -> None:
+    """A bounded number; one that fails is the error of all, and nobody waits for the others."""
+    blobs = [bytes([number]) * 5000 for number in range(40)]
+    refs = [[5000 * number, 5000, blobref(data)] for number, data in enumerate(blobs)]
+    path = tmp_path / "archive.json"
+    path.write_text(json.dumps([file(refs, path="f", encoding="blobvec", size=200_000)]))
+    options = Options(blobs=(faulty.url,), index_dir=str(tmp_path), retries=0, prefetch=0)
+    plan = plan_source(str(path), options)
+
+    async def check(broken: int | None) -> None:
+        store = open_plan(plan, options)
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+
+                async def read() -> None:
+                    if broken is None:
+                        assert bytes(await store.get("f", 100, 199_800)) == b"".join(blobs)[100:199_900]
+                    else:
+                        with pytest.raises(ReadError, match=blobref(blobs[broken])):
+                            await store.get("f")
+
+                nursery.start_soon(read)
+                if broken is None:
+                    while len(faulty.requests) < 16:  # noqa: ASYNC110
+                        await trio.sleep(0.01)
+                    await trio.sleep(0.1)
+                    assert len(faulty.requests) == 16
+                    faulty.release()
+        await store.aclose()
+
+    for broken in (None, 7):
+        for number, data in enumerate(blobs):
+            faulty.put(f"/{blobref(data)}", data, forever=404 if number == broken else "slow")
+        trio.run(check, broken)
     faulty.release()
 
 

@@ -82,6 +82,18 @@ def test_what_is_settled_is_what_begins_there(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 2
 
 
+def test_a_shared_claim_goes_with_the_last_of_its_values(tmp_path: Path) -> None:
+    one = node(tmp_path)
+    claim = one.take(T, 0, 1000, [(0, 10), (500, 510), (600, 610)])
+    assert claim is not None
+    one.settle(T, 0, 10)
+    assert claim.held
+    assert not one.leave(claim, 500, 510), "there is one more"
+    one.settle(T, 0, 1000)
+    assert not claim.held
+    assert files(tmp_path) == []
+
+
 @pytest.mark.usefixtures("short_life")
 def test_the_claim_of_a_killed_process_is_given_up_and_one_goes_on(tmp_path: Path) -> None:
     taken(node(tmp_path))  # never released, never touched
@@ -244,6 +256,43 @@ def test_tiny_values_that_are_fetched_ahead_of_many(faulty: Faulty, tmp_path: Pa
 
     read_by_many(check, 4, Options(cache_dir=str(tmp_path)))
     assert faulty.gets() <= 5
+    assert files(tmp_path) == []
+
+
+def test_tiny_values_far_from_each_other_are_fetched_once(faulty: Faulty, tmp_path: Path) -> None:
+    """Two requests within one claim: the first that is done does not end it."""
+    url = faulty.put("/v", VALUE, None, "slow")
+    wanted = [(url, low, low + 100) for low in (0, 300_000)]
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nodes[0].prefetch, wanted)
+            await trio.to_thread.run_sync(faulty.arrived.wait, 20)
+            await trio.sleep(0.3)  # the other is on the disk by now
+            nursery.start_soon(nodes[1].prefetch, wanted)
+            await trio.sleep(0.3)
+            requests = faulty.gets()
+            faulty.release()
+        assert requests == faulty.gets() == 2
+
+    read_by_many(check, 2, Options(cache_dir=str(tmp_path), coalesce_gap=0))
+    assert files(tmp_path) == []
+
+
+def test_a_value_that_finds_no_room_does_not_end_the_claim_of_others(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE, "slow")
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nodes[0].prefetch, [(url, low, low + 60_000) for low in (0, 100_000)])
+            await trio.to_thread.run_sync(faulty.arrived.wait, 20)
+            await trio.sleep(0.2)
+            claimed = files(tmp_path)
+            faulty.release()
+        assert len(claimed) == 1
+
+    read_by_many(check, 1, Options(cache_dir=str(tmp_path), memory_limit=200_000))
+    assert faulty.gets() == 1
     assert files(tmp_path) == []
 
 

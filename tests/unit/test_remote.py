@@ -7,6 +7,7 @@ import dataclasses
 import os
 import random
 import sys
+import threading
 import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -31,7 +32,9 @@ from zarrfs.options import Options
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.transfer import ranges
+from zarrfs.transfer.answers import Transient
 from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.transfer.systems import ThreadSystem
 
 pytestmark = pytest.mark.usefixtures("either_client")
 
@@ -530,6 +533,70 @@ def test_options_reach_the_protocol_under_each_of_its_names(s3: S3) -> None:
 def test_header_options_are_sent(faulty: Faulty) -> None:
     url = faulty.put("/v", VALUE)
     assert read(url, options=Options(storage={"https": {"headers": {"Range": "bytes=0-1"}}})) == VALUE[10:110]
+
+
+def test_no_error_is_its_own_cause(faulty: Faulty) -> None:
+    fsspec.filesystem("memory").pipe_file("/large", VALUE)
+    for url in (faulty.put("/gone", b"", forever=404), "memory://large"):
+        with pytest.raises(ReadError) as caught:
+            using(lambda files, url=url: files.read_all(url) if url[0] == "m" else files.read(url, 0, 9, 0, 9),
+                  Options(retries=0, document_limit=1))  # fmt: skip
+        seen: list[BaseException] = []
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert error not in seen
+            seen.append(error)
+            error = error.__cause__
+
+
+def test_calls_that_never_end_take_no_more_threads_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hard-mounted share, a library without time-outs: threads that nobody waits for any more still run."""
+    fs, go, began = fsspec.filesystem("memory", skip_instance_cache=True), threading.Event(), list[str]()
+
+    def info(path: str, **_: Any) -> dict[str, Any]:
+        began.append(path)
+        go.wait(30)
+        return {"name": path, "type": "file", "size": 1}
+
+    monkeypatch.setattr(fs, "info", info)
+    system = ThreadSystem(fs, "memory", 0.1, 1)
+
+    async def main() -> None:
+        async def one(number: int) -> None:
+            with pytest.raises(Transient) as caught:
+                await system.stat(f"/v{number}")
+            reasons.append(caught.value.reason)
+
+        reasons: list[str] = []
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                for number in range(40):
+                    nursery.start_soon(one, number)
+        assert len(began) == 16
+        assert reasons.count("no answer within 0.1 s") == 16
+        assert reasons.count("16 calls have no answer yet, and no more are made: none ended within 0.1 s") == 24
+        go.set()
+        assert (await system.stat("/later")).size == 1  # what has ended gives its thread back
+
+    try:
+        trio.run(main)
+    finally:
+        go.set()
+
+
+def test_an_archive_may_have_any_name(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of its names is that of a client."""
+    monkeypatch.chdir(tmp_path)
+    url = faulty.put("/v", VALUE)
+
+    async def both(files: RemoteFiles) -> None:
+        for name in ("web", "http", "obstore"):
+            with zipfile.ZipFile(tmp_path / name, "w") as file:
+                file.writestr("m", name)
+            assert await files.read_all(f"zip://m::{name}") == name.encode()
+            assert bytes(await files.read(url, 10, 100, 0, 1000)) == VALUE[10:110]
+
+    using(both)
 
 
 # -- values that are fetched to their end

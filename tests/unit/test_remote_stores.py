@@ -19,7 +19,7 @@ from zarrfs.errors import (
 from zarrfs.options import Options
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
-from zarrfs.transfer import ranges, webpages
+from zarrfs.transfer import http, ranges, webpages
 
 pytestmark = pytest.mark.usefixtures("either_client")
 
@@ -115,6 +115,35 @@ def test_a_zip_file_that_is_damaged(nginx: Nginx) -> None:
         trio.run(check)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("place", ["beyond the end", "of the other", "before the beginning"])
+def test_a_zip_file_whose_index_lies_about_a_place(place: str, method: int, tmp_path: Path) -> None:
+    path, value = tmp_path / "lies.zip", VALUE * 200
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("one", value)
+        archive.writestr("two", value[::-1])
+        at = archive.start_dir
+    data = bytearray(path.read_bytes())
+    entry = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)
+    if place == "before the beginning":  # the index seems to begin later than it does, so that all begins earlier
+        end = data.rindex(b"PK\x05\x06")
+        data[end + 16 : end + 20] = (at + 100).to_bytes(4, "little")
+    else:
+        data[entry + 42 : entry + 46] = (len(data) + 1000 if place == "beyond the end" else 0).to_bytes(4, "little")
+    path.write_bytes(data)
+
+    async def check() -> None:
+        store = FsspecStore(f"zip://::file://{path}", Options(retries=2, part_size=1 << 19))
+        if place != "before the beginning":
+            assert bytes(await store.get("one")) == value
+        for start, length in ((0, 100), (1_000_000, 50)):
+            with pytest.raises(ReadError, match="bad zip file"):
+                await store.get("two", start, length)
+        await store.aclose()
+
+    trio.run(check)
+
+
 def test_a_large_compressed_member(tmp_path: Path) -> None:
     """Read in pieces, forwards, backwards and by several readers, as a file system does."""
     value = b"".join(number.to_bytes(4, "big") for number in range(3_000_000))
@@ -187,6 +216,22 @@ def test_listings_of_many_servers(server: str) -> None:
 def test_pages_that_are_no_listings(page: str) -> None:
     assert webpages.listed(page, "http://h/d/") is None
     assert webpages.listed(page, "http://h/") is None
+
+
+def test_a_listing_that_is_too_long_is_an_error(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = b"<title>Index of d</title>" + b"".join(b"<a href='v%d'>v</a>" % number for number in range(1000))
+    faulty.put("/d/", page, forever="html")
+
+    async def check() -> None:
+        store = FsspecStore(faulty.url, OPTIONS)
+        monkeypatch.setattr(http, "_LISTING_MAX", len(page))
+        assert len(await keys(store, "d")) == 1000
+        monkeypatch.setattr(http, "_LISTING_MAX", len(page) - 1)
+        with pytest.raises(ReadError, match=f"d/: its listing has more than {len(page) - 1} bytes"):
+            await keys(store, "d")
+        await store.aclose()
+
+    trio.run(check)
 
 
 def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:

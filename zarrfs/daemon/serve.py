@@ -33,6 +33,7 @@ from zarrfs.sources import Plan, check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.store.recording import Record, Recorder, records_to_warm, warm_mount
 from zarrfs.transfer.memory import give_back, keep_what_is_here
+from zarrfs.transfer.othermounts import OTHER_MOUNTS
 
 log = logging.getLogger("zarrfs")
 
@@ -62,6 +63,10 @@ def serve(
     operations = _operations(store, options, about, lambda: _announce(options, ready))
     watch = publish.Watch(publish.exporter(options.metrics), mountpoint, about)
     operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
+    read_later = plan.source if os.path.isdir(plan.source) or plan.source.lower().endswith(".tar") else None
+    for place in (read_later, options.upperdir, options.cache_dir, *options.blobs):
+        if place is not None:
+            OTHER_MOUNTS.note(place)
     others = invalidation.devices()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until _signals(): they would leave a dead mount
     try:
@@ -78,6 +83,7 @@ def serve(
     mount = mounts.mount_at(mountpoint)
     device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
     forbid_device(store, device)
+    OTHER_MOUNTS.device = device
     kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
     refresher = Refresher(operations, plan, of_store, kernel_names, device)
     if detach:

@@ -48,9 +48,13 @@ from zarrfs.options import Options
 from zarrfs.store.api import Buffer, Info, Kind, PartialStore, Store, check_key, join_key, split_key
 from zarrfs.store.recording import Recorder
 from zarrfs.transfer.local import read_file
+from zarrfs.transfer.othermounts import OTHER_MOUNTS
+from zarrfs.transfer.othermounts import XATTR as WAITS_XATTR
 
 _ABSENT_MAX = 65_536  # names that are remembered
 _DAY = 86_400.0
+_ASKING = 8  # threads that ask other mounts whether they wait for one
+_WAITS_XATTR = os.fsencode(WAITS_XATTR)
 _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 _BLOCK = 512  # the unit of st_blocks
 
@@ -91,6 +95,7 @@ class Operations(ShownOperations):
         self._negative_timeout = (
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
+        self._asking = trio.CapacityLimiter(_ASKING)
         self.recorder: Recorder | None = None  # set where what is read is to be noted
         self._entry = self._new_entry()  # for readdir, whose replies are copied at once
 
@@ -285,6 +290,8 @@ class Operations(ShownOperations):
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """user.zarrfs.source of a file, left_out of a directory; mount and stats of the root."""
+        if name.startswith(_WAITS_XATTR):
+            return await self._waits_for(os.fsdecode(name[len(_WAITS_XATTR) :]))
         if not name.startswith(b"user."):
             # "not supported here", not "absent": ls then asks once a mount and not twice a file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
@@ -318,6 +325,13 @@ class Operations(ShownOperations):
         return [SOURCE_XATTR] if info.kind is Kind.FILE else left_out
 
     # -- parts
+
+    async def _waits_for(self, question: str) -> bytes:
+        """Whether this mount waits for another one; asked by one of its targets' mounts before it reads from us."""
+        answer = OTHER_MOUNTS.answer(question)
+        if answer is None:  # threads of its own: all others may be busy with reads
+            answer = await trio.to_thread.run_sync(OTHER_MOUNTS.waits_for, question, limiter=self._asking)
+        return answer
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
         """How long the kernel may remember that a name is absent; where a refresh needs to, we remember it as long."""

@@ -22,7 +22,7 @@ from zarrfs.store.whiteouts import PREFIX, RECORD
 from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Transient
 from zarrfs.transfer.openers import class_of
-from zarrfs.transfer.systems import failure
+from zarrfs.transfer.systems import failure, raise_from
 from zarrfs.transfer.trust import Trust
 
 _JOBS = 16  # files at once, unless told otherwise
@@ -200,7 +200,7 @@ def _send_one(tree: Tree, place: _Place, file: File, options: Options, journal: 
         except Exception as exc:
             found = failure(exc, f"{place.shown}/{file.key}", options.request_timeout)
             if not isinstance(found, Transient):
-                raise found from exc
+                raise_from(found, exc)
             if not left:
                 raise ReadError(f"{place.shown}/{file.key}", str(found)) from exc
             time.sleep(pause)

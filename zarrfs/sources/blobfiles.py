@@ -23,6 +23,7 @@ from zarrfs.transfer.blobhash import digest as _digest
 from zarrfs.transfer.blobhash import hash_of
 from zarrfs.transfer.diskfiles import Handle
 from zarrfs.transfer.local import read_cached
+from zarrfs.transfer.othermounts import OTHER_MOUNTS
 
 MAX_VERDICTS = 65_536  # verified blobs remembered, open or not
 WHOLE_MAX = 4 << 20  # bytes of a blob that whole() gives
@@ -196,7 +197,15 @@ def _identity(status: os.stat_result) -> Identity:
 
 def _opened(path: str) -> int:
     # a fifo must not hold us up, and a place may hold symlinks: the hash decides
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if not OTHER_MOUNTS.present():
+        return os.open(path, flags)
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        OTHER_MOUNTS.enter(found, path)
+        return os.open(f"/proc/self/fd/{found}", flags)
+    finally:
+        os.close(found)
 
 
 async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, Identity]:

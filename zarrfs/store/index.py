@@ -21,6 +21,7 @@ from zarrfs.transfer.tasks import at_once, in_background
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
+_AT_ONCE = 16  # regions of one read
 _FIRST_REGIONS = 16  # of a file that are fetched before it is read
 _AHEAD = 16 << 20  # bytes of a file whose regions are fetched ahead of who reads it in order
 _NEAR = 2 << 20  # bytes between two reads in order: the kernel sends several at once
@@ -379,11 +380,15 @@ class IndexStore:
                 self._url(target), offset + start - at, stop - start, offset, offset + length
             )
         out = bytearray(stop - start)
-        for at, length, target, offset in rows:
-            low, high = max(at, start), min(at + length, stop)
-            out[low - start : high - start] = await self._targets.read(
-                self._url(target), offset + low - at, high - low, offset, offset + length
-            )
+
+        async def fill(rows: Iterator[tuple[int, int, int, int]]) -> None:
+            for at, length, target, offset in rows:
+                low, high = max(at, start), min(at + length, stop)
+                out[low - start : high - start] = await self._targets.read(
+                    self._url(target), offset + low - at, high - low, offset, offset + length
+                )
+
+        await at_once(fill, [iter(rows)] * min(len(rows), _AT_ONCE))  # one iterator for all: each takes the next row
         return out
 
     def _read_on(self, owner: int, start: int, stop: int) -> None:

@@ -89,7 +89,12 @@ class Upper:
             os.close(self._locked)
         self._locked = descriptor
         if exclusive and not self.plain and self._over is not None and self._record() is None:
-            self._write_record({"zarrfs_upper": _VERSION, **self._over})
+            try:
+                self._write_record({"zarrfs_upper": _VERSION, **self._over})
+            except OSError as exc:
+                hint = " (it lies in another mount of zarrfs)" if exc.errno == errno.EINVAL else ""  # a reserved name
+                rule = f"no upper directory: cannot write there: {(exc.strerror or str(exc)).lower()}{hint}"
+                raise SourceError(self.path, rule) from exc
 
     def close(self) -> None:
         """Give the lock and descriptors back."""

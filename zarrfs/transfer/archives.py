@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOCAL_HEADER = 30  # bytes, before the name and the extra field
+_UTF_8 = 1 << 11  # of the flags: how the name is written
 _IDLE = 8  # compressed members kept open
 _THREADS = 8
 _BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError)
@@ -126,7 +127,7 @@ class ZipSystem:
         if info.compress_type == zipfile.ZIP_STORED:
             data = await self._stored(path, info, start, stop)
         else:
-            low, high = self._extent(info.header_offset)
+            low, high = self._extent(self._header_at(path, info))
             if high - low <= _AHEAD:  # zipfile reads under a lock: let it find the bytes in the cache
                 await self._archive.read(low, 1, low, high)
             data = await self._thread(path, self._decompressed, path, start, stop)
@@ -189,7 +190,8 @@ class ZipSystem:
             name = info.filename.rstrip("/")
             if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are nobody's key
                 self._add(name, info.is_dir())
-        self._starts = sorted({0, found.start_dir, *(info.header_offset for info in found.infolist()), size})
+        offsets = {info.header_offset for info in found.infolist() if 0 <= info.header_offset < found.start_dir}
+        self._starts = sorted({0, found.start_dir, *offsets, size})
         return found
 
     def _add(self, name: str, directory: bool) -> None:
@@ -216,6 +218,12 @@ class ZipSystem:
         at = bisect.bisect_right(self._starts, offset)
         return self._starts[at - 1], self._starts[at]
 
+    def _header_at(self, path: str, info: zipfile.ZipInfo) -> int:
+        at = info.header_offset
+        if not 0 <= at < self._starts[-1]:
+            raise ReadError(self.shown(path), f"bad zip file: its header is at byte {at}, outside the file")
+        return at
+
     def _read_blocking(self, offset: int, length: int) -> Buffer:
         """For zipfile, in a worker thread: up to `length` bytes, of one extent."""
         low, high = self._extent(offset)
@@ -223,11 +231,12 @@ class ZipSystem:
         return trio.from_thread.run(self._archive.read, offset, length, low, high)
 
     async def _stored(self, path: str, info: zipfile.ZipInfo, start: int, stop: int) -> Buffer:
-        at = info.header_offset
+        at = self._header_at(path, info)
         low, high = self._extent(at)
-        header = bytes(await self._archive.read(at, _LOCAL_HEADER, low, high))
-        if header[:4] != b"PK\x03\x04":
-            raise ReadError(self.shown(path), "bad zip file: no header where the index says")
+        expected = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
+        header = bytes(await self._archive.read(at, min(_LOCAL_HEADER + len(expected), high - at), low, high))
+        if header[:4] != b"PK\x03\x04" or header[_LOCAL_HEADER:] != expected:
+            raise ReadError(self.shown(path), "bad zip file: no header of the member where the index says")
         name, extra = struct.unpack_from("<HH", header, 26)
         begin = at + _LOCAL_HEADER + name + extra
         if begin + info.file_size > high:

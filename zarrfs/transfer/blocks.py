@@ -116,16 +116,16 @@ class Blocks:
             ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key), claims))
             if ahead is not None:
                 started.append(ahead)
-            elif one.key in claims:
-                self._release(claims.pop(one.key))
+            else:
+                self._leave(claims.pop(one.key, None), one)
         try:
             for ahead in started:
                 await ahead.done.wait()
         finally:
             for ahead in started:
                 ahead.let_go()
-            while claims:  # of what was given up before it began
-                self._release(claims.popitem()[1])
+            for one in wanted if claims else ():  # those of what was cancelled before it began
+                self._leave(claims.pop(one.key, None), one)
 
     def adjust(self, options: Options) -> None:
         """Take over what may change of the options; a smaller bound on the disk holds from the next block on."""
@@ -282,44 +282,44 @@ class Blocks:
 
     def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Claim]]:
         """In a worker thread: (what is there of `wanted`, claims on the rest)."""
+        assert self._disk is not None
         found, claims = {}, {}
-        units: dict[tuple[str, int], Claim | None] = {}
+        units: dict[tuple[str, int], list[Wanted]] = {}  # tiny values: one claim for all of a unit, not one a value
         for one in wanted:
-            data, _, claim = self._from_disk_or_claim(one, units)
+            tiny = one.stop - one.start < TINY
+            data, old, claim = (*self._from_disk(one), None) if tiny else self._from_disk_or_claim(one)
             if data is not None:
                 found[one.key] = data
             elif claim is not None:
                 claims[one.key] = claim
+            elif tiny and not old and self._keeps(one):
+                units.setdefault((one.target, one.start - one.start % _UNIT), []).append(one)
+        for (target, start), ones in units.items():
+            wants = [(one.start, one.stop) for one in ones]
+            claim = self._disk.claims.take(target, start, start + _UNIT, wants)
+            if claim is not None:
+                claims.update((one.key, claim) for one in ones)
         return found, claims
 
-    def _from_disk_or_claim(
-        self, wanted: Wanted, units: dict[tuple[str, int], Claim | None] | None = None
-    ) -> tuple[Buffer | None, bool, Claim | None]:
-        """In a worker thread: what _from_disk() gives, and, where that is nothing, who fetches it (None: we).
-
-        `units`: where many tiny values are wanted at once, their claims by target and unit, not one a value.
-        """
+    def _from_disk_or_claim(self, wanted: Wanted) -> tuple[Buffer | None, bool, Claim | None]:
+        """In a worker thread: what _from_disk() gives, and, where that is nothing, who fetches it (None: we)."""
         assert self._disk is not None
         data, old = self._from_disk(wanted)
-        if data is not None or old:
+        if data is not None or old or not self._keeps(wanted):
             return data, old, None
+        claim = self._disk.claims.take(wanted.target, wanted.start, wanted.stop)
+        if claim is not None and claim.held:  # somebody else may have finished since we looked
+            data, _ = self._from_disk(wanted, again=True)
+            if data is not None:
+                self._disk.claims.release([claim])
+        return data, False, claim
+
+    def _keeps(self, wanted: Wanted) -> bool:
+        """Whether a block is kept on disk once it has come, as far as that is known."""
         if wanted.expected is not None and version_of(wanted.expected) is None:
-            return None, False, None
+            return False
         pin = self._pins.get(wanted.at)
-        if pin is not None and not pin.kept:
-            return None, False, None
-        target, start, stop = wanted.target, wanted.start, wanted.stop
-        if units is None or stop - start >= TINY:
-            claim = self._disk.claims.take(target, start, stop)
-            if claim is not None and claim.held:  # somebody else may have finished since we looked
-                data, _ = self._from_disk(wanted, again=True)
-                if data is not None:
-                    self._disk.claims.release([claim])
-            return data, False, claim
-        start -= start % _UNIT
-        if (target, start) not in units:
-            units[target, start] = self._disk.claims.take(target, start, start + _UNIT)
-        return None, False, units[target, start]
+        return pin is None or pin.kept
 
     def _from_disk(self, wanted: Wanted, again: bool = False) -> tuple[Buffer | None, bool]:
         """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago).
@@ -435,6 +435,7 @@ class Blocks:
 
     async def _in_turn(self, wanted: Wanted, ahead: bool, claim: Claim | None) -> Buffer:
         """The block from the server, or from whoever has claimed it, by way of the disk."""
+        first = claim
         try:
             patience = self._patience() if claim is not None and not claim.held else 0.0
             while claim is not None and not claim.held:
@@ -446,14 +447,16 @@ class Blocks:
                         self._wait, wanted, claim, patience, limiter=self._readers
                     )
                 if found is not None:
+                    self._leave(first, wanted)
                     return found
-            if claim is not None and not self._beating:
+            if claim is None:
+                self._leave(first, wanted)
+            elif not self._beating:
                 self._beating = True
                 in_background(self._beat)
             return await self._from_server(wanted, ahead)
         except BaseException:
-            if claim is not None:
-                self._release(claim)
+            self._leave(first, wanted)
             raise
 
     def _wait(self, wanted: Wanted, claim: Claim, patience: float) -> tuple[Buffer | None, Claim | None]:
@@ -471,8 +474,6 @@ class Blocks:
             found, _ = self._from_disk(wanted, again=True)
         else:
             left = claim if turn is Turn.OURS else None
-        if found is not None:
-            claims.release([claim])
         return found, left
 
     def _patience(self) -> float:
@@ -480,9 +481,11 @@ class Blocks:
         usual = self.ranges.usual() or _USUAL
         return min(max(_SLOW * usual, _SLOW_LEAST), self._options.read_timeout / 4)
 
-    def _release(self, claim: Claim) -> None:
-        if claim.held and self._disk is not None:
-            self._begin_write(functools.partial(self._disk.claims.release, [claim]))
+    def _leave(self, claim: Claim | None, wanted: Wanted) -> None:
+        """Let go of a claim, if `wanted` is the last that it was made for."""
+        claims = self._disk and self._disk.claims
+        if claims and claim is not None and claims.leave(claim, wanted.start, wanted.stop):
+            self._begin_write(functools.partial(claims.release, [claim]))
 
     async def _beat(self) -> None:
         """While claims are held, show that we live."""

@@ -19,7 +19,7 @@ import enum
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
@@ -47,14 +47,18 @@ class Turn(enum.Enum):
 
 
 class Claim:
-    """A range that this process wants: `held` by it, or by another for which it waits, under `lock`."""
+    """A range that this process wants: `held` by it, or by another for which it waits, under `lock`.
+
+    `left`: the ranges in it for which it was made and that are not done; it is released after the last of them.
+    """
 
     __slots__ = (
-        "began", "changed", "generation", "held", "lock", "name", "over", "rounds", "sign", "since", "start", "stop",
-        "target",
+        "began", "changed", "generation", "held", "left", "lock", "name", "over", "rounds", "sign", "since", "start",
+        "stop", "target",
     )  # fmt: skip
 
-    def __init__(self, target: str, start: int, stop: int) -> None:
+    def __init__(self, target: str, start: int, stop: int, wants: Sequence[tuple[int, int]]) -> None:
+        self.left = wants
         self.target, self.start, self.stop = target, start, stop
         self.lock = trio.Lock()  # many blocks may lie in the range: one after the other looks
         self.name = hash_of(target, "claim", start, stop).hex()
@@ -92,11 +96,16 @@ class Claims:
         """Whether this process holds a claim."""
         return bool(self._own)
 
-    def take(self, target: str, start: int, stop: int) -> Claim | None:
-        """The claim on the range [start, stop) of `target`, ours or another's. None: to be fetched without."""
+    def take(
+        self, target: str, start: int, stop: int, wants: Sequence[tuple[int, int]] | None = None
+    ) -> Claim | None:
+        """The claim on the range [start, stop) of `target`, ours or another's. None: to be fetched without.
+
+        `wants`: what is to be fetched of it, if not all.
+        """
         if not self._usable() or time.monotonic() < self._off:
             return None
-        claim = Claim(target, start, stop)
+        claim = Claim(target, start, stop, [(start, stop)] if wants is None else wants)
         if self._make(claim) is None:
             return None
         self._count("claims" if claim.held else "waits")
@@ -158,11 +167,17 @@ class Claims:
                     os.unlink(claim.file(generation), dir_fd=self._layout.folder(FOLDER))
 
     def settle(self, target: str, start: int, stop: int) -> None:
-        """Let go of what touches [start, stop) of `target`: that is on the disk, or will not be."""
+        """Let go of the claims for what touches [start, stop) of `target`: that is on the disk, or will not be."""
         with self._lock:
             own = self._own.get(target, {}).values()
-            done = [claim for claim in own if claim.start < stop and start < claim.stop]
-        self.release(done)
+            touched = [claim for claim in own if claim.start < stop and start < claim.stop]
+        self.release([claim for claim in touched if self.leave(claim, start, stop)])
+
+    def leave(self, claim: Claim, start: int, stop: int) -> bool:
+        """Note that nobody waits for [start, stop) of a claim any more; True: it is to be released."""
+        with self._lock:
+            claim.left = [(low, high) for low, high in claim.left if stop <= low or high <= start]
+            return claim.held and not claim.left
 
     def beat(self) -> None:
         """Touch what is held, so that others see that we live."""

@@ -30,7 +30,7 @@ from zarrfs.transfer import http
 from zarrfs.transfer.answers import Entry, Fetched, Transient
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.storeoptions import why_not_plain
-from zarrfs.transfer.systems import System, WebPaths, failure
+from zarrfs.transfer.systems import System, WebPaths, failure, raise_from
 from zarrfs.transfer.tasks import in_background
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.web import met_public, not_public
@@ -119,7 +119,7 @@ class DirectWeb(WebPaths):
         except _Unserved as exc:
             log.debug("%s: asked again by a library's client: %s", where, exc)
         except Exception as exc:
-            raise failure(exc, where, self._timeout) from exc
+            raise_from(failure(exc, where, self._timeout), exc)
         found = await (await self._next()).fetch(path, start, stop)
         host.odd = True
         return found

@@ -135,7 +135,10 @@ async def listing(web: Web, url: str) -> list[Entry] | None:
         _check_status(response, url)
         if "html" not in response.headers.get("Content-Type", "text/html"):
             return None
-        body, _ = await _body(response, 0, _LISTING_MAX)
+        body, _ = await _body(response, 0, _LISTING_MAX + 1)
+        if len(body) > _LISTING_MAX:  # cut, it would be a directory that lacks names
+            rule = f"its listing has more than {_LISTING_MAX} bytes: use a reference set, or a server that lists none"
+            raise ReadError(without_secrets(url), rule)
         base = str(response.url)
     from zarrfs.transfer.webpages import listed
 

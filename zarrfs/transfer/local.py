@@ -13,6 +13,7 @@ import trio
 
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.othermounts import OTHER_MOUNTS
 
 _DESCRIPTORS = 1024  # at most this many open, and a quarter of what the process may have
 _PINS = 65_536  # files whose identity is remembered
@@ -133,7 +134,7 @@ class LocalFiles:
                 )
                 data = bytes(data) + rest if data else rest
         except OSError as exc:
-            raise _read_error(path, exc) from exc
+            raise _read_error(path, exc, opened=True) from exc
         finally:
             self._leave(file)
         # After the read: a writer changes the time before the bytes.
@@ -213,6 +214,8 @@ class LocalFiles:
                     ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
                 if not self._forbidden[1].isdisjoint(ids):
                     raise Loop(path, _LOOP)
+                if OTHER_MOUNTS.present():
+                    OTHER_MOUNTS.enter(found, path)
             link = f"/proc/self/fd/{found}"
             if self._roots is not None:
                 real = os.readlink(link)
@@ -249,12 +252,14 @@ def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os
     return _pread_all(descriptor, offset, length), os.fstat(descriptor)
 
 
-def _read_error(path: str, exc: OSError) -> ReadError:
+def _read_error(path: str, exc: OSError, opened: bool = False) -> ReadError:
     reason = (exc.strerror or str(exc)).lower()
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return TargetMissing(path, reason)
     if exc.errno in (errno.EACCES, errno.EPERM):
         return AccessDenied(path, reason)
+    if exc.errno == errno.ELOOP and opened:
+        return Loop(path, "is refused by the zarrfs mount that it lies in, which would have to read from this one")
     if exc.errno == errno.ESTALE:
         return TargetChanged(path, reason)
     return ReadError(path, reason)

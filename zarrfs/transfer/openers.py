@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -28,6 +29,7 @@ _EXTRAS = {
     "ssh": "sshfs: pip install zarrfs[sftp]",
 }  # fmt: skip
 _ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/trust.md)"
+_METADATA_WAIT = 3.0  # seconds, as Google's library waits
 _ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
 
 
@@ -134,8 +136,16 @@ class Openers:
     async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
         async with self._lock:
             if key not in self._systems:
-                fs = await trio.to_thread.run_sync(_file_system, protocol, urls.names(protocol)[0], options)
                 timeout, limit = self._options.request_timeout, self._options.document_limit
+                family = urls.names(protocol)[0]
+                try:
+                    with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
+                        fs = await trio.to_thread.run_sync(
+                            _file_system, protocol, family, options, abandon_on_cancel=True
+                        )
+                except trio.TooSlowError:
+                    rule = f"not ready within {timeout:g} s (-o request_timeout=)"
+                    raise ReadError(f"{protocol}://", rule) from None
                 if fs.async_impl:
                     hint = "" if personal else _ANONYMOUSLY
                     self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint)
@@ -154,24 +164,27 @@ class Openers:
         found = urls.protocols(archive)
         remote = bool(found) and found not in (["file"], ["local"])
         name = ""
-        if remote and archive not in self._systems:  # not under the lock, which it may need itself
+        key = "archive", archive if remote else os.path.abspath(urls.file_path(archive))
+        if remote and key not in self._systems:  # not under the lock, which it may need itself
             system, at = await self._files.below().find(archive)
             name = system.identity(at)
         async with self._lock:
-            if archive not in self._systems:
+            if key not in self._systems:
                 opened: Archive
                 if remote:
                     opened = RemoteArchive(self._files.below(), archive, name)
                 else:
-                    opened = LocalArchive(self._files.local, os.path.abspath(urls.file_path(archive)))
-                self._systems[archive] = ZipSystem(opened, self._options.document_limit)
-            return self._systems[archive], path
+                    opened = LocalArchive(self._files.local, key[1])
+                self._systems[key] = ZipSystem(opened, self._options.document_limit)
+            return self._systems[key], path
 
 
 def class_of(protocol: str, family: str) -> Any:
     """fsspec's class of a protocol; imports what it needs, so not on the loop."""
     import fsspec
 
+    if family == "gcs":  # each request would ask another server, by another protocol, what kind of bucket this is
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     try:
         return fsspec.get_filesystem_class(protocol)
     except ValueError:
@@ -182,6 +195,8 @@ def class_of(protocol: str, family: str) -> Any:
 
 
 def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
+    if family == "gcs" and not options.get("token"):
+        _look_for_metadata_server()
     if family == "s3":
         options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
     # sshfs hands what it does not know to asyncssh, and has no cache
@@ -193,4 +208,16 @@ def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
     if family == "s3":
         fs.retries = 1
         importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
+    once = getattr(class_of(protocol, family)._request, "__wrapped__", None) if family == "gcs" else None
+    if once is not None:  # what repeats a request, for half a minute
+        fs._request = functools.partial(once, fs)
     return fs
+
+
+def _look_for_metadata_server() -> None:
+    """Keep gcsfs from asking a metadata server that is not there for credentials, which it does for 20 to 40 s."""
+    address = os.environ.get("GCE_METADATA_IP", "169.254.169.254")
+    try:
+        socket.create_connection((address, 80), _METADATA_WAIT).close()
+    except OSError:
+        os.environ.setdefault("NO_GCE_CHECK", "true")

@@ -11,7 +11,7 @@ import datetime
 import errno
 import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import trio
@@ -27,7 +27,7 @@ from zarrfs.transfer.web import Web
 T = TypeVar("T")
 
 _REQUESTS = 64  # of one system in flight at once; more wait, without their deadline running
-_THREADS = 16  # the same where each takes a thread
+_THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
 _CHUNK = 1 << 20  # bytes of a body that are read at once
 _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
@@ -89,7 +89,7 @@ class OnLoop:
             found = failure(exc, where, self._timeout)
             if self._hint and isinstance(found, AccessDenied):
                 found = AccessDenied(found.where, f"{found.reason} {self._hint}")
-            raise found from exc
+            raise_from(found, exc)
 
 
 class WebPaths:
@@ -277,13 +277,38 @@ class ThreadSystem:
 
     async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
         try:
-            async with self._threads:
-                with trio.fail_after(self._timeout):
-                    return await trio.to_thread.run_sync(
-                        function, *args, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1)
-                    )
+            with trio.fail_after(self._timeout) as scope:
+                slot = _Slot(self._threads, scope, self._timeout)
+                limiter = cast(trio.CapacityLimiter, slot)  # trio takes anything with these two methods
+                return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
+        except trio.TooSlowError as exc:
+            if slot.taken:
+                raise_from(failure(exc, self.shown(path), self._timeout), exc)
+            rule = f"{_THREADS} calls have no answer yet, and no more are made: none ended within {self._timeout:g} s"
+            raise Transient(rule) from exc
         except Exception as exc:
-            raise failure(exc, self.shown(path), self._timeout) from exc
+            raise_from(failure(exc, self.shown(path), self._timeout), exc)
+
+
+class _Slot:
+    """A limiter for one call: a slot of `threads`, kept until its thread ends; the deadline of `scope` begins with it.
+
+    A thread whose caller has timed out goes on, so it counts for as long as it runs.
+    """
+
+    def __init__(self, threads: trio.CapacityLimiter, scope: trio.CancelScope, timeout: float) -> None:
+        self._threads, self._scope, self._timeout = threads, scope, timeout
+        self.taken = False
+
+    async def acquire_on_behalf_of(self, thread: object) -> None:
+        """As trio.CapacityLimiter's."""
+        await self._threads.acquire_on_behalf_of(thread)
+        self.taken = True
+        self._scope.deadline = trio.current_time() + self._timeout
+
+    def release_on_behalf_of(self, thread: object) -> None:
+        """As trio.CapacityLimiter's."""
+        self._threads.release_on_behalf_of(thread)
 
 
 @functools.lru_cache(4096)
@@ -392,7 +417,16 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
 
 
-_NETWORK = ("aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "azure", "asyncssh", "paramiko")
+def raise_from(found: Exception, exc: Exception) -> NoReturn:
+    """Raise `found`, caused by `exc`; what failure() gives may be that itself."""
+    if found is exc:
+        raise found
+    raise found from exc
+
+
+_NETWORK = (
+    "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
+)  # fmt: skip
 
 
 def _certificate(exc: BaseException) -> str:
