@@ -339,8 +339,9 @@ def _inline(text: str) -> bytes:
         raise _Bad("text with a lone surrogate, which UTF-8 cannot hold") from None
     if not data.startswith(b"base64:"):
         return data
+    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # it may be long
     try:
-        return binascii.a2b_base64(data[7:].translate(None, _BLANKS), strict_mode=True)
+        return binascii.a2b_base64(memoryview(coded)[7:], strict_mode=True)
     except binascii.Error as exc:
         raise _Bad(f"malformed base64: {str(exc).lower()}") from None
 
