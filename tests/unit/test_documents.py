@@ -71,6 +71,10 @@ ROOTS = st.one_of(
 def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blanks: str) -> None:
     text = (blanks + json.dumps(root, indent=indent, ensure_ascii=not raw) + blanks).encode("utf-8", "replace")
     expected = json.loads(text)
+    if not isinstance(expected, dict | list) and len(text) >= documents.WINDOW:
+        with pytest.raises(SourceError, match="neither an object nor an array"):
+            together(text, ())
+        return
     assert together(text, ()) == expected
     if not (isinstance(expected, dict) and expected.get("refs", 1) in ({}, [])):  # no slice for nothing
         assert together(text, ("refs",)) == expected
@@ -91,12 +95,14 @@ def test_what_is_not_json_is_refused(root: Any, data: st.DataObject) -> None:
             with pytest.raises(SourceError, match=r"^x\.json: not JSON: "):
                 together(broken, apart)
     else:
-        assert together(broken, ()) == expected
+        if isinstance(expected, dict | list) or len(broken) < documents.WINDOW:
+            assert together(broken, ()) == expected
 
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b" ", b"{", b"[", b'{"a":1', b'{"a":1]', b"[1}", b'{"a":1,}', b"[1,]", b"{,}", b'{"a":1}}', b"[] x",
+    [b'{,"abcdefghijklmnop":[1]}', b'[[1,2,3,4,5,6],,[7,8,9,10]]', b'{"refs":{,"abcdefghijklm":{"a":[1,2,3]}}}', b"[1,\v2]",
+     b"", b" ", b"{", b"[", b'{"a":1', b'{"a":1]', b"[1}", b'{"a":1,}', b"[1,]", b"{,}", b'{"a":1}}', b"[] x",
      b'{"refs":{"a":1],"b":1}', b'{"refs":{"a":1},}', b'{"refs":{"a":1}"b":1}', b'{"refs":{"a":1,},"b":1}',
      b'{"a":[1},"b":[]}', b'{"refs":{"a":"\n', b'{"refs"', b'{"refs":{"a":1}'],
 )  # fmt: skip

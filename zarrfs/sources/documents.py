@@ -323,10 +323,10 @@ class _Reader:
             self._scan.restart()
             if self._text[at] != _CLOSING[opening]:
                 raise self._refuse("the wrong bracket", at)
-            if _matched(_BLANK, self._text, 1).end() == at:
-                if comma:
-                    raise self._refuse("a comma with nothing after it", at)
-                return None, at, True
+        if _matched(_BLANK, self._text, 1).end() >= at:
+            if comma or not closed:
+                raise self._refuse("a comma with nothing beside it", at)
+            return None, at, True
         return self._parse(opening, at), at, closed
 
     def _guess(self, opening: int) -> tuple[Any, int]:
