@@ -101,9 +101,9 @@ def test_what_is_not_json_is_refused(root: Any, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b'{,"abcdefghijklmnop":[1]}', b'[[1,2,3,4,5,6],,[7,8,9,10]]', b'{"refs":{,"abcdefghijklm":{"a":[1,2,3]}}}', b"[1,\v2]",
-     b"", b" ", b"{", b"[", b'{"a":1', b'{"a":1]', b"[1}", b'{"a":1,}', b"[1,]", b"{,}", b'{"a":1}}', b"[] x",
-     b'{"refs":{"a":1],"b":1}', b'{"refs":{"a":1},}', b'{"refs":{"a":1}"b":1}', b'{"refs":{"a":1,},"b":1}',
+    [b'{,"abcdefghijklmnop":[1]}', b'[[1,2,3,4,5,6],,[7,8,9,10]]', b'{"refs":{,"abcdefghijklm":{"a":[1,2,3]}}}',
+     b"[1,\v2]", b"", b" ", b"{", b"[", b'{"a":1', b'{"a":1]', b"[1}", b'{"a":1,}', b"[1,]", b"{,}", b'{"a":1}}',
+     b"[] x", b'{"refs":{"a":1],"b":1}', b'{"refs":{"a":1},}', b'{"refs":{"a":1}"b":1}', b'{"refs":{"a":1,},"b":1}',
      b'{"a":[1},"b":[]}', b'{"refs":{"a":"\n', b'{"refs"', b'{"refs":{"a":1}'],
 )  # fmt: skip
 def test_broken(text: bytes) -> None:

@@ -52,14 +52,12 @@ DOCUMENTS: dict[str, tuple[bytes, bool]] = {
 }
 
 
-def cpu(work: Callable[[], object]) -> float:
-    """Seconds of this process for `work`, the best of three."""
-    took = []
-    for _ in range(3):
-        began = time.process_time()
+def cpu(work: Callable[[], object], times: int = 1) -> float:
+    """Seconds of this process for `work`, which the kernel may count in ticks of 10 ms."""
+    began = time.process_time()
+    for _ in range(times):
         work()
-        took.append(time.process_time() - began)
-    return min(took)
+    return time.process_time() - began
 
 
 def peak(work: Callable[[], object]) -> int:
@@ -85,7 +83,7 @@ def test_time_and_memory(name: str) -> None:
         for _ in JsonDocument(Document("x.json", packed, "/", None), 1 << 30).slices(("refs",)):
             pass
 
-    assert cpu(read) < 60 * cpu(lambda: gzip.decompress(packed))
+    assert cpu(read) < 3 * cpu(lambda: gzip.decompress(packed), 20)
     assert peak(read) < (4 * MIB if not is_value else 6 * MIB + 3 * len(text))
 
 
