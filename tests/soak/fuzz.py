@@ -256,7 +256,7 @@ class Fuzz:
             for name, value in case.options.items()
         )
         done = _command("check", source, *(("--option", options) if options else ()))
-        if "Traceback" in done.stderr or done.returncode not in (0, 1):
+        if "Traceback" in done.stderr or "internal error" in done.stderr or done.returncode not in (0, 1):
             return [f"zarrfs check: status {done.returncode}: {done.stderr}"]
         if "error" in found and (done.returncode != 1 or not done.stderr.strip()):
             return [f"zarrfs check: no error: status {done.returncode}: {done.stdout}{done.stderr}"]
