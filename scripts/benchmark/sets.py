@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import parquet_set
 import peers
 from measures import Result, interleaved, seconds
 
-MB = 1e6
+MB, MIB = 1e6, 1 << 20
 SIZE = 40_000  # bytes of each chunk, which nobody reads
 GENERATED = 1_000  # combinations that fsspec expands: it needs most of a second for them
 
@@ -121,7 +122,7 @@ def measure_first(sets: Sets, rounds: int) -> Iterator[Result]:
             took = mount.took
         # the child that compiles, at its largest, and the daemon: they are never there at the same time
         compile_ = [str(peers.ZARRFS), "index", str(document), "--index-dir", str(fresh(sets))]
-        memory["zarrfs"][-1] = max(memory["zarrfs"][-1], peak(compile_))
+        memory["zarrfs"][-1] = max(memory["zarrfs"][-1], usage(compile_)[1])
         shutil.rmtree(index)
         return took
 
@@ -138,12 +139,14 @@ def measure_first(sets: Sets, rounds: int) -> Iterator[Result]:
     yield Result(f"{what}, memory", "MB", ours_mb, "fsspec", theirs_mb, 0.5, at_most=True)
 
 
-def peak(command: list[str]) -> float:
-    """Bytes of the largest process that `command` is or starts."""
+def usage(command: list[str]) -> tuple[float, float]:
+    """Seconds of CPU of `command` and what it starts, and bytes of the largest of these processes."""
     code = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
-    code += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    code += "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
+    code += "print(used.ru_utime + used.ru_stime, used.ru_maxrss)"
     done = subprocess.run([sys.executable, "-c", code, *command], check=True, capture_output=True, text=True)
-    return float(done.stdout) * 1024
+    took, most = map(float, done.stdout.split())
+    return took, most * 1024
 
 
 def measure_later(sets: Sets, rounds: int) -> Iterator[Result]:
@@ -209,6 +212,32 @@ def measure_find(sets: Sets, rounds: int) -> Iterator[Result]:
         yield Result(f"{what}, memory after drop_caches", "MB", after, "then", memory, 0.6, at_most=True)
 
 
+def measure_hostile(sets: Sets, rounds: int) -> Iterator[Result]:
+    """Documents of many blanks, and of one long value, to a finished index; beside gzip alone: processor time."""
+    for what, blanks, value in (("400 MB of blanks in a set", 400, 0), ("a value of 80 MB", 0, 80)):
+        document = sets.directory / f"hostile-{value}.json.gz"
+        with gzip.open(document, "wb", 6) as file:
+            file.write(b'{"version": 1')
+            for _ in range(blanks):
+                file.write((b"\n" + b" " * 63) * (MIB // 64))
+            file.write(b', "refs": {"z": "')
+            for _ in range(value):
+                file.write(b"x" * MIB)
+            file.write(b'"}}')
+        memory: list[float] = []
+
+        def ours(document: Path = document, memory: list[float] = memory) -> float:
+            took, most = usage([str(peers.ZARRFS), "index", str(document), "--index-dir", str(fresh(sets))])
+            memory.append(most / MB)
+            return took
+
+        samples = interleaved(
+            rounds, {"zarrfs": ours, "gzip": lambda document=document: usage(["gzip", "-dc", str(document)])[0]}
+        )  # fmt: skip
+        yield Result(what, "s of CPU", samples["zarrfs"], "gzip -dc", samples["gzip"], 3, at_most=True)
+        yield Result(f"{what}, memory", "MB", memory, limit=300 if value else 60, at_most=True)
+
+
 def measure_parquet(sets: Sets, rounds: int) -> Iterator[Result]:
     """A set in the Parquet layout: until it is mounted, and until the first bytes of a random chunk."""
     source = sets.parquet_set()
@@ -243,5 +272,6 @@ MEASURES: dict[str, Callable[[Any, int], Iterator[Result]]] = {
     "later": measure_later,
     "gen": measure_gen,
     "find": measure_find,
+    "hostile": measure_hostile,
     "parquet": measure_parquet,
 }

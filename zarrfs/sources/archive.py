@@ -20,6 +20,7 @@ from zarrfs.errors import SourceError
 from zarrfs.sources.blobrefs import NO_BLOBS, canonical, check_places, sized
 from zarrfs.sources.compilation import Compilation
 from zarrfs.sources.documents import JsonDocument
+from zarrfs.sources.references import ZARR_METADATA
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
@@ -45,12 +46,13 @@ def detect(document: Any) -> bool:
         return False
     if _jobspec(document) is not None:
         return True
-    if not all(isinstance(value, dict) for value in document.values()):
-        return False
     # files may be called "refs" and "version", the keys of a reference set; as entries they have a mode
     if any(name in document and not _is_entry(document[name]) for name in ("refs", "version")):
         return False
-    return any(map(_is_entry, document.values()))
+    if all(isinstance(value, dict) for value in document.values()):
+        return any(map(_is_entry, document.values()))
+    # an archive with a bad entry, which would else be a reference set whose values are the texts of the others
+    return any(_is_surely_entry(name, value) for name, value in document.items())
 
 
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
@@ -106,6 +108,13 @@ def apart(regions: list[Region]) -> list[Region]:
 
 def _is_entry(value: Any) -> bool:
     return isinstance(value, dict) and type(value.get("mode")) is int
+
+
+def _is_surely_entry(name: str, value: Any) -> bool:
+    """Whether an object is the entry of a file, and not a value that a reference set holds itself."""
+    if not _is_entry(value) or name.endswith(ZARR_METADATA):
+        return False
+    return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in _KINDS
 
 
 def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ _KEY_MAX = 4095  # bytes: Linux takes no longer path
 _DEPTH_MAX = 100  # directories of a key
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _SHOWN = 20  # problems told one by one
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|e[+-]0')  # of JSON: a string, or the sign of an exponent under 10
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|e[+-]0')  # of JSON: a string, or the sign of an exponent under 10
 _ESCAPE = re.compile(r"/|\\u007f|\\.")
 _ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # where ujson differs
 

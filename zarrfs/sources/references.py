@@ -26,7 +26,7 @@ OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: what a file c
 
 APART = ("refs",)  # the member that comes in slices of its own
 _MEMBERS = {"version", "templates", "gen", "refs"}
-_ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
+ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
 _BLANKS = b" \t\r\n\v\f"
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
 _SHOWN = 400  # characters of a key in a message
@@ -339,8 +339,9 @@ def _inline(text: str) -> bytes:
         raise _Bad("text with a lone surrogate, which UTF-8 cannot hold") from None
     if not data.startswith(b"base64:"):
         return data
+    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # it may be long
     try:
-        return binascii.a2b_base64(data[7:].translate(None, _BLANKS), strict_mode=True)
+        return binascii.a2b_base64(memoryview(coded)[7:], strict_mode=True)
     except binascii.Error as exc:
         raise _Bad(f"malformed base64: {str(exc).lower()}") from None
 
@@ -378,7 +379,7 @@ def _object_text(value: dict[str, Any]) -> str:
 def _like_reference(key: str, value: object) -> bool:
     if isinstance(value, list):
         return len(value) in (1, 3) and isinstance(value[0], str)
-    return isinstance(value, str) or (isinstance(value, dict) and key.endswith(_ZARR_METADATA))
+    return isinstance(value, str) or (isinstance(value, dict) and key.endswith(ZARR_METADATA))
 
 
 def shown(key: str) -> str:

@@ -98,7 +98,7 @@ def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
             if not _holds(file, RECORD_SIZE):
                 return b"", 0
             file.seek(0)
-            return file.read(limit), status.st_mtime_ns
+            return file.read(status.st_size), status.st_mtime_ns  # no more: room for `limit` would be taken
         except OSError as exc:
             raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
 

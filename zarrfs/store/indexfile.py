@@ -60,6 +60,7 @@ _AT_ONCE = 50  # rows of one statement
 _FLUSH = 100_000  # rows
 _FLUSH_BYTES = 32 << 20  # of values
 _FLUSH_TARGETS = 200_000
+_LONG = 4 << 20  # bytes of a value
 
 
 class Place(enum.IntEnum):
@@ -331,6 +332,12 @@ class IndexWriter:
 
     def _value(self, data: Buffer) -> int:
         ident, self._next_value = self._next_value, self._next_value + 1
+        if len(data) > _LONG:  # written in place: SQLite would hold it twice
+            self._db.execute("INSERT INTO value VALUES (?,zeroblob(?))", (ident, len(data)))
+            with self._db.blobopen("value", "data", ident) as blob, memoryview(data) as view:
+                for at in range(0, len(data), _LONG):
+                    blob.write(view[at : at + _LONG])
+            return ident
         self._values.append((ident, data))
         self._value_bytes += len(data)
         if self._value_bytes >= _FLUSH_BYTES:

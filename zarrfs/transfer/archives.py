@@ -33,7 +33,7 @@ _LOCAL_HEADER = 30  # bytes, before the name and the extra field
 _UTF_8 = 1 << 11  # of the flags: how the name is written
 _IDLE = 8  # compressed members kept open
 _THREADS = 8
-_BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError)
+_BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError, UnicodeError)
 _BUFFER = 256 << 10  # bytes that zipfile reads at once
 _AHEAD = 8 << 20  # bytes: what RemoteFiles fetches whole
 
@@ -139,8 +139,7 @@ class ZipSystem:
         if path in self._directories:
             return Entry(path.rpartition("/")[2], True)
         info = await self._member(path)
-        mtime_ns = calendar.timegm(info.date_time) * 1_000_000_000  # zip has no time zone
-        return Entry(path.rpartition("/")[2], False, info.file_size, mtime_ns, f"{info.CRC:08x}")
+        return Entry(path.rpartition("/")[2], False, info.file_size, _mtime_ns(info), f"{info.CRC:08x}")
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
@@ -281,6 +280,14 @@ class ZipSystem:
         except _BAD as exc:
             where = self.shown(path) if path else self._archive.shown
             raise ReadError(where, f"bad zip file: {exc}") from exc
+
+
+def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
+    """In UTC, as zip has no time zone; None where there is no such day (writers without a clock leave zeros)."""
+    try:
+        return calendar.timegm(info.date_time) * 1_000_000_000
+    except ValueError:
+        return None
 
 
 class _ArchiveIO(io.RawIOBase):

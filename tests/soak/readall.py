@@ -1,0 +1,168 @@
+"""A process that opens each source it is asked for in a forked child, reads everything in it, and measures that.
+
+It reads requests as lines of JSON from standard input, {"source", "options"}, and answers each by a line: what the
+child found, {"error"} or {"entries", "check"}, with "unexpected" exceptions; and "seconds", "memory" (bytes, of the
+child or of its own child that compiles, whichever had more) and "status".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+import trio
+
+from zarrfs.errors import ZarrfsError
+from zarrfs.options import TABLE, Options
+from zarrfs.sources import open_plan, plan_source
+from zarrfs.stage.arraycheck import ArrayChecks
+from zarrfs.stage.check import check
+from zarrfs.stage.checkreport import Report
+from zarrfs.stage.walk import walk
+from zarrfs.store.api import Info, Kind, Store
+
+TIME_MAX = 10.0  # seconds
+_MEMORY_MAX = 4 << 30  # bytes of address space: so that a mistake does not take the machine
+_WINDOW = 1 << 20  # bytes read at each end of a file
+_ENTRIES_MAX = 5000
+_WARM = (
+    "zarrfs.sources.prepare", "zarrfs.sources.archive", "zarrfs.sources.references", "zarrfs.sources.templates",
+    "zarrfs.sources.zarrstore", "zarrfs.store.filesystem", "zarrfs.transfer.remote", "zarrfs.transfer.targets",
+    "zarrfs.views.arrays", "zarrfs.views.translated", "zarrfs.sources.blobs", "zarrfs.zarr.codecs", "orjson",
+)  # fmt: skip
+
+
+class _Unexpected(logging.Handler):
+    """Keeps the exceptions that handlers of any exception have logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        exc = record.exc_info[1] if record.exc_info else None
+        if exc is not None and not isinstance(exc, ZarrfsError | OSError):
+            self.found.append("".join(traceback.format_exception(exc)))
+
+
+async def _read(store: Store, key: str, info: Info) -> str:
+    """A digest of a file's first and last bytes, or of where a link leads."""
+    if info.kind is Kind.SYMLINK:
+        return f"-> {info.target}"
+    if info.kind is Kind.DIRECTORY:
+        return "directory"
+    size = info.size if info.size is not None else (await store.info(key)).size or 0
+    hashed = hashlib.sha256(str(size).encode())
+    hashed.update(await store.get(key, 0, min(size, _WINDOW)))
+    if size > _WINDOW:
+        hashed.update(await store.get(key, size - _WINDOW, _WINDOW))
+    return hashed.hexdigest()
+
+
+async def _everything(store: Store, unexpected: list[str]) -> dict[str, Any]:
+    entries: dict[str, str] = {}
+    try:
+        async for key, info in walk(store, "", lambda key, exc: entries.update({key: f"! {exc}"})):
+            if len(entries) >= _ENTRIES_MAX:
+                break
+            try:
+                entries[key] = await _read(store, key, info)
+            except (ZarrfsError, OSError) as exc:
+                entries[key] = f"! {exc}"
+            except Exception:
+                unexpected.append(f"{key}: {traceback.format_exc()}")
+        report = Report(keep=5)
+        with trio.move_on_after(2 * TIME_MAX):
+            await check(store, "", report, 64 << 20, ArrayChecks(store, True, 64 << 20))
+        return {"entries": entries, "check": report.as_json()}
+    finally:
+        await store.aclose()
+
+
+def opened_and_read(source: str, options: Options) -> dict[str, Any]:
+    """Open a source and read everything in it."""
+    unexpected = _Unexpected()
+    log = logging.getLogger("zarrfs")
+    log.addHandler(unexpected)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    found: dict[str, Any] = {}
+    try:
+        plan = plan_source(source, options, forks=True)
+        found = trio.run(_everything, open_plan(plan, options), unexpected.found)
+    except (ZarrfsError, OSError) as exc:
+        found = {"error": str(exc)}
+    except BaseException as exc:
+        leaf: BaseException = exc
+        while isinstance(leaf, BaseExceptionGroup) and len(leaf.exceptions) == 1:  # as commands do
+            leaf = leaf.exceptions[0]
+        found = {"error": str(leaf)}
+        if not isinstance(leaf, ZarrfsError | OSError):
+            unexpected.found.append("".join(traceback.format_exception(leaf)))
+    return found | {"unexpected": unexpected.found}
+
+
+def _child(request: dict[str, Any], out: int) -> None:
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MAX, _MEMORY_MAX))
+    given = request["options"]
+    given |= {name: tuple(value) for name, value in given.items() if TABLE[name].metadata["many"]}
+    found = opened_and_read(request["source"], Options(**given))
+    with open(out, "w") as file:
+        json.dump(found, file)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork, and wait no longer than TIME_MAX."""
+    began, (read, write) = time.monotonic(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.close(read)
+            _child(request, write)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(write)
+    parts: list[bytes] = []
+    late = False
+    while True:
+        left = TIME_MAX - (time.monotonic() - began)
+        ready = select.select([read], [], [], max(left, 0))[0]
+        if not ready:
+            late = True
+            os.killpg(pid, signal.SIGKILL)
+            break
+        if not (part := os.read(read, 1 << 20)):
+            break
+        parts.append(part)
+    os.close(read)
+    _, status, usage = os.wait4(pid, 0)
+    found: dict[str, Any] = json.loads(b"".join(parts)) if parts and not late else {}
+    return found | {
+        "seconds": time.monotonic() - began, "cpu": usage.ru_utime + usage.ru_stime, "late": late,
+        "memory": usage.ru_maxrss << 10, "status": os.waitstatus_to_exitcode(status),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Answer until there are no requests any more."""
+    for name in _WARM:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What mutated samples have found (tests/soak/fuzz.py): each of these was a traceback, a hang or too much memory."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.unit.parquetsets import write_set, zarray
+from tests.unit.test_documents_large import peak
+from zarrfs.sources.parquetset import json_text
+
+
+def test_a_parquet_set_is_read_with_little_address_space(tmp_path: Path) -> None:
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {"a": [b"x"]})
+    done = subprocess.run(
+        ["prlimit", f"--as={1 << 30}", PROGRAM, "info", root], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_text_of_a_long_attribute_takes_memory_in_proportion() -> None:
+    """The Parquet layout shows members of .zmetadata as ujson writes them: 4 MiB of text took half a gigabyte."""
+    value = {"a/b": "x/" * (2 << 20)}
+    assert peak(lambda: json_text(value)) < 64 << 20
+    assert json_text({"t": 'a"/\\', "e": 1e-7}) == b'{"t":"a\\"\\/\\\\","e":1e-7}'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "said"),
+    [
+        (b"\xc3\xa9", b"\xc3\x28", 1, "bad zip file: 'utf-8' codec can't decode"),  # a name that is said to be UTF-8
+        (b"\x21\x00", b"\xff\xff", 0, ""),  # a date in month 15
+        (b"\x21\x00", b"\x00\x00", 0, ""),
+    ],
+    ids=["name", "month 15", "month 0"],
+)
+def test_a_zip_file_with_bad_headers(tmp_path: Path, old: bytes, new: bytes, status: int, said: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+        file.writestr(zipfile.ZipInfo("\u00e9", (1980, 1, 1, 0, 0, 0)), "x")
+    data = (tmp_path / "a.zip").read_bytes()
+    assert old in data
+    (tmp_path / "a.zip").write_bytes(data.replace(old, new))
+    done = run("ls", "-l", tmp_path / "a.zip")
+    assert done.returncode == status
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == status
+    assert "Traceback" not in done.stderr
