@@ -179,7 +179,7 @@ class HandleOperations(AttributeOperations):
             return
         prefix = self.nodes.key(directory.inode)
         entries = directory.entries
-        for position in range(start_id - 2, len(entries)):  # a slice would copy all that follow, in each of many replies
+        for position in range(start_id - 2, len(entries)):  # no slice: each of many replies would copy all that follow
             name, status, info = entries[position]
             encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), Found(status, info)
             if self.under_way or self.changes != directory.changes:  # perhaps this one
