@@ -150,9 +150,9 @@ class Booted(Machine):
             else:
                 file.write_text(content)
                 file.chmod(0o755 if content.startswith("#!") else 0o644)
-        bound = dict.fromkeys(map(os.path.realpath, (str(ROOT), sys.base_prefix, sys.prefix)))
+        self.bound = dict.fromkeys(map(os.path.realpath, (str(ROOT), sys.base_prefix, sys.prefix)))  # a set, in order
         first = ["unshare", *_NAMESPACES, "--fork", "--kill-child", "--propagation", "private"]
-        first += ["bash", "-c", _FIRST, "first", str(self._place), *bound]
+        first += ["bash", "-c", _FIRST, "first", str(self._place), *self.bound]
         parent = ["unshare", "--mount", "--propagation", "private", "bash", "-c", _PARENT, "parent", str(self._place)]
         with open(self._place / "console", "w") as console:
             self._parent = subprocess.Popen(

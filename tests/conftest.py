@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -13,6 +14,21 @@ import pytest
 
 DATA = Path(__file__).parent / "data"
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "zarrfs")
+
+
+def _ends_take_effect() -> None:
+    """Undo what nohup, a background job of a shell or a CI runner ignores: programs that tests start inherit it.
+
+    Here such a signal is still without effect, but for Ctrl-C, which tests send to themselves.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # a handler becomes the default action in what is executed
+
+
+_ends_take_effect()  # before any module of tests is imported
 
 
 def pytest_configure(config: pytest.Config) -> None:

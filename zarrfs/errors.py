@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 import traceback
 from typing import Any
 
@@ -13,8 +14,34 @@ from zarrfs.failures import FAILURES
 log = logging.getLogger("zarrfs")
 
 
+def reason_of(exc: BaseException) -> str:
+    """The reason that an exception gives, in one line; the name of its type where it gives none: never ""."""
+    said = exc.strerror.lower() if isinstance(exc, OSError) and exc.strerror else " ".join(str(exc).split())
+    return said or ("timed out" if isinstance(exc, TimeoutError) else type(exc).__name__)
+
+
+def internal_error(exc: BaseException) -> str:
+    """A line about an exception that nobody expected: its type, and what it says."""
+    said = " ".join(str(exc).split())
+    return f"internal error: {type(exc).__name__}{f': {said}' if said else ''}"
+
+
+def _complete(text: str) -> str:
+    """`text`, or where it lacks a reason ("", "file: "), with that of the exception which is being handled.
+
+    Libraries raise exceptions that say nothing, and messages are made of what they say.
+    """
+    if text.strip() and not text.rstrip().endswith(":"):
+        return text
+    handled = sys.exception()
+    return f"{text.rstrip()} {reason_of(handled) if handled is not None else 'no reason was given'}".lstrip()
+
+
 class ZarrfsError(Exception):
-    """Base of everything zarrfs raises on purpose; str() is one line fit for a terminal."""
+    """Base of everything zarrfs raises on purpose; str() is one line fit for a terminal, never without a reason."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(_complete(text))
 
 
 class UsageError(ZarrfsError):
@@ -25,6 +52,7 @@ class SourceError(ZarrfsError):
     """A source that cannot be opened: names the file, the entry (if any) and the rule."""
 
     def __init__(self, source: str, rule: str, entry: str | None = None) -> None:
+        rule = _complete(rule)
         self.source, self.rule, self.entry = source, rule, entry
         where = source if entry is None else f"{source}: {entry}"
         super().__init__(f"{where}: {rule}")
@@ -46,7 +74,7 @@ class StoreError(ZarrfsError):
 
     def __init__(self, key: str, reason: str = "") -> None:
         self.key, self.reason = key, reason
-        super().__init__(f"{key or '/'}: {reason or self.__class__.__doc__}")
+        super().__init__(f"{key or '/'}: {reason.strip() or self.__class__.__doc__}")
 
 
 class NotFound(StoreError):
@@ -104,6 +132,7 @@ class ReadError(ZarrfsError):
     kind = "unreadable"
 
     def __init__(self, where: str, reason: str, status: int | None = None) -> None:
+        reason = _complete(reason)
         self.where, self.reason = where, reason
         self.status = status  # of HTTP, where one said so
         self.url: str | None = None  # of the target, without credentials
@@ -197,13 +226,13 @@ def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
         return exc.errno
     code = errno.EIO
     kind = type(exc).__name__
-    text = str(exc)
+    text = str(exc).strip() or reason_of(exc)
     if isinstance(exc, ReadError) or (isinstance(exc, OSError) and exc.errno in _OS_ERRNOS):
         code = exc.errno or code
     elif not isinstance(exc, OSError):
         frame = traceback.extract_tb(exc.__traceback__)[-1:]
         place = "".join(f" at {os.path.basename(step.filename)}:{step.lineno}" for step in frame)
-        text = f"{type(exc).__name__}: {exc}{place}"
+        text = f"{internal_error(exc).removeprefix('internal error: ')}{place}"
     facts: dict[str, Any] = {"operation": operation, "key": key or "/", "errno": errno.errorcode[code]}
     if isinstance(exc, ReadError):
         text = exc.described()

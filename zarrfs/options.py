@@ -312,15 +312,18 @@ def bounds_of(name: str) -> tuple[Any, Any] | None:
 
 
 def check_bounds(name: str, value: Any, written: object) -> None:
-    """UsageError for a value of an option that is out of its bounds; None is not."""
-    least, greatest = bounds_of(name) or (value, value)
-    if value is not None and not least <= value <= greatest:
+    """UsageError for a value of an option that is no number within its bounds; None is not."""
+    bounds = bounds_of(name) if name in TABLE else None  # Options has fields beside those of the table
+    if value is None or bounds is None:
+        return
+    if not (isinstance(value, int | float) and bounds[0] <= value <= bounds[1]):
         raise UsageError(f"option {name}={written}: expected {_rule(name)}")
 
 
 def _rule(name: str) -> str:
-    """What a number of the option `name` has to be."""
+    """The rule for a number of the option `name`, which has bounds."""
     return "{} from {} to {}".format(_NOUNS[TABLE[name].metadata["parse"]], *TABLE[name].metadata["bounds"])
+
 
 def default_text(name: str) -> str:
     """The default of an option as it would be written; empty where there is none, or the help tells it."""
@@ -486,7 +489,7 @@ def put(said: Said, name: str, value: str | None) -> None:
         parsed = parser(value or "")
     except ValueError as exc:
         shown = name if parser is storage_options else f"{name}={without_secrets(value or '')}"  # JSON: passwords
-        rule = _rule(name) if parser is natural else exc
+        rule = _rule(name) if parser is natural and about["bounds"] else exc
         raise UsageError(f"option {shown}: expected {rule}") from None
     check_bounds(name, parsed, value)
     if about["many"]:

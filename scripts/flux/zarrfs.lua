@@ -16,16 +16,25 @@ local function job () -- its number, in whatever form; the last part of its dire
     return shell.getenv ("FLUX_JOB_ID") or (shell.getenv ("FLUX_JOB_TMPDIR") or ""):match ("[^/]+$") or ""
 end
 
--- Runs a script as the job's user; returns what it writes, without the last newline, and whether it succeeded.
+-- Runs a script as the job's user; returns whether it succeeded, and what it writes, without the last newline: of one
+-- that has failed never nothing.
 local function run (script, ...)
-    local command = "exec 2>&1; export ZARRFS_FLUX_SHELL=$PPID; " .. quoted (here .. "/" .. script)
+    local rank = (shell.rankinfo or {}).broker_rank
+    local variables = "export ZARRFS_FLUX_SHELL=$PPID ZARRFS_FLUX_RANK=" .. (rank and ("%d"):format (rank) or "")
+    local command = "exec 2>&1; " .. variables .. "; " .. quoted (here .. "/" .. script)
     for _, argument in ipairs { ... } do
         command = command .. " " .. quoted (argument)
     end
     local pipe = io.popen (command .. "; echo \"status $?\"")
     local said = pipe:read ("*a")
     pipe:close ()
-    return (said:gsub ("\n?status %d+\n$", "")), said:match ("status 0\n$") ~= nil
+    local status = said:match ("status (%d+)\n$")
+    said = said:gsub ("\n?status %d+\n$", "")
+    if status ~= "0" and not said:match ("%S") then
+        local how = status and "ended with status " .. status .. ", without a word" or "interrupted by a signal"
+        said = script .. ": " .. how
+    end
+    return status == "0", said
 end
 
 plugin.register {
@@ -38,7 +47,7 @@ plugin.register {
                 if not wanted or wanted == "" then
                     return true
                 end
-                local said, good = run ("stage", job (), wanted)
+                local good, said = run ("stage", job (), wanted)
                 if not good then
                     shell.die ("zarrfs: " .. said)
                     return false
@@ -61,7 +70,7 @@ plugin.register {
             topic = "shell.exit",
             fn = function ()
                 if staged then
-                    local said, good = run ("unstage", job ())
+                    local good, said = run ("unstage", job ())
                     if not good then -- the epilog does it, with --lazy
                         shell.log_error ("zarrfs: " .. said)
                     end

@@ -2,6 +2,7 @@
 
 local handlers, environment, died = {}, {}, nil
 shell = {
+    rankinfo = { broker_rank = tonumber (os.getenv ("BROKER_RANK") or "0") },
     getenv = function (name) return environment[name] or os.getenv (name) end,
     setenv = function (name, value) environment[name] = value end,
     log_error = function (text) io.stderr:write ("error: " .. text .. "\n") end,

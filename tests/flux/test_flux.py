@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import PROGRAM
 from tests.mount.mounting import mount_lines
+from tests.mount.staging import eventually
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="there is no flux on PATH")
@@ -36,13 +37,13 @@ def tree(tmp_path: Path) -> Path:
     return made
 
 
-def in_flux(tree: Path, script: str, **variables: str) -> str:
-    """What a script writes that runs in a new instance; all of it has to succeed."""
+def in_flux(tree: Path, script: str, brokers: int = 1, **variables: str) -> str:
+    """The output of a script that runs in a new instance of so many brokers; all of it has to succeed."""
     environment = os.environ | variables | {"PATH": f"{os.path.dirname(PROGRAM)}:{os.environ['PATH']}"}
     create = "set -eu\nflux archive create --name=sample -C tree .\n"
     done = subprocess.run(
-        ["flux", "start", "sh", "-c", create + script], cwd=tree.parent, env=environment, capture_output=True,
-        text=True, timeout=110, check=False,
+        ["flux", "start", "-s", str(brokers), "sh", "-c", create + script], cwd=tree.parent, env=environment,
+        capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -110,6 +111,7 @@ def test_flux_restores_a_tar_of_ours(tree: Path) -> None:
 def test_files_of_a_jobspec(tree: Path) -> None:
     script = """
         job=$(flux submit --add-file=input=tree/text --add-file=tree/bytes true)
+        case $job in ƒ*) ;; *) exit 9 ;; esac
         flux job wait-event "$job" clean >/dev/null
         zarrfs cat "flux:job/$job" input
         mkdir mnt
@@ -117,22 +119,34 @@ def test_files_of_a_jobspec(tree: Path) -> None:
         cmp tree/bytes mnt/bytes
         zarrfs umount mnt
     """
-    assert in_flux(tree, script) == "some text\n"
+    assert in_flux(tree, script, LC_ALL="C.UTF-8") == "some text\n"
 
 
-def test_a_job_reads_what_its_shell_has_mounted(tree: Path) -> None:
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_a_job_reads_what_its_shells_have_mounted(tree: Path, brokers: int) -> None:
+    """Several brokers on one machine: their shells share XDG_RUNTIME_DIR, and a job of all of them is one job."""
     scripts = tree.parent / "scripts"
     shutil.copytree(ROOT / "scripts/flux", scripts)
     (scripts / "zarrfs.conf").write_text(f"ZARRFS={PROGRAM}\nJOBS={tree.parent}/jobs\n")
     variables = {"ZARRFS_FLUX_DIR": str(scripts), "XDG_RUNTIME_DIR": str(tree.parent)}
-    script = """
-        ZARRFS_STAGE="in flux:sample" flux run -n2 -o userrc=scripts/zarrfs.lua \
+    script = f"""
+        nodes="-N{brokers} -n{2 * brokers}"
+        ZARRFS_STAGE="in flux:sample" flux run $nodes -o userrc=scripts/zarrfs.lua \
             sh -c 'echo "$ZARRFS_STAGED"; cmp tree/directory/large "$ZARRFS_STAGED/in/directory/large"'
-        if ZARRFS_STAGE="in flux:nothing" flux run -o userrc=scripts/zarrfs.lua echo ran 2>said; then exit 1; fi
-        grep -o 'zarrfs: in: .*' said
+        ZARRFS_STAGE="good flux:sample
+            in flux:nothing"
+        export ZARRFS_STAGE
+        if flux run $nodes -o userrc=scripts/zarrfs.lua echo ran 2>said; then exit 1; fi
+        grep -o 'zarrfs: .*' said
     """
-    first, second, said = in_flux(tree, script, **variables).splitlines()
-    assert first == second
-    assert "flux:nothing" in said
-    assert not mount_lines(f"{first}/in")
-    assert not Path(first).exists()
+    lines = in_flux(tree, script, brokers, **variables).splitlines()
+    places, said = lines[: 2 * brokers], lines[2 * brokers :]
+    assert len(set(places)) == brokers
+    interrupted = "zarrfs: stage: interrupted by a signal"  # the exception of one shell ends the others
+    assert any(line.startswith("zarrfs: in: flux:nothing: ") for line in said), said
+    assert all(line == interrupted or line.startswith("zarrfs: in: flux:nothing: ") for line in said), said
+    top = tree.parent / f"zarrfs-flux-{os.getuid()}"
+    assert not any(mount_lines(f"{place}/in") for place in places)
+    assert eventually(lambda: not list(top.iterdir()))  # of shells that were ended: by whoever keeps their mounts
+    with open("/proc/self/mountinfo") as file:
+        assert str(tree.parent) not in file.read()

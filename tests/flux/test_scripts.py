@@ -38,15 +38,23 @@ def scripts(tmp_path: Path) -> Path:
     return place
 
 
-def job(scripts: Path, stage: str, command: str) -> subprocess.CompletedProcess[str]:
-    """A job's shell with one task."""
+def job(scripts: Path, stage: str, command: str, rank: int = 0) -> subprocess.CompletedProcess[str]:
+    """A job's shell with one task, on the broker of that rank."""
+    with shell(scripts, stage, command, rank) as process:
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def shell(scripts: Path, stage: str, command: str, rank: int) -> subprocess.Popen[str]:
+    """The same, while it runs."""
     top = scripts.parent
     variables = {"PATH": f"{top}/bin:{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(top)}
     variables |= {"ZARRFS_FLUX_DIR": str(scripts), "FLUX_JOB_ID": JOB, "ZARRFS_STAGE": stage}
-    variables["ZARRFS_STATE_DIR"] = f"{top}/state"
-    return subprocess.run(
+    variables |= {"ZARRFS_STATE_DIR": f"{top}/state", "BROKER_RANK": str(rank)}
+    return subprocess.Popen(
         ["lua", str(Path(__file__).with_name("shell.lua")), str(scripts / "zarrfs.lua"), command],
-        env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
 
 
@@ -56,9 +64,44 @@ def test_a_job_reads_what_its_shell_has_mounted(scripts: Path) -> None:
     place, _, content = done.stdout.partition("\n")
     assert (content, done.stderr) == (run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout, "")
     assert content
-    assert place == f"{scripts.parent}/zarrfs-flux-{os.getuid()}/4711"
+    assert place == f"{scripts.parent}/zarrfs-flux-{os.getuid()}/4711.0"
     assert not mount_lines(f"{place}/in")
     assert not Path(place).exists()
+
+
+def test_two_shells_of_one_job_on_one_host(scripts: Path, tmp_path: Path) -> None:
+    """Brokers on one machine share XDG_RUNTIME_DIR; the end of one shell leaves the mounts of the other alone."""
+    read = "echo $ZARRFS_STAGED; while [ ! -e {go} ]; do sleep 0.05; done; cat $ZARRFS_STAGED/in/job/bin/run.sh"
+    shells = [shell(scripts, f"in {SOURCE}", read.format(go=tmp_path / f"go{rank}"), rank) for rank in (0, 1)]
+    try:
+        places = [process.stdout.readline().strip() for process in shells if process.stdout is not None]
+        content = run("cat", SOURCE.split()[0], "job/bin/run.sh").stdout
+        for rank, process in enumerate(shells):
+            (tmp_path / f"go{rank}").touch()
+            assert process.communicate(timeout=60) == (content, "")
+            assert [bool(mount_lines(f"{place}/in")) for place in places] == [False, rank == 0]
+            assert [Path(place).exists() for place in places] == [False, rank == 0]
+    finally:
+        for process in shells:
+            process.kill()
+            process.wait()
+
+
+def test_an_error_of_a_script_has_a_reason(scripts: Path) -> None:
+    """Also where the script itself ends without a word."""
+    (scripts / "stage").write_text("#!/bin/sh\nexit 3\n")
+    done = job(scripts, f"in {SOURCE}", "echo ran")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "died: zarrfs: stage: ended with status 3, without a word\n"
+
+
+def test_an_error_of_the_program_has_a_reason(scripts: Path, tmp_path: Path) -> None:
+    (tmp_path / "silent").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "silent").chmod(0o755)
+    with (scripts / "zarrfs.conf").open("a") as file:
+        file.write(f"ZARRFS={tmp_path}/silent\n")
+    done = job(scripts, f"in {SOURCE}", "echo ran")
+    assert done.stderr == "died: zarrfs: in: zarrfs stage ended with status 3, without a word\n"
 
 
 def test_a_job_without_wishes(scripts: Path) -> None:
@@ -82,7 +125,7 @@ def test_a_bad_source_ends_the_job_before_its_tasks(scripts: Path, stage: str, m
     assert done.stdout == ""
     assert f"died: zarrfs: {message}" in done.stderr
     assert "uid=" not in done.stderr
-    assert not (scripts.parent / f"zarrfs-flux-{os.getuid()}/4711").exists()
+    assert not (scripts.parent / f"zarrfs-flux-{os.getuid()}/4711.0").exists()
     with open("/proc/self/mountinfo") as file:
         assert str(scripts.parent) not in file.read()
 
@@ -103,12 +146,13 @@ def test_a_shell_that_is_killed_leaves_nothing(scripts: Path) -> None:
     place = Path(done.stdout.strip())
     assert eventually(lambda: not (mount_lines(place / "in") or mount_lines(place / "again")))
     assert eventually(lambda: not list((scripts.parent / "zarrfs/staged").glob("*")))
+    assert eventually(lambda: not place.exists())
 
 
 def test_a_place_in_use_keeps_no_other_place(scripts: Path, tmp_path: Path) -> None:
     """The job's directory of the prolog, and the one that an instance within the job has made for its own."""
     made = tmp_path / "jobs/4711/user"
-    own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711"
+    own = tmp_path / f"zarrfs-flux-{os.getuid()}/4711.0"
     source, blobs = SOURCE.split()
     for place, state in (made, made / ".zarrfs"), (own, tmp_path / "state"):
         place.mkdir(parents=True)

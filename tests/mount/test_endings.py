@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import DATA, run
+from tests.conftest import DATA, PROGRAM, run
 from tests.mount.mounting import alive, daemon_pid, mount_lines
 from zarrfs.mountpoints import mounts
 
@@ -96,6 +96,27 @@ def test_a_guarded_mount_point_is_an_error(end: Callable[[Path], None], tmp_path
     (tmp_path / "mnt").rmdir()
     assert see(tmp_path / "mnt", end, False, "-o", "guard", prefix=PLAIN_USER) == "error"
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="setpriv needs root")
+@pytest.mark.parametrize("mode", [0, 0o755])
+@pytest.mark.parametrize("prefix", [[], PLAIN_USER])
+def test_a_mount_that_fails_leaves_the_permissions_beneath_as_they_were(
+    mode: int, prefix: list[str], tmp_path: Path
+) -> None:
+    """Above all a guard of an earlier mount: it is lifted for the time of mounting only."""
+    mnt, refusing = tmp_path / "mnt", tmp_path / "bin/fusermount3"
+    mnt.mkdir()
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\necho refused by the test >&2; exit 1\n")
+    refusing.chmod(0o755)
+    mnt.chmod(mode)
+    options = ["-o", "guard,auto_unmount"]  # the latter mounts through fusermount3
+    path = f"{refusing.parent}:{os.environ['PATH']}"
+    done = run("mount", DATA / "archives/flux-list.json", mnt, *options, program=[*prefix, PROGRAM],
+               env={**os.environ, "PATH": path})  # fmt: skip
+    assert (done.returncode, "refused by the test" in done.stderr) == (1, True), done.stderr
+    assert mnt.stat().st_mode & 0o777 == mode
 
 
 def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(tmp_path: Path) -> None:

@@ -136,7 +136,9 @@ def test_a_view_of_its_own_hides_the_mount(machine: Booted) -> None:
     """docs/systemd.md: why PrivateTmp= and its like cannot be used."""
     unit = configure(machine, "hidden")
     drop_in = "/run/systemd/system/zarrfs@hidden.service.d/private.conf"
-    machine.root(f"mkdir {Path(drop_in).parent} && printf '[Service]\\nPrivateTmp=yes\\n' >{drop_in}")
+    machine.root(f"mkdir {Path(drop_in).parent}")
+    # the program may lie beneath /tmp
+    machine.path(drop_in).write_text(f"[Service]\nPrivateTmp=yes\nBindReadOnlyPaths={' '.join(machine.bound)}\n")
     machine.root(f"systemctl daemon-reload && systemctl start {unit}")
     assert shown(machine, unit, "SubState") == "running"
     assert "/mnt/hidden" not in machine.mounts()

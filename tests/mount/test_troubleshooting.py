@@ -85,7 +85,7 @@ SCRIPTS = {
     "a set from the network reaches only public addresses, and … is none (-o allow=private)": "ro $URL/private.json a",
     "…: reaches no local files, as root mounts it for others: see allow_path=": "m -o allow_other refs.json mnt",
     "damaged: …": "zarrfs check zlib",
-    "numcodecs has no such codec here: …": "zarrfs check nosuch",
+    "numcodecs has no such codec here": "zarrfs check nosuch",
     "left out of view=v3: …": "m -o view=v3 objects mnt; ls mnt; log",
     "Read-only file system": "m refs.json mnt; echo >mnt/new",
     "…: is in use by another mount (process …)":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
 
 import pyfuse3
 import pytest
@@ -15,7 +17,11 @@ from zarrfs.errors import ReadError
 from zarrfs.fuse import listing
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
+from zarrfs.fuse.writes import WritableOperations
+from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind
+from zarrfs.store.overlay import Overlay
+from zarrfs.store.upper import Upper
 
 
 class Names:
@@ -133,3 +139,53 @@ def test_preparing_and_asking_at_the_same_time() -> None:
         assert set(known(inodes).values()) == {1}
 
     trio.run(main)
+
+
+class Touched(list[Any]):
+    """A list that counts the elements that are taken from it, also those that are only passed over."""
+
+    count = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.count += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        for entry in super().__iter__():
+            self.count += 1
+            yield entry
+
+
+def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel takes some twenty entries at a time, of however many; each reply must not touch all that follow."""
+    names, sent, room = [f"{number:04}" for number in range(1000)], list[str](), 0
+    for name in names:
+        (tmp_path / name).touch()
+
+    def reply(token: object, name: bytes, entry: object, next_id: int) -> bool:
+        nonlocal room
+        room -= 1
+        if room >= 0:
+            sent.append(name.decode())
+        return room >= 0
+
+    async def body() -> Touched:
+        nonlocal room
+        mount = WritableOperations(Overlay(None, Upper(str(tmp_path), plain=True)), Options(), {}, lambda: None)
+        context = cast(pyfuse3.RequestContext, None)
+        handle = await mount.opendir(pyfuse3.ROOT_INODE, context)
+        known, before = Touched(), -1
+        while len(sent) > before:
+            before, room = len(sent), 20
+            await mount.readdir(handle, before, cast(pyfuse3.ReaddirToken, None))
+            directory = mount._listings[handle]
+            if directory.entries is not known:
+                directory.entries = known = Touched(directory.entries or ())
+        await mount.aclose()
+        return known
+
+    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
+    touched = trio.run(body)
+    assert sorted(sent) == [".", "..", *names]
+    assert touched.count < 2 * len(names)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from zarrfs import optionvalues
-from zarrfs.errors import UsageError, ZarrfsError, message_line
+from zarrfs.errors import UsageError, ZarrfsError, internal_error, message_line, reason_of
 from zarrfs.redaction import cleaned
 
 if TYPE_CHECKING:
@@ -176,11 +176,11 @@ def _tell(exc: BaseException, status: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if isinstance(exc, OSError) and exc.filename is None:
-        say(_output_failure() or (exc.strerror or str(exc)).lower())
+        say(_output_failure() or reason_of(exc))
     elif isinstance(exc, ZarrfsError | OSError):
         say(str(exc))
     else:
-        say(f"internal error: {type(exc).__name__}: {exc} (-d shows where)")
+        say(f"{internal_error(exc)} (-d shows where)")
     return 2 if isinstance(exc, UsageError) else status
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from zarrfs.cli.arguments import hide_secrets
 from zarrfs.configuration import settings
-from zarrfs.errors import MountError, UsageError, ZarrfsError, message_line
+from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error, message_line, reason_of
 from zarrfs.options import TABLE, Parsed, parse, split_commas
 from zarrfs.redaction import cleaned, without_secrets
 from zarrfs.signals import raise_again
@@ -62,6 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(mountpoint, exc, FAILED)
     except KeyboardInterrupt:
         return _fail(mountpoint, "interrupted", INTERRUPTED)
+    except OSError as exc:
+        return _fail(mountpoint, exc if exc.filename is not None else reason_of(exc), FAILED)
+    except Exception as exc:
+        return _fail(mountpoint, f"{internal_error(exc)} (zarrfs -d mount shows where)", FAILED)
     return 0
 
 

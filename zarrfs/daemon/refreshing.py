@@ -15,7 +15,7 @@ import trio
 
 from zarrfs.daemon import notify
 from zarrfs.daemon.invalidation import Invalidation
-from zarrfs.errors import SourceError, ZarrfsError
+from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import Version
@@ -84,7 +84,7 @@ class Refresher:
                 return {"error": str(exc)}
             except Exception as exc:
                 log.exception("not refreshed, and shown as it was")
-                return {"error": f"internal error: {type(exc).__name__}: {exc}"}
+                return {"error": internal_error(exc)}
             finally:
                 notify.tell_manager("READY=1")
             seconds = time.monotonic() - began

@@ -11,6 +11,7 @@ import logging
 import os
 import resource
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -124,20 +125,29 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
 
 @contextlib.contextmanager
 def _guarded(mountpoint: str) -> Iterator[None]:
-    """Leave the directory at `mountpoint` with mode 000 beneath what gets mounted on it.
+    """Leave the directory at `mountpoint` with mode 000 beneath what gets mounted on it; as it was where that fails.
 
-    A user's mount needs write permission there, so an earlier guard is lifted first.
+    A user's mount needs write permission there, so an earlier guard is lifted for the time of mounting.
     """
     descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
-    beneath = f"/proc/self/fd/{descriptor}"
     try:
-        os.chmod(beneath, 0o700)
-        yield
-        os.chmod(beneath, 0)
-    except OSError as exc:
-        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        may_mount = os.access(f"/proc/self/fd/{descriptor}", os.W_OK | os.X_OK)
+        _set_mode(descriptor, mode if may_mount else 0o700)  # who may not set it learns so before the mount
+        try:
+            yield
+            mode = 0
+        finally:
+            _set_mode(descriptor, mode)
     finally:
         os.close(descriptor)
+
+
+def _set_mode(directory: int, mode: int) -> None:
+    try:
+        os.chmod(f"/proc/self/fd/{directory}", mode)
+    except OSError as exc:
+        raise MountError(f"cannot guard the mount point: {exc.strerror}") from exc
 
 
 def _announce(options: Options, ready: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import trio
 
+from zarrfs.errors import internal_error
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR
 
 log = logging.getLogger("zarrfs")
@@ -68,7 +69,7 @@ class Control:
             answer = await work()
         except Exception as exc:  # of one request: the mount goes on
             log.exception("a request of control failed")
-            answer = {"error": f"internal error: {type(exc).__name__}: {exc}"}
+            answer = {"error": internal_error(exc)}
         if name in self._answers:
             self._answers[name] = answer
 

@@ -178,8 +178,9 @@ class HandleOperations(AttributeOperations):
         if self.nodes.is_nameless(directory.inode):  # removed, with all that it had
             return
         prefix = self.nodes.key(directory.inode)
-        for name, status, info in directory.entries[start_id - 2 :]:
-            start_id += 1
+        entries = directory.entries
+        for position in range(start_id - 2, len(entries)):  # no slice: each of many replies would copy all that follow
+            name, status, info = entries[position]
             encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), Found(status, info)
             if self.under_way or self.changes != directory.changes:  # perhaps this one
                 try:
@@ -190,7 +191,7 @@ class HandleOperations(AttributeOperations):
             if found.status is None and found.info is not None and self._forgot_size(found.info, inode):
                 await self._recall_size(self.overlay, key, inode)
             entry = self._fill_found(found, inode)
-            if not pyfuse3.readdir_reply(token, encoded, entry, start_id):
+            if not pyfuse3.readdir_reply(token, encoded, entry, position + 3):
                 await self.forget([(InodeT(inode), 1)])
                 return
 

@@ -232,13 +232,15 @@ def _look_at(record: Record) -> None:
 def _note_directories(record: Record, made: list[str]) -> None:
     """Note which directories have to be made: what leads to `dest`, and itself unless a link goes there.
 
-    Those that were `made` for what was there before, and are still there, are ours now.
+    Those that were `made` for what was there before, and are still there, are ours now. Those above that were made for
+    others are noted as well: the last of us removes them.
     """
+    made += [path for other in records.found([]) for path in other.made if record.dest.startswith(f"{path}/")]
     path, missing = os.path.dirname(record.dest) if record.link else record.dest, []
     while not os.path.lexists(path):
         missing.append(path)
         path = os.path.dirname(path)
-    record.made = [*filter(os.path.isdir, made), *missing[::-1]]
+    record.made = [*filter(os.path.isdir, sorted({*made})), *missing[::-1]]
     record.save()
 
 

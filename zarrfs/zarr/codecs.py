@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zarrfs.zarr import filters, frames, streams
+from zarrfs.zarr import filters, foreign, frames, streams
 from zarrfs.zarr.forms import Array, Builder, Context, Decode, Form
 from zarrfs.zarr.model import JSON, ArrayMetadata, CodecError, CodecSpec
 
@@ -221,16 +221,19 @@ def _sharding(configuration: Mapping[str, JSON], form: Form, context: Context) -
 
 
 def _foreign(name: str) -> Builder:
-    """A codec that numcodecs has from elsewhere: nobody bounds what it allocates, only what it returns is checked."""
+    """A codec that numcodecs has from elsewhere: in a process of its own, as nobody bounds what it allocates."""
 
     def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
         import numcodecs
+        from numcodecs import registry
 
-        try:
-            codec = numcodecs.get_codec({**configuration, "id": name})
-        except ValueError as exc:  # UnknownCodecError is one, as is a bad configuration
-            raise CodecError(name, f"numcodecs has no such codec here: {_line(exc)}") from exc
-        return codec.decode, form.packed()
+        known, installed = registry.codec_registry.get(name), name in registry.entries
+        if known is None and not installed:
+            raise CodecError(name, "numcodecs has no such codec here")
+        if known is not None and not installed and not known.__module__.startswith("numcodecs."):
+            # registered by the very program that calls us
+            return numcodecs.get_codec({**configuration, "id": name}).decode, form.packed()
+        return foreign.ForeignCodec(name, configuration, form.limit).decode, form.packed()
 
     return build
 
