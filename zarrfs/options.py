@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from zarrfs.errors import UsageError
 from zarrfs.optionvalues import (
     ALLOWED,
+    FOREVER,
     allowed,
     directory,
     flag,
     from_files,
+    lifetime,
     local,
     metrics_place,
     natural,
@@ -51,7 +53,7 @@ _KEPT = ("0s", "3650d")  # of what is believed or kept for a time
 _PART = ("4KiB", "1GiB")  # of what one request is for
 _MEMORY = ("64KiB", "64TiB")  # of what has to hold a block
 _MANY = ("0B", "64TiB")  # of bytes that may be none at all
-_NOUNS = {seconds: "a time", size: "a size", natural: "a whole number"}
+_NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natural: "a whole number"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,11 @@ class Options:
         "fetch", (404, 410), statuses, "STATUSES",
         "Zarr stores over HTTP: statuses that say a key is absent. References: always an error.",
         many=True,
+    )
+    metadata_ttl: float = _option(
+        "fetch", 300.0, lifetime, "TIME",
+        "Stores behind URLs: how long names, sizes and absences are believed until the server is asked again "
+        "(forever: of what never changes).", bounds=_KEPT,
     )
     client: str = _option(
         "fetch", "auto", words("auto", "fsspec", "obstore"), "WHICH",
@@ -330,7 +337,9 @@ def written(name: str, value: Any) -> str:
         return "true" if value else "false"
     if parser is octal:
         return f"{value:04o}"
-    if parser is seconds:
+    if parser is lifetime and value == FOREVER:
+        return "forever"
+    if parser in (seconds, lifetime):
         return f"{value:.15g}s"
     if parser is not size:
         return without_secrets(str(value))

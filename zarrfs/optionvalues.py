@@ -46,6 +46,14 @@ def seconds(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
+FOREVER = 315_360_000.0  # seconds: ten years
+
+
+def lifetime(text: str) -> float:
+    """Seconds, as seconds() has them, or "forever"."""
+    return FOREVER if text.strip() == "forever" else seconds(text)
+
+
 def octal(text: str) -> int:
     """Permission bits in octal."""
     if not re.fullmatch(r"[0-7]{1,4}", text):

@@ -132,14 +132,14 @@ def test_a_missing_chunk_costs_one_request(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "nested", NESTED), check)
 
 
-def test_a_missing_document_costs_one_request(faulty: Faulty) -> None:
+def test_a_missing_document_costs_at_most_one_request(faulty: Faulty) -> None:
     async def check(store: Store, plan: Any) -> None:
         await store.info("two")
         for key in (".zattrs", "two/.zattrs", "two/zarr.json"):
             faulty.requests.clear()
             with pytest.raises(NotFound):
                 await store.info(key)
-            assert faulty.requests == [("HEAD", f"/nested/{key}", None)]
+            assert [path for _, path, _ in faulty.requests] in ([], [f"/nested/{key}"])
 
     with_store(put_exact(faulty, "nested", NESTED), check)
 
