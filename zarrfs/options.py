@@ -24,6 +24,7 @@ from zarrfs.optionvalues import (
     niceness,
     octal,
     path,
+    paths,
     seconds,
     size,
     statuses,
@@ -117,6 +118,10 @@ class Options:
         "source", None, words("list", "ask", "hide"), "WHAT",
         "Where a server cannot list: show every chunk that an array may have (list, the default of mounts), those "
         "that the server has (ask: a request each, the default of commands), or none (hide).",
+    )
+    members: tuple[str, ...] = _option(
+        "source", (), paths, "PATHS",
+        "Where a server cannot list, and no consolidated metadata does: these groups and arrays are there.", many=True,
     )
     index_dir: str | None = _option(
         "source", None, local, "DIR",
@@ -408,6 +413,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Said:
     "-" and "_" are the same in names; an unknown name is a UsageError that suggests the closest, unless `sloppy`.
     """
     said, single = Said(), dict[str, dict[str, object]]()
+    naming = False  # what follows "members=a," are more of them
     before = ""  # the storage option before this item: what follows a comma in its value comes as an item
     for item in items:
         name, equals, value = item.partition("=")
@@ -429,12 +435,15 @@ def read(items: Iterable[str], sloppy: bool = False) -> Said:
             said.remount = True
         elif not equals and (list_ := _list_of(name)) in said.values:  # "-o allow=file,private" is split already
             put(said, list_, name)
+        elif not equals and naming and name not in IGNORED | REMOUNT_ONLY and not name.startswith(("x_", "x-")):
+            put(said, "members", item)
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             hint = _hint(name)
             if before and not hint:  # it may be half a password
                 raise UsageError(f"option {before}: what follows its comma is no option (a comma in a value is \\,)")
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
+        naming = name == "members" or (naming and not equals and name not in TABLE)
     for place_, options in (*said.values.get("storage_options", ()), *single.items()):  # single options win
         said.storage.setdefault(place_, {}).update(options)
     return said

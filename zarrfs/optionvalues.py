@@ -54,6 +54,14 @@ def lifetime(text: str) -> float:
     return FOREVER if text.strip() == "forever" else seconds(text)
 
 
+def paths(text: str) -> tuple[str, ...]:
+    """Paths of groups and arrays: a,b/c."""
+    found = tuple(text.split(","))
+    if any(name in ("", ".", "..") or "\0" in name for path in found for name in path.split("/")):
+        raise ValueError("paths of groups and arrays, such as a,b/c")
+    return found
+
+
 def octal(text: str) -> int:
     """Permission bits in octal."""
     if not re.fullmatch(r"[0-7]{1,4}", text):

@@ -95,11 +95,10 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
     assert plan.url is not None
     store = FsspecStore(plan.url, options)
-    if plan.lists and not _is_web(plan.url):
+    family = urls.names(urls.protocols(plan.url)[0])[0] if urls.protocols(plan.url) else ""
+    if plan.lists and family not in ("http", *urls.BUCKETS):
         return store
-    timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, 1.0)
-    absent = next(timeout for timeout in timeouts if timeout is not None)  # as the kernel does
-    return UnlistedStore(store, plan.lists, options.grid or "ask", absent)
+    return UnlistedStore(store, plan.lists, options.grid or "ask", options.members)
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:

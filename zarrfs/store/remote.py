@@ -88,7 +88,7 @@ class FsspecStore:
         return self._info(key, await self._known(key, sized=sized))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        if await self._is_flat():
+        if await self.is_flat():
             async for info in self._flat_dir(prefix, after):
                 yield info
             return
@@ -97,7 +97,7 @@ class FsspecStore:
                 yield info
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        if await self._is_flat():
+        if await self.is_flat():
             async for key in keys_below(self, prefix):
                 yield key
             return
@@ -207,8 +207,13 @@ class FsspecStore:
 
     # -- for stores on top of this one
 
-    async def look(self, key: str) -> Info:
-        """As info(), of what is likely to be a value, and to be read next: the question brings its beginning."""
+    async def look(self, key: str, page: bool = False) -> Info:
+        """As info(), of what is likely to be a value, and to be read next: the question brings its beginning.
+
+        `page`: unless a page from the beginning of its directory tells of it, which has not been asked for.
+        """
+        if page and self.names.get(key) is None:
+            await self._in_page(key)
         return self._info(key, await self._known(key, look=True))
 
     async def listed(self, prefix: str) -> list[Info] | None:
@@ -360,7 +365,7 @@ class FsspecStore:
 
     # -- flat listings
 
-    async def _is_flat(self) -> bool:
+    async def is_flat(self) -> bool:
         """Whether the store lists all keys below a place in one go."""
         system, _ = await self._place("")
         return system.flat and self._pages is not None
@@ -400,7 +405,7 @@ class FsspecStore:
         """What a page from the beginning of its directory tells of a key; None: ask for it alone."""
         start, stop = span_of(split_key(key)[0])
         now = time.time()
-        if not await self._is_flat() or self.names.covered(start, stop, now) > start:
+        if not await self.is_flat() or self.names.covered(start, stop, now) > start:
             return None
         assert self._pages is not None
         try:
