@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tests.conftest import run
 from tests.mount.mounting import mounted
 from tests.servers import S3, Nginx, nginx, s3
 
@@ -115,3 +117,68 @@ def unusual(requests: list[str]) -> str:
             found.append(request)
         seen.add(request)
     return f"{len(requests)} requests, among them:\n" + "\n".join(found[:60])
+
+
+def shell(root: Path, *command: str) -> None:
+    """Run a program in a mount."""
+    subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL, timeout=100, check=True)
+
+
+WALKS = {"find": ("find", "."), "du": ("du", "-s", "."), "ls": ("ls", "-lR", ".")}
+
+
+@pytest.mark.parametrize("kind", ["s3 v3", "s3 v2"])
+def test_walks_of_an_object_store(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    """One listing tells all: names, sizes and times."""
+    served = put(kind, tmp_path, nginx, s3, bucket)
+    for walk in WALKS.values():
+        with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+            requests = served.during(lambda: shell(root, *walk))  # noqa: B023
+        assert len(requests) <= 5, requests
+
+
+@pytest.mark.parametrize("kind", ["listing v3", "listing v2"])
+def test_walks_of_listing_pages(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    served = put(kind, tmp_path, nginx, s3, bucket)
+    for walk in WALKS.values():
+        with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+            requests = served.during(lambda: shell(root, *walk))  # noqa: B023
+            directories = 1 + sum(path.is_dir() for path in root.rglob("*"))
+        documents = 4 if kind.endswith("v3") else 12
+        assert len(requests) <= directories + documents, unusual(requests)
+
+
+@pytest.mark.parametrize("kind", ["s3 v3", "listing v3"])
+@pytest.mark.parametrize("tool", ["cp", "check", "stage"])
+def test_copies_and_checks(
+    kind: str, tool: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
+) -> None:
+    served = put(kind, tmp_path, nginx, s3, bucket)
+
+    def action() -> None:
+        if tool == "cp":
+            with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+                shell(root, "cp", "-r", ".", str(tmp_path / "copy"))
+        else:
+            command = ["check", served.url] if tool == "check" else ["stage", "--copy", served.url, tmp_path / "copy"]
+            done = run(*command, "-o", served.options)
+            assert done.returncode == 0, done.stderr
+
+    requests = served.during(action)
+    listings = 602 if kind.startswith("listing") else 0
+    assert len(requests) <= OVERHEAD * VALUES + listings, unusual(requests)
+    if tool != "check":
+        original = {path.relative_to(tmp_path / "copy") for path in (tmp_path / "copy").rglob("c/*/0/0")}
+        assert len(original) == CHUNKS
+
+
+def test_a_second_mount_asks_nothing(served: Served, tmp_path: Path) -> None:
+    """Within metadata_ttl=, which is over for the third one."""
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
+        shell(root, *WALKS["find"])
+        if "plain" not in served.url:
+            shell(root, *WALKS["ls"])
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
+        assert served.during(lambda: shell(root, *WALKS["ls"])) == []
+    with mounted(served.url, tmp_path / "mnt", served.options, "metadata_ttl=0s") as root:
+        assert served.during(lambda: shell(root, *WALKS["find"]))
