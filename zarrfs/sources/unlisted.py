@@ -187,6 +187,7 @@ class UnlistedStore:
         """
         if not key:
             return False
+        await self._store.find()
         known = self._store.names.get(key)
         if known is not None:
             if known.entry is None:
@@ -306,17 +307,22 @@ class UnlistedStore:
 
     async def _document(self, key: str) -> bytes | None:
         try:
-            await self._store.look(key, page=True)
-            return bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+            await self._store.find()
+            data = self._store.names.document(key)
+            if data is None:
+                await self._store.look(key, page=True)
+                data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+                self._store.names.put_document(key, data)
         except (NotFound, AccessDenied, IsDirectory):
             return None
+        return data
 
     # -- listings
 
     async def _shown(self, prefix: str) -> list[Info] | None:
         """What the server lists after all: some hide only names with a dot."""
-        if not self._lists and (await self._array(prefix))[0] is not None:
-            return None
+        if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
+            return None  # of the top it is known that nothing is listed, and the rest is told otherwise
         try:
             return await self._store.listed(prefix)
         except (NotFound, NotDirectory, TargetMissing, AccessDenied):

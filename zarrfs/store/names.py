@@ -23,6 +23,7 @@ _FILE, _DIRECTORY, _ABSENT = range(3)
 _MEMORY = 8 << 20  # bytes of the table that are in memory
 _MOST = 4 << 30  # bytes of it on the disk; of one in memory alone:
 _MOST_IN_MEMORY = 64 << 20
+_DOCUMENT = 1 << 20  # bytes of a document that are in the table
 _SPANS = 4096  # spans that are remembered
 _MERGED = 1.0  # seconds: neighbouring spans no further apart in time are one
 _AHEAD = 2.0  # seconds by which a clock may have been set back
@@ -34,6 +35,7 @@ CREATE TABLE names (
     parent BLOB NOT NULL, name BLOB NOT NULL, kind INTEGER NOT NULL, seen REAL NOT NULL, listed REAL, size INTEGER,
     mtime_ns INTEGER, tag TEXT, flags INTEGER, identity INTEGER, PRIMARY KEY (parent, name)
 ) WITHOUT ROWID;
+CREATE TABLE documents (key BLOB PRIMARY KEY, size INTEGER NOT NULL, tag TEXT NOT NULL, data BLOB NOT NULL);
 CREATE TABLE spans (start BLOB NOT NULL, stop BLOB NOT NULL, seen REAL NOT NULL);
 PRAGMA user_version = {_LAYOUT};
 """
@@ -73,14 +75,16 @@ def span_of(directory: str) -> tuple[bytes, bytes]:
 class Names:
     """See the module. `ttl`: seconds for which it is believed; `absent`: the same of what is not there.
 
-    `path` is where the table is kept: what is there is taken at the first use, and keep() replaces it.
+    `path` is where the table is kept: what is there is taken at the first use, but for what was told before `since`,
+    and keep() replaces it.
     `in_memory`: nothing goes to a disk. `hides`: listings may lack names that begin with a dot.
     """
 
     hides = False
 
-    def __init__(self, ttl: float, absent: float, path: str | None = None, in_memory: bool = False) -> None:
-        self.ttl, self.absent, self._path, self._in_memory = ttl, absent, path, in_memory
+    def __init__(self, ttl: float, absent: float, since: float = 0.0, in_memory: bool = False) -> None:
+        self.ttl, self.absent, self._since, self._in_memory = ttl, absent, since, in_memory
+        self.path: str | None = None
         self._database: sqlite3.Connection | None = None
         self._spans: list[tuple[bytes, bytes, float]] = []  # sorted, none over another
         self._changed = False
@@ -231,21 +235,38 @@ class Names:
         above, name = split_key(parent)
         self._write("UPDATE names SET listed = NULL WHERE parent = ? AND name = ?", [(encoded(above), encoded(name))])
 
+    def document(self, key: str) -> bytes | None:
+        """The bytes of a document, where these are in the table in the version that is known."""
+        known = self.get(key)
+        if known is None or known.entry is None:
+            return None
+        query = "SELECT data FROM documents WHERE key = ? AND size = ? AND tag = ?"
+        row = self._row(query, encoded(key), known.entry.size, known.entry.tag)
+        return None if row is None else bytes(row[0])
+
+    def put_document(self, key: str, data: bytes) -> None:
+        """Note the bytes of a document, in the version that is known; not of a large one."""
+        known = self.get(key)
+        entry = None if known is None else known.entry
+        if entry is not None and entry.tag is not None and entry.size == len(data) <= _DOCUMENT:
+            query = "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)"
+            self._write(query, [(encoded(key), entry.size, entry.tag, data)])
+
     # -- the file
 
     def keep(self) -> None:
         """Replace what is kept by what is known; blocks. Failing is only slower next time."""
-        if self._path is None or not self._changed or self._database is None:
+        if self.path is None or not self._changed or self._database is None:
             return
-        scratch = os.path.join(os.path.dirname(self._path), f".zarrfs-{secrets.token_hex(8)}.tmp")
+        scratch = os.path.join(os.path.dirname(self.path), f".zarrfs-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(OSError, sqlite3.Error):
             try:
-                os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
                 os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 self._database.execute("DELETE FROM spans")
                 self._database.executemany("INSERT INTO spans VALUES (?, ?, ?)", self._spans)
                 self._database.execute("VACUUM INTO ?", (scratch,))
-                os.rename(scratch, self._path)
+                os.rename(scratch, self.path)
                 self._changed = False
             finally:
                 with contextlib.suppress(OSError):
@@ -260,7 +281,7 @@ class Names:
     def _opened(self) -> sqlite3.Connection:
         if self._database is None:
             self._database = self._new()
-            if self._path is not None and not self._take(self._path):
+            if self.path is not None and not self._take(self.path):
                 self._database.close()
                 self._database = self._new()
         return self._database
@@ -287,7 +308,9 @@ class Names:
                 if kept.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
                     return True
                 kept.backup(database)
-            self._spans = sorted(database.execute("SELECT start, stop, seen FROM spans"))
+            database.execute("DELETE FROM names WHERE max(seen, ifnull(listed, 0)) < ?", (self._since,))
+            query = "SELECT start, stop, seen FROM spans WHERE seen >= ? ORDER BY start"
+            self._spans = database.execute(query, (self._since,)).fetchall()
             self.get("")
         except OSError:
             return True
@@ -321,7 +344,7 @@ class Names:
     def _begin_anew(self) -> None:
         """Forget all: the table has no room, or is damaged."""
         self.close()
-        self._spans, self._path = [], None
+        self._spans, self.path = [], None
 
     # -- what is told of all names in a place
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
@@ -51,6 +52,7 @@ log = logging.getLogger("zarrfs.store")
 
 _FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
 
+_NAMES = 1  # what a table of names means
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 
 
@@ -63,13 +65,16 @@ class FsspecStore:
     (names.py), where it is believed for metadata_ttl=.
     """
 
-    def __init__(self, url: str, options: Options, names: str | None = None) -> None:
-        """`names`: the path where the table of names is kept."""
+    def __init__(
+        self, url: str, options: Options, names: str | None = None, files: RemoteFiles | None = None
+    ) -> None:
+        """`names`: the directory where the table of names is kept. `files`, if any, stays the caller's."""
         self.immutable = urls.protocols(url)[:1] == ["zip"]
-        self.files = RemoteFiles(options)
+        self.files = RemoteFiles(options) if files is None else files
+        self._owns_files, self._directory = files is None, names
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
         self._found: tuple[System, str] | None = None
-        self.names = Names(*self._ttls(options), names, options.cache == "none")
+        self.names = Names(*self._ttls(options), options.asked_since, options.cache == "none")
         self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: dict[str, trio.Event] = {}
         self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
@@ -201,7 +206,8 @@ class FsspecStore:
 
     async def aclose(self) -> None:
         with trio.CancelScope(shield=True):
-            await self.files.aclose()
+            if self._owns_files:
+                await self.files.aclose()
             await trio.to_thread.run_sync(self.names.keep)
         self.names.close()
 
@@ -212,6 +218,7 @@ class FsspecStore:
 
         `page`: unless a page from the beginning of its directory tells of it, which has not been asked for.
         """
+        await self.find()
         if page and self.names.get(key) is None:
             await self._in_page(key)
         return self._info(key, await self._known(key, look=True))
@@ -219,6 +226,8 @@ class FsspecStore:
     async def listed(self, prefix: str) -> list[Info] | None:
         """The sorted entries of a directory; None where the server shows no listing."""
         check_key(prefix, root=True)
+        if self._found is None:
+            await self.find()
         if prefix and (known := self.names.get(prefix)) is not None:
             if known.entry is None:
                 raise NotFound(prefix)
@@ -242,11 +251,21 @@ class FsspecStore:
 
     # -- parts
 
+    async def find(self) -> None:
+        """Find out who serves the URL, and where the table of names is kept; asks no server. ReadError."""
+        if self._found is None:
+            found = await self.files.find(self._url)
+            if self._directory is not None and not self.immutable:
+                told = repr((_NAMES, found[0].identity(found[1]), self._missing)).encode("utf-8", "surrogateescape")
+                self.names.path = os.path.join(self._directory, f"{hashlib.sha256(told).hexdigest()}.names")
+            self._found = found
+
     async def _place(self, key: str) -> tuple[System, str]:
         """(system, path in it) of a key."""
         check_key(key, root=True)
         if self._found is None:
-            self._found = await self.files.find(self._url)
+            await self.find()
+            assert self._found is not None
         system, path = self._found
         try:
             for name in key.split("/") if key else ():
@@ -277,6 +296,8 @@ class FsspecStore:
 
         `look`: it is likely to be a value.
         """
+        if self._found is None:
+            await self.find()
         named = self.names.get(key) if key else None
         look = look or (named is not None and named.entry is not None and not named.entry.directory)
         known = await self._known(key, look)
@@ -293,6 +314,8 @@ class FsspecStore:
         """What is known of a key, or what its server tells now; not `sized`, it may lack its size. NotFound."""
         if not key:
             return Known(Entry("", True))
+        if self._found is None:
+            await self.find()
         known = self.names.get(key)
         if known is None or (sized and _lacks_size(known)):
             known = await self._once(key, look)
@@ -396,7 +419,9 @@ class FsspecStore:
             found = True
             yield info
         if not (found or after or prefix):
-            raise TargetMissing(self.uri, "not found")
+            system, path = await self._place("")
+            if not (await self.files.stat_at(system, path)).directory:
+                raise NotDirectory(prefix)
 
     def _so_far(self, prefix: str, after: str, upto: bytes | None, now: float) -> Iterator[Info]:
         return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
