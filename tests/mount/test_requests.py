@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import random
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,6 +111,58 @@ def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
 
     requests = served.during(action)
     assert len(requests) <= OVERHEAD * VALUES, unusual(requests)
+
+
+WHOLE = 200
+
+
+@pytest.fixture
+def references_to(nginx: Nginx, tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a reference set of whole values on a server."""
+    directory = nginx.plain.root / tmp_path.name
+    directory.mkdir()
+    for number in range(WHOLE):
+        (directory / f"v{number:03}").write_bytes(b"x" * (number + 1))
+
+    def make(url: str) -> Path:
+        path = tmp_path / "set.json"
+        refs = {f"v{number:03}": [f"{url}/{tmp_path.name}/v{number:03}"] for number in range(WHOLE)}
+        path.write_text(json.dumps({"version": 1, "refs": refs}))
+        return path
+
+    return make
+
+
+def test_sizes_of_a_listing_are_asked_for_many_at_once(
+    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path
+) -> None:
+    """ls asks for one after the other: of a server 30 ms away, that would take six seconds."""
+    with mounted(references_to(nginx.late.url), tmp_path / "mnt") as root:
+        began = time.monotonic()
+        shell(root, "ls", "-l", ".")
+        assert time.monotonic() - began < 3
+        assert (root / "v122").stat().st_size == 123
+
+
+def test_whole_values_take_a_request_each(
+    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path
+) -> None:
+    names = random.Random(1).sample(range(WHOLE), WHOLE // 2)
+    before = len(nginx.log.read_text().splitlines())
+    with mounted(references_to(nginx.plain.url), tmp_path / "mnt", "prefetch=0B") as root:
+        with ThreadPoolExecutor(16) as readers:
+            found = list(readers.map(lambda number: len((root / f"v{number:03}").read_bytes()), names))
+        assert found == [number + 1 for number in names]
+    assert len(nginx.log.read_text().splitlines()) - before <= 1.02 * len(names)
+
+
+def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    """ls -l on a server that does not list asks for sizes, not for bytes."""
+    served = put("plain v2", tmp_path, nginx, s3, bucket)
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
+        requests = served.during(lambda: shell(root, "ls", "-l", "x"))
+    assert sum(bool(re.search(r"HEAD .*/x/[0-9.]+$", request)) for request in requests) == CHUNKS
+    assert len([request for request in requests if request.startswith("GET")]) <= 15
 
 
 def unusual(requests: list[str]) -> str:

@@ -46,12 +46,13 @@ from zarrfs.transfer import urls
 from zarrfs.transfer.answers import Entry, Page
 from zarrfs.transfer.remote import RemoteFiles
 from zarrfs.transfer.systems import System
-from zarrfs.transfer.tasks import at_once
+from zarrfs.transfer.tasks import at_once, in_background
 
 log = logging.getLogger("zarrfs.store")
 
 _FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
 
+_WALK, _AHEAD = 2, 128  # directories that make a walk; that are listed ahead of it
 _NAMES = 1  # what a table of names means
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 
@@ -77,6 +78,9 @@ class FsspecStore:
         self.names = Names(*self._ttls(options), options.asked_since, options.cache == "none")
         self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: dict[str, trio.Event] = {}
+        self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
+        self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
+        self._walked = 0  # directories listed one after the other, each within one that was listed
         self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
 
     @property
@@ -233,6 +237,18 @@ class FsspecStore:
                 raise NotFound(prefix)
             if not known.entry.directory:
                 raise NotDirectory(prefix)
+        if prefix in self._ahead:
+            self._ahead.discard(prefix)
+        elif prefix not in self._listings:
+            self._walked = self._walked + 1 if prefix and self.names.listed(split_key(prefix)[0]) else 0
+        if self._walked >= _WALK and not self.immutable:
+            self._list_ahead(prefix)
+        if (asking := self._listings.get(prefix)) is not None:
+            await asking.wait()
+        return await self._listed(prefix)
+
+    async def _listed(self, prefix: str) -> list[Info] | None:
+        """As listed(), of a directory."""
         now = time.time()
         if self.names.listed(prefix, now):
             return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
@@ -385,6 +401,35 @@ class FsspecStore:
         if was.rough:  # what stat(2) has shown stays
             entry = entry._replace(mtime_ns=was.mtime_ns, rough=entry.tag is None)
         return entry, identity
+
+    # -- listings ahead of a reader that goes through a tree
+
+    def _list_ahead(self, prefix: str) -> None:
+        """Ask for the listings of the directories that come next: those in this one, and after it."""
+        now, above, name = time.time(), *split_key(prefix)
+        places = [(prefix, "")] + ([(above, name)] if prefix else [])
+        for directory, after in places:
+            if not self.names.listed(directory, now):
+                continue
+            for child, known in self.names.children(directory, after, None, now):
+                key = join_key(directory, child)
+                if len(self._ahead) >= _AHEAD:
+                    return
+                listed = known.entry is None or not known.entry.directory or key in self._listings
+                if not listed and not self.names.listed(key, now):
+                    self._ahead.add(key)
+                    self._listings[key] = trio.Event()
+                    in_background(self._one_ahead, key)
+
+    async def _one_ahead(self, key: str) -> None:
+        try:
+            await self._listed(key)
+            self._list_ahead(key)
+        except (StoreError, ReadError) as exc:  # whoever goes there asks, and hears why
+            log.debug("%s", exc)
+            self._walked = 0
+        finally:
+            self._listings.pop(key).set()
 
     # -- flat listings
 
