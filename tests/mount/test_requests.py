@@ -102,6 +102,7 @@ def read_all(root: Path) -> None:
     assert float(array[:].sum(dtype="f8")) == sum(range(CHUNKS * 64))
 
 
+@pytest.mark.promise("S50")
 def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
     """Whatever the version, and whatever the server lists; what it takes to mount is part of it."""
 

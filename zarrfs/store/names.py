@@ -40,10 +40,15 @@ CREATE TABLE spans (start BLOB NOT NULL, stop BLOB NOT NULL, seen REAL NOT NULL)
 PRAGMA user_version = {_LAYOUT};
 """
 _COLUMNS = "name, kind, seen, size, mtime_ns, tag, flags, identity, listed"
-_PUT = "INSERT OR REPLACE INTO names VALUES (?, ?, ?, ?, NULL, ?, ?, ?, ?, ?)"
+# What was asked for earlier may come later: it changes nothing then.
+_PUT = (
+    "INSERT INTO names VALUES (?, ?, ?, ?, NULL, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET kind = excluded.kind, "
+    "seen = excluded.seen, listed = NULL, size = excluded.size, mtime_ns = excluded.mtime_ns, tag = excluded.tag, "
+    "flags = excluded.flags, identity = excluded.identity WHERE seen <= excluded.seen"
+)
 _PUT_DIRECTORY = (
     "INSERT INTO names (parent, name, kind, seen, mtime_ns) VALUES (?, ?, 1, ?, ?) "
-    "ON CONFLICT DO UPDATE SET kind = 1, seen = excluded.seen, mtime_ns = excluded.mtime_ns, size = NULL"
+    "ON CONFLICT DO UPDATE SET kind = 1, seen = max(seen, excluded.seen), mtime_ns = excluded.mtime_ns, size = NULL"
 )
 _IMPLY_DIRECTORY = _PUT_DIRECTORY + " WHERE kind != 0 OR seen < excluded.seen - ?"
 _PUT_NAME = (

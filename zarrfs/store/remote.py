@@ -53,6 +53,7 @@ log = logging.getLogger("zarrfs.store")
 _FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
 
 _WALK, _AHEAD = 2, 128  # directories that make a walk; that are listed ahead of it
+_TICK = 0.001  # seconds: so that what is told from now on is believed, with metadata_ttl=0s, too
 _NAMES = 1  # what a table of names means
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 
@@ -447,7 +448,7 @@ class FsspecStore:
         if prefix and not (await self._entry(prefix)).directory:
             raise NotDirectory(prefix)
         assert self._pages is not None
-        now = time.time()
+        now = time.time() - _TICK
         start, stop = span_of(prefix)
         at, begun = start, False
         while not self.names.listed(prefix, now):
@@ -474,7 +475,7 @@ class FsspecStore:
     async def _in_page(self, key: str) -> Known | None:
         """What a page from the beginning of its directory tells of a key; None: ask for it alone."""
         start, stop = span_of(split_key(key)[0])
-        now = time.time()
+        now = time.time() - _TICK
         if not await self.is_flat() or self.names.covered(start, stop, now) > start:
             return None
         assert self._pages is not None
@@ -508,7 +509,7 @@ class FsspecStore:
                 entry = entry._replace(size=None)  # what was told before is more exact
             names.append((name, *self._identified(was, entry)))
         self.names.put_listing(prefix, names, since)
-        now = min(since, time.time())
+        now = since - _TICK
         return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
 
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
