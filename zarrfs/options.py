@@ -297,6 +297,8 @@ class Options:
     collect: bool = False
     # likewise: what was noted of targets before that time (seconds since 1970) is not believed; a refresh says so
     asked_since: float = 0.0
+    # likewise of names alone: a command sees what is there now, whatever mounts have kept
+    names_since: float = 0.0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 

@@ -135,7 +135,7 @@ def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_p
         before = changing.gets()
         for _ in range(3):
             assert (root / "v/0").read_bytes() == changing.value
-        assert changing.gets() == before + 1
+        assert changing.gets() - before <= 1  # stat has fetched what was read then
         assert counters_of(root)["open"] == 3
 
 

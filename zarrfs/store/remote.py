@@ -76,7 +76,8 @@ class FsspecStore:
         self._owns_files, self._directory = files is None, names
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
         self._found: tuple[System, str] | None = None
-        self.names = Names(*self._ttls(options), options.asked_since, options.cache == "none")
+        since = max(options.asked_since, options.names_since)
+        self.names = Names(*self._ttls(options), since, options.cache == "none")
         self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
         self._asking: dict[str, trio.Event] = {}
         self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
