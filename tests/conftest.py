@@ -65,6 +65,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture(autouse=True)
+def _no_names_of_others() -> Iterator[None]:
+    """Servers of one test have other things under the names of another's: what was kept of these is forgotten."""
+    yield
+    for path in Path(os.environ["XDG_CACHE_HOME"]).glob("zarrfs/index/*.names"):
+        path.unlink(missing_ok=True)
+
+
 def run(*arguments: object, program: Sequence[str] = (PROGRAM,), **more: object) -> subprocess.CompletedProcess[str]:
     """Run zarrfs; output captured, status not checked."""
     return subprocess.run(

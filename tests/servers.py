@@ -46,6 +46,7 @@ class Nginx(NamedTuple):
     dated: Web
     bare: Web
     log: Path  # a line for each request that `plain` got
+    listing_log: Path  # and `listing`
 
 
 _MODULES = "/usr/lib/nginx/modules"  # where Debian has them
@@ -60,7 +61,7 @@ http {{
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     types {{ text/html html; application/json json; }}
-    server {{ listen 127.0.0.1:{listing}; root {root}; autoindex on; }}
+    server {{ listen 127.0.0.1:{listing}; root {root}; autoindex on; access_log {directory}/listing.log; }}
     server {{ listen 127.0.0.1:{plain}; root {root}; autoindex off; access_log {directory}/plain.log; }}
     server {{ listen 127.0.0.1:{late}; root {root}; access_by_lua_block {{ ngx.sleep(0.03) }} }}
     server {{ listen 127.0.0.1:{dated}; root {root}; etag off; }}
@@ -87,7 +88,8 @@ def nginx_at(directory: Path, root: Path) -> Iterator[Nginx]:
         pytest.fail("nginx has no Lua module: the tests of HTTP need it (libnginx-mod-http-lua)")
     process, ports = _start_nginx(program, directory, root)
     try:
-        yield Nginx(*(Web(f"http://127.0.0.1:{port}", root) for port in ports), directory / "plain.log")
+        webs = (Web(f"http://127.0.0.1:{port}", root) for port in ports)
+        yield Nginx(*webs, directory / "plain.log", directory / "listing.log")
     finally:
         process.terminate()
         process.wait()

@@ -16,6 +16,7 @@ from zarrfs.optionvalues import (
     content,
     flag,
     is_url,
+    lifetime,
     natural,
     niceness,
     place_name,
@@ -30,7 +31,7 @@ SECTIONS = ("options", "storage", "source")
 NEVER = ("config", "notify_pipe", "storage_options")
 # Two sources with the same one would be in each other's way.
 OF_ONE_SOURCE = ("upperdir", "record", "warm", "pid_file", "fsname", "base", "type", "foreground", "metrics")
-NUMBERS = (natural, niceness, seconds, statuses, user_id)  # parsers of what TOML has numbers for
+NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers of what TOML has numbers for
 _NAME = re.compile(r"[^\s/:#?]+")
 
 

@@ -12,16 +12,19 @@ from typing import Any, TypeVar
 from zarrfs.errors import UsageError
 from zarrfs.optionvalues import (
     ALLOWED,
+    FOREVER,
     allowed,
     directory,
     flag,
     from_files,
+    lifetime,
     local,
     metrics_place,
     natural,
     niceness,
     octal,
     path,
+    paths,
     seconds,
     size,
     statuses,
@@ -51,7 +54,7 @@ _KEPT = ("0s", "3650d")  # of what is believed or kept for a time
 _PART = ("4KiB", "1GiB")  # of what one request is for
 _MEMORY = ("64KiB", "64TiB")  # of what has to hold a block
 _MANY = ("0B", "64TiB")  # of bytes that may be none at all
-_NOUNS = {seconds: "a time", size: "a size", natural: "a whole number"}
+_NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natural: "a whole number"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +130,10 @@ class Options:
         "Where a server cannot list: show every chunk that an array may have (list, the default of mounts), those "
         "that the server has (ask: a request each, the default of commands), or none (hide).",
     )
+    members: tuple[str, ...] = _option(
+        "source", (), paths, "PATHS",
+        "Where a server cannot list, and no consolidated metadata does: these groups and arrays are there.", many=True,
+    )
     index_dir: str | None = _option(
         "source", None, local, "DIR",
         "Where indexes are kept (default: zarrfs/index in the user's cache directory).",
@@ -175,6 +182,11 @@ class Options:
         "fetch", (404, 410), statuses, "STATUSES",
         "Zarr stores over HTTP: statuses that say a key is absent. References: always an error.",
         many=True,
+    )
+    metadata_ttl: float = _option(
+        "fetch", 300.0, lifetime, "TIME",
+        "Stores behind URLs: how long names, sizes and absences are believed until the server is asked again "
+        "(forever: of what never changes).", bounds=_KEPT,
     )
     client: str = _option(
         "fetch", "auto", words("auto", "fsspec", "obstore"), "WHICH",
@@ -296,6 +308,8 @@ class Options:
     collect: bool = False
     # likewise: what was noted of targets before that time (seconds since 1970) is not believed; a refresh says so
     asked_since: float = 0.0
+    # likewise of names alone: a command sees what is there now, whatever mounts have kept
+    names_since: float = 0.0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 
@@ -344,7 +358,9 @@ def written(name: str, value: Any) -> str:
         return "true" if value else "false"
     if parser is octal:
         return f"{value:04o}"
-    if parser is seconds:
+    if parser is lifetime and value == FOREVER:
+        return "forever"
+    if parser in (seconds, lifetime):
         return f"{value:.15g}s"
     if parser is not size:
         return without_secrets(str(value))
@@ -413,6 +429,7 @@ def read(items: Iterable[str], sloppy: bool = False) -> Said:
     "-" and "_" are the same in names; an unknown name is a UsageError that suggests the closest, unless `sloppy`.
     """
     said, single = Said(), dict[str, dict[str, object]]()
+    naming = False  # what follows "members=a," are more of them
     before = ""  # the storage option before this item: what follows a comma in its value comes as an item
     for item in items:
         name, equals, value = item.partition("=")
@@ -434,12 +451,15 @@ def read(items: Iterable[str], sloppy: bool = False) -> Said:
             said.remount = True
         elif not equals and (list_ := _list_of(name)) in said.values:  # "-o allow=file,private" is split already
             put(said, list_, name)
+        elif not equals and naming and name not in IGNORED | REMOUNT_ONLY and not name.startswith(("x_", "x-")):
+            put(said, "members", item)
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             hint = _hint(name)
             if before and not hint:  # it may be half a password
                 raise UsageError(f"option {before}: what follows its comma is no option (a comma in a value is \\,)")
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
+        naming = name == "members" or (naming and not equals and name not in TABLE)
     for place_, options in (*said.values.get("storage_options", ()), *single.items()):  # single options win
         said.storage.setdefault(place_, {}).update(options)
     return said

@@ -46,6 +46,22 @@ def seconds(text: str) -> float:
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
+FOREVER = 315_360_000.0  # seconds: ten years
+
+
+def lifetime(text: str) -> float:
+    """Seconds, as seconds() has them, or "forever"."""
+    return FOREVER if text.strip() == "forever" else seconds(text)
+
+
+def paths(text: str) -> tuple[str, ...]:
+    """Paths of groups and arrays: a,b/c."""
+    found = tuple(text.split(","))
+    if any(name in ("", ".", "..") or "\0" in name for path in found for name in path.split("/")):
+        raise ValueError("paths of groups and arrays, such as a,b/c")
+    return found
+
+
 def octal(text: str) -> int:
     """Permission bits in octal."""
     if not re.fullmatch(r"[0-7]{1,4}", text):

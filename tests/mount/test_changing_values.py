@@ -32,7 +32,7 @@ __all__ = ["nginx"]
 
 SIZE = 4 << 20
 LATER = 3 * SIZE // 4  # not in the block that a read of the beginning fetches
-SMALL = "part_size=64KiB,prefetch=0B"  # values of this size are fetched in pieces
+SMALL = "part_size=64KiB,prefetch=0B,metadata_ttl=1s"  # values of this size are fetched in pieces
 METADATA = {"zarr_format": 2, "shape": [2 * SIZE], "chunks": [SIZE], "dtype": "|u1", "compressor": None,
             "filters": None, "fill_value": 0, "order": "C"}  # fmt: skip
 
@@ -119,7 +119,7 @@ def test_what_is_open_keeps_its_size(changing: Changing, tmp_path: Path) -> None
 
 
 def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
-    with mounted(changing.url, tmp_path / "mnt", "attr_timeout=0s,entry_timeout=0s") as root:
+    with mounted(changing.url, tmp_path / "mnt", "attr_timeout=0s,entry_timeout=0s,metadata_ttl=1s") as root:
         inode = os.stat(root / "v/0").st_ino
         assert [entry.inode() for entry in os.scandir(root / "v") if entry.name == "0"] == [inode]
         assert os.stat(root / "v/0").st_ino == inode
@@ -140,7 +140,7 @@ def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_p
         before = changing.gets()
         for _ in range(3):
             assert (root / "v/0").read_bytes() == changing.value
-        assert changing.gets() == before + 1
+        assert changing.gets() - before <= 1  # stat has fetched what was read then
         assert counters_of(root)["open"] == 3
 
 
@@ -331,7 +331,7 @@ def test_a_document_of_a_view_is_no_mixture(changing: Changing, tmp_path: Path) 
         return letter.encode()
 
     attributes("a")
-    with mounted(changing.url, tmp_path / "mnt", "view=v3") as root:
+    with mounted(changing.url, tmp_path / "mnt", "view=v3", "metadata_ttl=1s") as root:
         file = opened(root / "v/zarr.json")
         assert b"aaaa" in os.pread(file, 8192, 0)
         attributes("b")
@@ -344,5 +344,5 @@ def test_a_document_of_a_view_is_no_mixture(changing: Changing, tmp_path: Path) 
 
 
 def until_old_is_forgotten() -> None:
-    """Longer than the daemon believes what a server has said."""
+    """Longer than the daemon believes what a server has said: metadata_ttl=1s."""
     time.sleep(1.1)

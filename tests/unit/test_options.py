@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zarrfs.configfile import NEVER, read_file
 from zarrfs.errors import UsageError
 from zarrfs.options import TABLE, Options, bounds_of, default_text, parse, split_commas
-from zarrfs.optionvalues import flag, natural, niceness, octal, seconds, size, user_id
+from zarrfs.optionvalues import flag, lifetime, natural, niceness, octal, seconds, size, user_id
 from zarrfs.redaction import without_secrets
 
 
@@ -191,10 +191,10 @@ def test_a_bad_value_is_named_with_what_is_expected(item: str, says: str) -> Non
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_number_has_bounds(name: str) -> None:
-    """Those of natural(), seconds() and size() in the table; user_id(), octal() and others have them themselves."""
+    """Those of these parsers; user_id(), octal() and others have them themselves."""
     about = TABLE[name].metadata
     bounds = bounds_of(name)
-    assert (bounds is not None) == (about["parse"] in (natural, seconds, size))
+    assert (bounds is not None) == (about["parse"] in (lifetime, natural, seconds, size))
     if bounds is None:
         return
     least, greatest = bounds

@@ -113,9 +113,27 @@ def test_directories_of_chunks(faulty: Faulty) -> None:
             with pytest.raises((NotFound, NotDirectory)):
                 await store.info(key)
         assert [info.name for info in await listed(store, "g/a")] == ["zarr.json", "c"]
-        assert [info.name for info in await listed(store, "")] == ["zarr.json"]
 
     with_store(put_exact(faulty, "nested", NESTED), check)
+
+
+def test_a_group_whose_members_nobody_knows_is_an_error(faulty: Faulty) -> None:
+    """Not an empty directory: a reader would take that for an empty data set."""
+
+    async def unknown(store: Store, plan: Any) -> None:
+        for prefix in ("", "g", "two"):
+            with pytest.raises(ReadError, match="members=a,b"):
+                await listed(store, prefix)
+        assert bytes(await store.get("g/a/c/0/1")) == b"1"
+
+    async def named(store: Store, plan: Any) -> None:
+        assert names(await listed(store, "")) == ["flat", "g", "zarr.json"]
+        assert names(await listed(store, "g")) == ["a", "zarr.json"]
+        assert await keys(store) == ["flat/zarr.json", "g/a/zarr.json", "g/a/c/0/1", "g/zarr.json", "zarr.json"]
+
+    url = put_exact(faulty, "nested", NESTED)
+    with_store(url, unknown)
+    with_store(url, named, Options(retries=0, members=("g/a", "flat")))
 
 
 def test_a_missing_chunk_costs_one_request(faulty: Faulty) -> None:
@@ -132,14 +150,14 @@ def test_a_missing_chunk_costs_one_request(faulty: Faulty) -> None:
     with_store(put_exact(faulty, "nested", NESTED), check)
 
 
-def test_a_missing_document_costs_one_request(faulty: Faulty) -> None:
+def test_a_missing_document_costs_at_most_one_request(faulty: Faulty) -> None:
     async def check(store: Store, plan: Any) -> None:
         await store.info("two")
         for key in (".zattrs", "two/.zattrs", "two/zarr.json"):
             faulty.requests.clear()
             with pytest.raises(NotFound):
                 await store.info(key)
-            assert faulty.requests == [("HEAD", f"/nested/{key}", None)]
+            assert [path for _, path, _ in faulty.requests] in ([], [f"/nested/{key}"])
 
     with_store(put_exact(faulty, "nested", NESTED), check)
 
@@ -236,7 +254,7 @@ def test_the_grid_of_an_array_is_listed(faulty: Faulty) -> None:
 
 def test_a_listing_goes_on_after_any_name_it_gave(faulty: Faulty) -> None:
     async def check(store: Store, plan: Any) -> None:
-        for prefix in ("flat", "g/a", "g/a/c", "g/a/c/2", "two/silent", "two/flat", "zero", "one", ""):
+        for prefix in ("flat", "g/a", "g/a/c", "g/a/c/2", "two/silent", "two/flat", "zero", "one"):
             whole = names(await listed(store, prefix))
             for at, after in enumerate(whole):
                 assert names([info async for info in store.list_dir(prefix, after)]) == whole[at + 1 :]
@@ -251,8 +269,9 @@ def test_only_chunks_that_the_server_has(faulty: Faulty) -> None:
         assert names(await listed(store, "flat")) == ["zarr.json"]
         [chunk] = await listed(store, "g/a/c/0")
         assert chunk == Info("1", Kind.FILE, 1, identity=chunk.identity)
+        groups = {"g/zarr.json", "two/.zgroup"}
         strange = {key for key in NESTED if key.startswith("strange/c")}
-        for key in set(NESTED) - strange:
+        for key in set(NESTED) - strange - groups:
             if "/" in key:
                 prefix, _, name = key.rpartition("/")
                 assert name in names(await listed(store, prefix)), key
@@ -315,7 +334,6 @@ def test_a_grid_of_more_chunks_than_anybody_has_is_listed_in_no_memory(faulty: F
     tree = {"zarr.json": GROUP, "big/zarr.json": three([10**9, 10**9], ".")}
 
     async def check(store: Store, plan: Any) -> None:
-        await listed(store, "")
         tracemalloc.start()
         faulty.requests.clear()
         try:

@@ -27,7 +27,7 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
     faulty.put("/s/.zmetadata", metadata(a=json.loads(v2(dimension_separator="."))))
 
     async def main() -> None:
-        view = open_source(f"{faulty.url}/s", Options(view="v2", retries=0))
+        view = open_source(f"{faulty.url}/s", Options(view="v2", retries=0, metadata_ttl=1.0))
         assert isinstance(view, TranslatedView)
         try:
             seen = await view.hierarchy.node("a")
@@ -63,7 +63,7 @@ def test_a_chunk_that_changes_is_seen_though_the_server_tells_no_times(
 
     async def main() -> None:
         put(b"a", "1")
-        view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0))
+        view = open_source(f"{faulty.url}{base}", Options(view="arrays", arrays="raw", retries=0, metadata_ttl=1.0))
         assert isinstance(view, ArraysView)
         try:
             assert bytes(await view.get("x.bin")) == b"a" * 400

@@ -20,6 +20,7 @@ from zarrfs.errors import NotDirectory, NotFound, SourceError
 from zarrfs.options import Options
 from zarrfs.sources import open_plan, plan_source
 from zarrfs.sources.fetching import read_document
+from zarrfs.sources.unlisted import UnlistedStore
 from zarrfs.sources.zarrstore import plan_directory, plan_remote
 from zarrfs.store.api import Kind, Store
 from zarrfs.store.filesystem import FileSystemStore
@@ -152,7 +153,7 @@ def test_memory_and_s3(s3: S3) -> None:
     fsspec.filesystem("memory").pipe({f"/hier.zarr/{key}": value for key, value in tree.items()})
 
     async def check(store: Store, plan: Any) -> None:
-        assert isinstance(store, FsspecStore)
+        assert isinstance(store, FsspecStore | UnlistedStore)
         assert sorted(await keys(store)) == sorted(tree)
 
     options = Options(retries=0, storage={"s3": s3.options})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -238,7 +240,7 @@ def run_on_stores(
     from zarrfs.sources import discard, open_plan, plan_source
     from zarrfs.sources.blobrefs import NO_BLOBS
 
-    chosen = parsed.options
+    chosen = dataclasses.replace(parsed.options, names_since=time.time())
     _prepare_output(chosen.log_level)
 
     async def run(plans: list[Plan]) -> T:

@@ -16,8 +16,8 @@ from zarrfs.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Options, 
 log = logging.getLogger("zarrfs")
 
 CHANGEABLE = (
-    "memory_limit", "array_cache", "cache_size", "cache_min_free", "cache_validity", "prefetch", "host_requests",
-    "host_bytes", "retries", "read_timeout", "log_level", "idle_timeout",
+    "memory_limit", "array_cache", "cache_size", "cache_min_free", "cache_validity", "metadata_ttl", "prefetch",
+    "host_requests", "host_bytes", "retries", "read_timeout", "log_level", "idle_timeout",
 )  # fmt: skip
 _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import stat
@@ -33,6 +34,7 @@ from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
 from zarrfs.fuse.permissions import Permissions
 from zarrfs.fuse.shown import OpenFile, ShownOperations, handler
+from zarrfs.fuse.statahead import StatAhead
 from zarrfs.fuse.versions import Version
 from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
@@ -81,6 +83,7 @@ class Operations(ShownOperations):
         super().__init__(Version(store, options, values))
         self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # names that the kernel may know as absent
         self.control: Control | None = None
+        self._stats = StatAhead()
         self.started = trio.Event()
         self._options = options
         self._about = about
@@ -134,6 +137,8 @@ class Operations(ShownOperations):
         with self._version_of(inode) as version:
             if version is not self.current:
                 return self._fill(self._new_entry(), await self._held_in(version, inode, key), inode)
+        if inode in self.inodes.unsized:
+            await self._ask_size(key)
         try:
             info = await self._info(key)
         except NotFound:
@@ -178,7 +183,7 @@ class Operations(ShownOperations):
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Send entries with attributes from offset `start_id` on until the kernel's buffer is full."""
         self.counters["readdir"] += 1
-        directory, first = self._directories[fh], start_id
+        directory, first, unsized = self._directories[fh], start_id, False
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
@@ -192,6 +197,9 @@ class Operations(ShownOperations):
             for name, info, inode in piece:
                 if self._forgot_size(info, inode) and not directory.old:
                     await self._recall_size(self.store, join_key(directory.key, info.name), inode)
+                if info.size is None and not unsized:
+                    unsized = True
+                    self._stats.listed(directory.key)
                 entry = self._fill_old(info, inode) if directory.old else self._fill_next(info, inode)
                 start_id += 1
                 if not pyfuse3.readdir_reply(token, name, entry, start_id):
@@ -223,6 +231,7 @@ class Operations(ShownOperations):
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if inode in self.inodes.unsized and not self.inodes.is_old(inode):
             try:
+                await self._bring(version, file.key)
                 self._keep_size(inode, (await self._info(file.key)).size or 0)
             except BaseException:
                 self._released(file)
@@ -373,6 +382,19 @@ class Operations(ShownOperations):
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
+
+    async def _ask_size(self, key: str) -> None:
+        """A size is asked for: of many names, one after the other, or because the value is to be read."""
+        if not self._stats.walks(key):
+            await self._bring(self.current, key)
+        elif self._stats.due(key):
+            version = self.current
+            self.begin(version, functools.partial(self._stats.advance, version.store, key))
+
+    async def _bring(self, version: Version, key: str) -> None:
+        """Fetch the beginning of a value whose size is not known: its answer tells the size, too."""
+        if version.prefetching is not None and (await version.values.info(key, sized=False)).size is None:
+            await version.prefetching.prefetch([key])
 
     async def _held_in(self, version: Version, inode: int, key: str) -> Info:
         """The attributes of a file that is open in an older version."""

@@ -29,6 +29,7 @@ from zarrfs.options import Options
 from zarrfs.store.indexfile import read_notes
 
 INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
+NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/names.py)
 SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-"  # a directory of one index begins so
@@ -126,6 +127,10 @@ class IndexCache:
         """Write to a disk from now on, as memory has no room; False where that would change nothing."""
         was, self._memory = self._memory, None
         return was is not None
+
+    def for_names(self) -> str | None:
+        """The directory, as one for tables of names; None where none are kept."""
+        return self.directory if self._keeps and self._problem is None else None
 
     def documents(self) -> str | None:
         """A directory for a document that is fetched, while it is read; None: the system's for temporary files."""

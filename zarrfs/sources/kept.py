@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.options import Options
-from zarrfs.sources.indexcache import ABANDONED, INDEX_NAME, SCRATCH_NAME, IndexCache, verified
+from zarrfs.sources.indexcache import ABANDONED, INDEX_NAME, NAMES_NAME, SCRATCH_NAME, IndexCache, verified
 from zarrfs.store.indexfile import read_notes
 
 DAMAGED = "damaged, or not ours"  # the problem of an index whose content is not what its name says
@@ -47,6 +47,9 @@ def kept(options: Options) -> list[Kept]:
         with contextlib.suppress(FileNotFoundError):  # another process tidies up, too
             if INDEX_NAME.fullmatch(name):
                 found.append(_index(path, used.get(name, 0.0)))
+            elif NAMES_NAME.fullmatch(name):
+                status = os.lstat(path)
+                found.append(Kept(path, status.st_size, status.st_mtime, status.st_mtime, "names", ""))
             elif SCRATCH_NAME.fullmatch(name):
                 status = os.lstat(path)
                 found.append(Kept(path, status.st_size, status.st_mtime, status.st_mtime, "", "", UNFINISHED))

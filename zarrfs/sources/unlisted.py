@@ -1,5 +1,7 @@
-"""UnlistedStore: a Zarr store on a server that lists nothing, or not all: only exact names are sure.
+"""UnlistedStore: a Zarr store on a server, of which as little as possible is asked, as Zarr says what is where.
 
+Below an array, the directories follow from the keys of its chunks, and no metadata document lies there. What
+consolidated metadata says of nodes is not asked for again. Chunks and documents that are looked for are fetched.
 Where nothing is listed, a name is a directory if there is evidence: a redirect to the name with "/",
 consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
 keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, TargetMissing
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.store.api import Buffer, Info, Kind, Usage, Validator, check_key, join_key, keys_below, split_key
 from zarrfs.store.remote import FsspecStore
@@ -28,9 +30,13 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate, nested
 from zarrfs.zarr.model import ArrayMetadata, MetadataError
 
-_FRESH = 10.0  # seconds for which it is believed what a name is
 _KNOWN = 65_536  # names whose nature is remembered
 _ASKED = 256  # names that the server is asked about at a time
+_UNKNOWN = (
+    "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
+    "consolidated metadata does; exact names work"
+)
+_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # what is called like a chunk, and is none
 # of chunks of an array that nobody here understands
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
 
@@ -41,6 +47,7 @@ class Node(NamedTuple):
     array: bool
     grid: Grid | None = None  # of an array that is understood
     templates: tuple[KeyTemplate, ...] = ()  # its chunks have names by one of them
+    document: str = ""  # which kind of document makes it
 
     def leads(self, directory: str) -> bool:
         """Whether chunk keys go through `directory`, which is relative to the array."""
@@ -52,23 +59,27 @@ class Node(NamedTuple):
 class UnlistedStore:
     """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
 
-    `grid` says what listings show of the chunks that an array may have: all of them (list), those that the server
-    has (ask: a request for each), or none (hide). It is believed for `absent` seconds that a key does not exist.
+    `grid`: which chunks are listed where the server does not: list, ask, hide, as the option says. `members`: paths of
+    groups and arrays that are there.
     """
 
-    def __init__(self, store: FsspecStore, lists: bool = False, grid: str = "ask", absent: float = 1.0) -> None:
+    def __init__(
+        self, store: FsspecStore, lists: bool = False, grid: str = "ask", members: Sequence[str] = ()
+    ) -> None:
         self.immutable = store.immutable
-        self._store, self._lists, self._grid, self._absent = store, lists, grid, absent
+        self._store, self._lists, self._grid, self._members = store, lists, grid, members
         self._nodes: OrderedDict[str, tuple[float, Node | None]] = OrderedDict()
         self._natures: OrderedDict[str, tuple[float, bool]] = OrderedDict()  # of keys that are no file: a directory?
         self._named: dict[str, tuple[str, ...]] | None = None
+        self._complete = False  # _named has all documents of the nodes
         self._lock = trio.Lock()
 
     async def info(self, key: str, sized: bool = True) -> Info:
         check_key(key, root=True)
         if not self._is_known_directory(key):
             try:
-                return await self._store.info(key)
+                if await self._find(key, look=not sized):
+                    return await self._store.info(key, sized)
             except (NotFound, AccessDenied) as exc:  # some object stores answer 403 for what is not there
                 if not await self._is_directory(key, exc):
                     raise
@@ -77,7 +88,8 @@ class UnlistedStore:
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         if not self._is_known_directory(key):
             try:
-                return await self._store.get(key, start, length)
+                if await self._find(key):
+                    return await self._store.get(key, start, length)
             except NotFound as exc:
                 if not await self._is_directory(key, exc):
                     raise
@@ -92,26 +104,32 @@ class UnlistedStore:
         return await self._store.get_same(key, validator, start, length)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        """As Store.list_dir: documents and nodes come first, then chunks, both sorted."""
+        """As Store.list_dir; where the server does not list: documents and nodes, then chunks, both sorted."""
+        if self._lists and await self._store.is_flat():
+            async for info in self._store.list_dir(prefix, after):
+                yield info
+            return
         if (await self.info(prefix)).kind is not Kind.DIRECTORY:
             raise NotDirectory(prefix)
         shown = await self._shown(prefix)
-        node, rest = (None, "") if shown is not None else await self._array(prefix)
-        if node is None or not _has(node, rest, after):
+        node, rest = (None, "") if shown is not None and self._shows_all(shown) else await self._array(prefix)
+        if shown is not None or node is None or not _has(node, rest, after):
             found = {info.name: info for info in shown or ()}
             if not self._lists:
                 for key in await self._consolidated():
                     parent, name = split_key(key)
                     if key and parent == prefix:
                         found[name] = Info(name, Kind.DIRECTORY)
-            if not rest:
+            if not rest and not (shown is not None and self._shows_all(shown)):
                 for info in await self._documents(prefix, found):
                     found[info.name] = info
+            if shown is None and node is None and prefix not in await self._consolidated():
+                raise ReadError(prefix or "/", _UNKNOWN)
             for name in sorted(found):
                 if name > after:
                     yield found[name]
             after = ""
-        if node is not None and node.grid is not None and self._grid != "hide":
+        if shown is None and node is not None and node.grid is not None and self._grid != "hide":
             async for info in self._chunks(prefix, node, rest, after):
                 yield info
 
@@ -162,11 +180,54 @@ class UnlistedStore:
             raise NotFound(key)
         return True
 
+    async def _find(self, key: str, look: bool = True) -> bool:
+        """Have it in the table of names what a key is, if it is a file; False: a directory. NotFound for neither.
+
+        `look`: of a chunk, fetch the beginning, as it is to be read.
+        """
+        if not key:
+            return False
+        await self._store.find()
+        known = self._store.names.get(key)
+        if known is not None:
+            if known.entry is None:
+                raise NotFound(key)
+            return not known.entry.directory
+        above, name = split_key(key)
+        if name in DOCUMENTS:
+            if await self._is_no_document(above, name):
+                raise NotFound(key)
+        else:
+            if key in await self._consolidated():
+                return False
+            node, rest = await self._array(above)
+            if node is None or node.grid is None:
+                return (await self._store.info(key, sized=False)).kind is Kind.FILE
+            inner = join_key(rest, name)
+            if node.leads(inner):
+                return False
+            if not any(template.index(inner, node.grid) is not None for template in node.templates):
+                if _BEYOND.fullmatch(inner):
+                    raise NotFound(key)
+                return (await self._store.info(key, sized=False)).kind is Kind.FILE
+            if not look:
+                return (await self._store.info(key)).kind is Kind.FILE
+            return (await self._store.look(key)).kind is Kind.FILE
+        return (await self._store.look(key, page=True)).kind is Kind.FILE
+
+    async def _is_no_document(self, directory: str, name: str) -> bool:
+        """Whether it is known, without asking for it, that a directory has no document of that name."""
+        named = (await self._consolidated()).get(directory) if directory else None
+        if named and self._complete:
+            return name not in named
+        return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
+
     async def _is_directory(self, key: str, exc: Exception) -> bool:
         """Whether `key`, which is no file, as the error `exc` says, is a directory; that is remembered."""
         found = await self._seems_directory(key)
         if found or isinstance(exc, NotFound):
-            self._natures[key] = trio.current_time() + (_FRESH if found else self._absent), found
+            names = self._store.names
+            self._natures[key] = trio.current_time() + (names.ttl if found else names.absent), found
             self._natures.move_to_end(key)
             if len(self._natures) > _KNOWN:
                 self._natures.popitem(last=False)
@@ -187,8 +248,6 @@ class UnlistedStore:
     async def _array(self, key: str) -> tuple[Node | None, str]:
         """(the array that `key` is or lies below, the rest of the key); there is none: (None, "")."""
         parts = key.split("/") if key else []
-        if self._lists:
-            return None, ""
         for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
             node = await self._node("/".join(parts[:depth]))
             if node is not None and node.array:
@@ -209,9 +268,16 @@ class UnlistedStore:
                 found[name] = node
 
         names = (await self._consolidated()).get(key) if key else None
-        await at_once(look, names or NODE_DOCUMENTS)
+        if names:
+            await at_once(look, [name for name in NODE_DOCUMENTS if name in names])
+        else:  # most have the same generation as the group that they are in
+            _, above = self._nodes.get(split_key(key)[0], (0.0, None)) if key else (0.0, None)
+            first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
+            await look(".zarray" if first == ".zgroup" else first)
+            if not found:
+                await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
         node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
-        self._nodes[key] = trio.current_time() + _FRESH, node
+        self._nodes[key] = trio.current_time() + self._store.names.ttl, node
         self._nodes.move_to_end(key)
         if len(self._nodes) > _KNOWN:
             self._nodes.popitem(last=False)
@@ -222,34 +288,56 @@ class UnlistedStore:
         async with self._lock:
             if self._named is None:
                 named: dict[str, tuple[str, ...]] = {}
+                whole = True
                 for name in CONSOLIDATED:
                     data = await self._document(name)
                     if data is not None:
-                        named |= _named_by(name, data)
+                        found = _named_by(name, data)
+                        named |= found
+                        whole = whole and bool(found)
+                self._complete = whole and bool(named)
+                for path in self._members:
+                    while path and path not in named:
+                        named[path] = ()
+                        path = split_key(path)[0]
+                if self._members:
+                    named.setdefault("", ())
                 self._named = named
         return self._named
 
     async def _document(self, key: str) -> bytes | None:
         try:
-            return bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+            await self._store.find()
+            data = self._store.names.document(key)
+            if data is None:
+                await self._store.look(key, page=True)
+                data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+                self._store.names.put_document(key, data)
         except (NotFound, AccessDenied, IsDirectory):
             return None
+        return data
 
     # -- listings
 
     async def _shown(self, prefix: str) -> list[Info] | None:
         """What the server lists after all: some hide only names with a dot."""
+        if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
+            return None  # of the top it is known that nothing is listed, and the rest is told otherwise
         try:
             return await self._store.listed(prefix)
         except (NotFound, NotDirectory, TargetMissing, AccessDenied):
-            if self._lists:
-                raise
-            return None
+            if not self._lists:
+                return None
+            if (await self._array(prefix))[1]:  # chunks could be there
+                return []
+            raise
+
+    def _shows_all(self, shown: list[Info]) -> bool:
+        """Whether no document is missing in a listing: those that servers hide are never beside a zarr.json."""
+        return self._lists and any(info.name == "zarr.json" for info in shown)
 
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
         """The metadata documents of a directory that the server does not show."""
-        if self._lists and "zarr.json" in shown:
-            return []
         names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
         return await self._there(prefix, names)
 
@@ -258,8 +346,11 @@ class UnlistedStore:
         found: list[Info] = []
 
         async def look(name: str) -> None:
+            key = join_key(prefix, name)
             try:
-                info = await self._store.info(join_key(prefix, name))
+                if name in DOCUMENTS and await self._is_no_document(prefix, name):
+                    return
+                info = await self._store.info(key)
             except (NotFound, AccessDenied):
                 return
             if info.kind is Kind.FILE:
@@ -304,9 +395,9 @@ def node_of(name: str, data: bytes) -> Node | None:
     except MetadataError:
         return _vague_node(data)
     if not isinstance(metadata, ArrayMetadata):
-        return Node(False)
+        return Node(False, document=name)
     other = nested(metadata)
-    return Node(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other))
+    return Node(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other), name)
 
 
 def _vague_node(data: bytes) -> Node | None:
@@ -328,7 +419,7 @@ def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
         found = consolidated(name, data) or {}
     except MetadataError:
         return {}
-    named = {node: tuple(known for known in documents if known in NODE_DOCUMENTS) for node, documents in found.items()}
+    named = {node: tuple(documents) for node, documents in found.items()}
     for node in found:
         while node:
             node = split_key(node)[0]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import IO, TYPE_CHECKING, cast
 
-from zarrfs.errors import AccessDenied, SourceError, TargetMissing
+from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
 from zarrfs.sources.fetching import head, run
@@ -16,9 +17,9 @@ from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
     from zarrfs.sources import Plan
-    from zarrfs.store.api import Store
+    from zarrfs.store.api import Info, Store
     from zarrfs.store.filesystem import FileSystemStore
-    from zarrfs.transfer.answers import Entry
+    from zarrfs.store.remote import FsspecStore
     from zarrfs.transfer.remote import RemoteFiles
     from zarrfs.transfer.systems import System
 
@@ -120,35 +121,38 @@ def plan_remote(url: str, options: Options) -> Plan:
 
 def open_remote(plan: Plan, options: Options) -> Store:
     """The store of a plan made by plan_remote; touches no network."""
+    from zarrfs.sources.indexcache import IndexCache
     from zarrfs.sources.unlisted import UnlistedStore
     from zarrfs.store.remote import FsspecStore
 
     assert plan.url is not None
-    store = FsspecStore(plan.url, options)
-    if plan.lists and not _is_web(plan.url):
+    store = FsspecStore(plan.url, options, IndexCache(options).for_names())
+    family = urls.names(urls.protocols(plan.url)[0])[0] if urls.protocols(plan.url) else ""
+    if plan.lists and family not in ("http", *urls.BUCKETS):
         return store
-    timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, 1.0)
-    absent = next(timeout for timeout in timeouts if timeout is not None)  # as the kernel does
-    return UnlistedStore(store, plan.lists, options.grid or "ask", absent)
+    return UnlistedStore(store, plan.lists, options.grid or "ask", options.members)
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.sources import Plan
+    from zarrfs.sources.indexcache import IndexCache
+    from zarrfs.store.remote import FsspecStore
     from zarrfs.zarr.documents import DOCUMENTS
 
     shown = without_secrets(url)
     system, path = await files.find(url)
     problem: str | None
-    entries: list[Entry] | None
+    store = FsspecStore(url, options, IndexCache(options).for_names(), files)
     try:
-        entries, problem = await files.listing_at(system, path), None
-    except NotADirectoryError:
-        entries, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
+        there, problem = await _documents_at(store), None
+    except (NotADirectoryError, NotDirectory):
+        there, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
     except (TargetMissing, AccessDenied) as exc:
-        entries, problem = None, exc.reason
-    names = {entry.name for entry in entries or ()}
-    probe = DOCUMENTS if entries is None or _is_web(url) else ()
-    document = await _root_document(files, system, path, [name for name in DOCUMENTS if name in names] or probe)
+        there, problem = None, exc.reason
+    await store.aclose()  # what it has heard of names is for the mount
+    names, probe = there if there is not None else ([], DOCUMENTS)
+    probe = DOCUMENTS if _is_web(url) else probe
+    document = await _root_document(files, system, path, names or probe)
     if document is not None and document[0] == DOCUMENT and options.type != "zarr" and is_parquet_layout(document[1]):
         return await _plan_set(files, system, path, url, document[1], options)
     if options.type == "references":
@@ -156,13 +160,30 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     if document is not None:
         name = document[0]
         # many web servers hide names with a dot; another name that is not in the listing makes it none
-        lists = entries is not None and (name in names or name.startswith(".") or not _is_web(url))
+        lists = there is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
-    if entries is not None:
+    if there is not None:
         return Plan(shown, "zarr", url=url)
     if urls.protocols(url)[:1] != ["zip"] and await _is_zip(files, system, path):
         return await _plan_remote(files, f"zip://::{url}", options)
     raise SourceError(shown, problem or "no Zarr metadata there, and the server shows no listing")
+
+
+async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] | None:
+    """(documents at the top, those that may be there beside them); None where the server shows no listing."""
+    from zarrfs.zarr.documents import DOCUMENTS
+
+    if not await store.is_flat():
+        found = await store.listed("")
+        shown = {info.name for info in found or ()}
+        return None if found is None else ([name for name in DOCUMENTS if name in shown], ())
+    listing = cast("AsyncGenerator[Info, None]", store.list_dir(""))
+    async with aclosing(listing):
+        async for _ in listing:  # a page of it: there may be millions
+            break
+    known = {name: store.names.get(name) for name in DOCUMENTS}
+    names = [name for name, one in known.items() if one is not None and one.entry is not None]
+    return names, [name for name, one in known.items() if one is None]
 
 
 async def _plan_set(

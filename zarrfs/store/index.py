@@ -82,6 +82,7 @@ class IndexStore:
         self._rows: OrderedDict[str, _Row] = OrderedDict()
         self._urls: OrderedDict[int, str] = OrderedDict()
         self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._asking: dict[int, trio.Event] = {}
         self._usage: Usage | None = None
 
     @property
@@ -425,9 +426,17 @@ class IndexStore:
             await self._whole_size(ref, begin=True)
 
     async def _whole_size(self, ref: int, begin: bool = False) -> int:
-        size = self._sizes.get(ref)
-        if size is None:
-            size = _remember(self._sizes, ref, await self._targets.size(self._url(ref), begin))
+        while (size := self._sizes.get(ref)) is None:
+            asking = self._asking.get(ref)
+            if asking is not None:
+                await asking.wait()
+                continue
+            asking = self._asking[ref] = trio.Event()
+            try:
+                return _remember(self._sizes, ref, await self._targets.size(self._url(ref), begin))
+            finally:
+                del self._asking[ref]
+                asking.set()
         return size
 
     def _url(self, ref: int) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, NamedTuple
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
 
 import trio
 
 from zarrfs.errors import (
+    AccessDenied,
     InvalidKey,
     IsDirectory,
     NotDirectory,
@@ -22,27 +26,37 @@ from zarrfs.errors import (
     TargetMissing,
 )
 from zarrfs.options import Options
+from zarrfs.optionvalues import FOREVER
 from zarrfs.redaction import without_secrets
-from zarrfs.store.api import Buffer, Info, Kind, Usage, Validator, check_key, join_key, name_rule, split_key
+from zarrfs.store.api import (
+    Buffer,
+    Info,
+    Kind,
+    Usage,
+    Validator,
+    check_key,
+    join_key,
+    keys_below,
+    name_rule,
+    split_key,
+)
+from zarrfs.store.names import Known, Names, span_of
+from zarrfs.store.pages import Pages
 from zarrfs.transfer import urls
-from zarrfs.transfer.answers import Entry
+from zarrfs.transfer.answers import Entry, Page
 from zarrfs.transfer.remote import RemoteFiles
 from zarrfs.transfer.systems import System
-from zarrfs.transfer.tasks import at_once
+from zarrfs.transfer.tasks import at_once, in_background
 from zarrfs.transfer.versions import note_unversioned
 
 log = logging.getLogger("zarrfs.store")
 
-_FRESH = 1.0  # seconds for which an entry is believed; in a zip file it is for good
-_KNOWN = 65_536  # entries remembered
+_FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
 
-
-class _Known(NamedTuple):
-    """What the server has told of a key."""
-
-    until: float  # it is believed
-    entry: Entry
-    identity: int | None  # as Info.identity: stays, as long as no later entry contradicts
+_WALK, _AHEAD = 2, 128  # directories that make a walk; that are listed ahead of it
+_TICK = 0.001  # seconds: so that what is told from now on is believed, with metadata_ttl=0s, too
+_NAMES = 1  # what a table of names means
+_WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 
 
 class FsspecStore:
@@ -50,15 +64,27 @@ class FsspecStore:
 
     "No such key" is said only where the server says so; a server that fails is a ReadError. A value that
     changes while it is read is read anew, so no get() mixes two versions. Where a name is a value and a
-    directory at once, it is the value (in a zip file: the directory).
+    directory at once, it is the value (in a zip file: the directory). What the server tells of names goes to a table
+    (names.py), where it is believed for metadata_ttl=.
     """
 
-    def __init__(self, url: str, options: Options) -> None:
+    def __init__(
+        self, url: str, options: Options, names: str | None = None, files: RemoteFiles | None = None
+    ) -> None:
+        """`names`: the directory where the table of names is kept. `files`, if any, stays the caller's."""
         self.immutable = urls.protocols(url)[:1] == ["zip"]
-        self.files = RemoteFiles(options)
+        self.files = RemoteFiles(options) if files is None else files
+        self._owns_files, self._directory = files is None, names
         self._url, self._missing, self._reread = url, options.missing_status, options.stale == "reread"
         self._found: tuple[System, str] | None = None
-        self._entries: OrderedDict[str, _Known] = OrderedDict()
+        since = max(options.asked_since, options.names_since)
+        self.names = Names(*self._ttls(options), since, options.cache == "none")
+        self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
+        self._asking: dict[str, trio.Event] = {}
+        self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
+        self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
+        self._walked = 0  # directories listed one after the other, each within one that was listed
+        self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
 
     @property
     def uri(self) -> str:
@@ -71,17 +97,22 @@ class FsspecStore:
         check_key(key, root=True)
         if not key:
             return Info("", Kind.DIRECTORY)
-        entry = await self._entry(key)
-        if entry.size is None and not entry.directory:
-            raise ReadError(key, "the server does not tell its size")
-        return self._info(key, entry)
+        return self._info(key, await self._known(key, sized=sized))
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        if await self.is_flat():
+            async for info in self._flat_dir(prefix, after):
+                yield info
+            return
         for info in await self._listing(prefix):
             if info.name > after:
                 yield info
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        if await self.is_flat():
+            async for key in keys_below(self, prefix):
+                yield key
+            return
         stack = [(prefix, iter(await self._listing(prefix)))]
         while stack:
             directory, infos = stack[-1]
@@ -103,23 +134,25 @@ class FsspecStore:
         check_key(key, root=True)
         if not key:
             raise IsDirectory(key)
-        entry = await self._entry(key)
+        entry = await self._exact(key)
         try:
             return await self._get(key, entry, start, length)
         except (TargetChanged, TargetMissing, OutOfRange):
             if self.immutable:
                 raise
         # Another version than the one that was asked about: once more, from the beginning.
-        self._doubt(key, entry)
-        return await self._get(key, await self._entry(key), start, length)
+        self.names.forget(key)
+        return await self._get(key, await self._exact(key), start, length)
 
     async def validator(self, key: str) -> Validator:
-        """As ValidatedStore.validator; what was told in the last second is believed."""
-        entry = await self._entry(key)
+        """As ValidatedStore.validator; what was told is believed, unless nothing would come with the bytes."""
+        known = await self._exact_known(key, look=True)
+        entry = known.entry
+        assert entry is not None
         if entry.directory:
             raise IsDirectory(key)
-        certain = entry.tag is not None or entry.mtime_ns is not None
-        return Validator(entry, self._info(key, entry), certain)
+        certain = not entry.rough and (entry.tag is not None or entry.mtime_ns is not None)
+        return Validator(entry, self._info(key, known), certain)
 
     async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
         """As ValidatedStore.get_same; with -o stale=reread as get().
@@ -130,15 +163,16 @@ class FsspecStore:
         assert isinstance(entry, Entry)
         if self._reread:
             return await self.get(key, start, length)
-        same = _same(entry, await self._entry(key))
-        identity, now = validator.info.identity, self._entries[key].identity
+        known = await self._exact_known(key)
+        same = known.entry is not None and _same(entry, known.entry)
+        identity, now = validator.info.identity, known.identity
         # a value that had no version when it was opened may have got one since, and then another
         if not same or (identity != now and None not in (identity, now)):
             raise TargetChanged(key, "has changed since it was opened")
         try:
             return await self._get(key, entry, start, length)
         except (TargetChanged, TargetMissing, OutOfRange):
-            self._doubt(key, entry)
+            self.names.forget(key)
             raise
 
     remote = True
@@ -154,8 +188,8 @@ class FsspecStore:
 
         async def look(key: str) -> None:
             with contextlib.suppress(StoreError, ReadError):
-                entry = await self._entry(key)
-                if not entry.directory and entry.size:
+                entry = (await self._exact_known(key, look=True)).entry
+                if entry is not None and not entry.directory and entry.size:
                     system, path = await self._place(key)
                     wanted.append(self.files.first_block(system, path, 0, entry.size, entry))
 
@@ -175,18 +209,56 @@ class FsspecStore:
     def adjust(self, options: Options) -> None:
         """As AdjustableStore.adjust."""
         self.files.adjust(options)
+        self.names.ttl, self.names.absent = self._ttls(options)
 
     def stats(self) -> dict[str, Any]:
         """Counters: those of the remote files, which have names of their own."""
         return {"remote": self.files.stats()}
 
     async def aclose(self) -> None:
-        await self.files.aclose()
+        with trio.CancelScope(shield=True):
+            if self._owns_files:
+                await self.files.aclose()
+            await trio.to_thread.run_sync(self.names.keep)
+        self.names.close()
 
     # -- for stores on top of this one
 
+    async def look(self, key: str, page: bool = False) -> Info:
+        """As info(), of what is likely to be a value, and to be read next: the question brings its beginning.
+
+        `page`: unless a page from the beginning of its directory tells of it, which has not been asked for.
+        """
+        await self.find()
+        if page and self.names.get(key) is None:
+            await self._in_page(key)
+        return self._info(key, await self._known(key, look=True))
+
     async def listed(self, prefix: str) -> list[Info] | None:
         """The sorted entries of a directory; None where the server shows no listing."""
+        check_key(prefix, root=True)
+        if self._found is None:
+            await self.find()
+        if prefix and (known := self.names.get(prefix)) is not None:
+            if known.entry is None:
+                raise NotFound(prefix)
+            if not known.entry.directory:
+                raise NotDirectory(prefix)
+        if prefix in self._ahead:
+            self._ahead.discard(prefix)
+        elif prefix not in self._listings:
+            self._walked = self._walked + 1 if prefix and self.names.listed(split_key(prefix)[0]) else 0
+        if self._walked >= _WALK and not self.immutable:
+            self._list_ahead(prefix)
+        if (asking := self._listings.get(prefix)) is not None:
+            await asking.wait()
+        return await self._listed(prefix)
+
+    async def _listed(self, prefix: str) -> list[Info] | None:
+        """As listed(), of a directory."""
+        now = time.time()
+        if self.names.listed(prefix, now):
+            return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
         system, path = await self._place(prefix)
         try:
             entries = await self.files.listing_at(system, path)
@@ -198,15 +270,25 @@ class FsspecStore:
             if not (await self._entry(prefix)).directory:
                 raise NotDirectory(prefix) from None
             raise NotFound(prefix) from None
-        return None if entries is None else self._sorted(prefix, entries)
+        return None if entries is None else self._sorted(prefix, entries, now)
 
     # -- parts
+
+    async def find(self) -> None:
+        """Find out who serves the URL, and where the table of names is kept; asks no server. ReadError."""
+        if self._found is None:
+            found = await self.files.find(self._url)
+            if self._directory is not None and not self.immutable:
+                told = repr((_NAMES, found[0].identity(found[1]), self._missing)).encode("utf-8", "surrogateescape")
+                self.names.path = os.path.join(self._directory, f"{hashlib.sha256(told).hexdigest()}.names")
+            self._found = found
 
     async def _place(self, key: str) -> tuple[System, str]:
         """(system, path in it) of a key."""
         check_key(key, root=True)
         if self._found is None:
-            self._found = await self.files.find(self._url)
+            await self.find()
+            assert self._found is not None
         system, path = self._found
         try:
             for name in key.split("/") if key else ():
@@ -215,48 +297,203 @@ class FsspecStore:
             raise InvalidKey(key, "not a key: a lone surrogate") from None
         return system, path
 
+    def _ttls(self, options: Options) -> tuple[float, float]:
+        """For how long it is believed what is there, and what is not: that as the kernel does, where it is said."""
+        if self.immutable:
+            return FOREVER, FOREVER
+        timeouts = (options.negative_timeout, options.entry_timeout, options.attr_timeout, options.metadata_ttl)
+        return options.metadata_ttl, next(timeout for timeout in timeouts if timeout is not None)
+
     async def _entry(self, key: str) -> Entry:
-        known = self._entries.get(key)
-        if known is not None and (self.immutable or known.until > trio.current_time()):
-            return known.entry
+        entry = (await self._known(key)).entry
+        assert entry is not None
+        return entry
+
+    async def _exact(self, key: str) -> Entry:
+        entry = (await self._exact_known(key)).entry
+        assert entry is not None
+        return entry
+
+    async def _exact_known(self, key: str, look: bool = False) -> Known:
+        """As _known(), of what is about to be read: what tells versions, and lately where the bytes do not.
+
+        `look`: it is likely to be a value.
+        """
+        if self._found is None:
+            await self.find()
+        named = self.names.get(key) if key else None
+        look = look or (named is not None and named.entry is not None and not named.entry.directory)
+        known = await self._known(key, look)
+        entry = known.entry
+        assert entry is not None
+        if entry.directory or self.immutable:
+            return known
+        tagged = entry.tag is not None and self._found is not None and self._found[0].tells
+        if (entry.rough and entry.tag is None) or not (tagged or known.seen + _FRESH > time.time()):
+            known = await self._once(key, look=True)
+        return known
+
+    async def _known(self, key: str, look: bool = False, sized: bool = True) -> Known:
+        """What is known of a key, or what its server tells now; not `sized`, it may lack its size. NotFound."""
+        if not key:
+            return Known(Entry("", True))
+        if self._found is None:
+            await self.find()
+        known = self.names.get(key)
+        if known is None or (sized and _lacks_size(known)):
+            known = await self._once(key, look)
+        if known.entry is None:
+            raise NotFound(key)
+        return known
+
+    async def _once(self, key: str, look: bool) -> Known:
+        """What the server tells of a key now; who asks while the question is under way has the same answer."""
+        while (asking := self._asking.get(key)) is not None:
+            await asking.wait()
+            known = self.names.get(key)
+            if known is not None and not _lacks_size(known):
+                return known
+        asking = self._asking[key] = trio.Event()
+        try:
+            found = None if look else await self._in_page(key)
+            return await self._ask(key, look) if found is None else found
+        finally:
+            del self._asking[key]
+            asking.set()
+
+    async def _ask(self, key: str, look: bool) -> Known:
         system, path = await self._place(key)
         try:
-            entry = await self.files.stat_at(system, path)
+            entry = await self.files.look_at(system, path) if look and self._may_look(key, system, path) else None
+            looked = entry is not None
+            if entry is None:
+                entry = await self.files.stat_at(system, path)
         except NotADirectoryError:
             raise NotDirectory(key) from None
         except ReadError as exc:
             if isinstance(exc, TargetMissing) if exc.status is None else exc.status in self._missing:
+                self.names.put(key, None)
                 raise NotFound(key) from None
             raise
         if entry.html and not key.lower().endswith((".html", ".htm")):
             # some servers show a directory's listing without redirecting to its name with "/"
             with_slash = await self.files.listing_at(system, path)
-            entry = entry if with_slash is None else Entry(entry.name, True)
+            if with_slash is not None:
+                entry = Entry(entry.name, True)
+            elif looked:
+                raise ReadError(key, "the server answers with an HTML page, as for names that it does not have")
+        if entry.size is None and not entry.directory:
+            raise ReadError(key, "the server does not tell its size")
         if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):
             note_unversioned(system.host(path), system.shown(path))
-        return self._remember(key, entry)
+        return self.names.put(key, *self._identified(self.names.last(key), entry))
 
-    def _remember(self, key: str, entry: Entry) -> Entry:
-        """Believe an entry for a while; returns it, with the tag of the one before where it is of the same value."""
-        known, identity = self._entries.get(key), None
-        if not (entry.directory or entry.size is None or self.immutable or self._reread):
-            if known is not None and known.identity is not None and _same(known.entry, entry):
-                identity = known.identity
-                if entry.tag is None:
-                    entry = entry._replace(tag=known.entry.tag, strong=known.entry.strong)
-            else:
-                identity = hash((entry.size, entry.tag, _second(entry)))
-        self._entries[key] = _Known(trio.current_time() + _FRESH, entry, identity)
-        self._entries.move_to_end(key)
-        if len(self._entries) > _KNOWN:
-            self._entries.popitem(last=False)
-        return entry
+    def _may_look(self, key: str, system: System, path: str) -> bool:
+        """Whether to fetch a value to hear what it is: not where its bytes are there, if it is what it was."""
+        known = self.names.last(key)
+        entry = None if known is None else known.entry
+        if entry is None or entry.size is None or entry.directory or entry.rough:
+            return system.tells
+        block = self.files.first_block(system, path, 0, entry.size, entry)
+        return system.tells and not self.files.blocks.cache.has(block.key)
 
-    def _doubt(self, key: str, entry: Entry) -> None:
-        """Ask anew what is at `key`, where `entry` is what is believed."""
-        known = self._entries.get(key)
-        if known is not None and known.entry is entry:
-            self._entries[key] = known._replace(until=0.0)
+    def _identified(self, known: Known | None, entry: Entry) -> tuple[Entry, int | None]:
+        """An entry, with tag and time of the one `known` before where it is of the same value, and its identity."""
+        if entry.directory or entry.size is None or self.immutable or self._reread:
+            return entry, None
+        was = None if known is None else known.entry
+        if known is None or was is None or not _same(was, entry):
+            return entry, _identity(entry)
+        identity = _identity(was) if known.identity is None else known.identity
+        if entry.tag is None:
+            entry = entry._replace(tag=was.tag, strong=was.strong)
+        if was.rough:  # what stat(2) has shown stays
+            entry = entry._replace(mtime_ns=was.mtime_ns, rough=entry.tag is None)
+        return entry, identity
+
+    # -- listings ahead of a reader that goes through a tree
+
+    def _list_ahead(self, prefix: str) -> None:
+        """Ask for the listings of the directories that come next: those in this one, and after it."""
+        now, above, name = time.time(), *split_key(prefix)
+        places = [(prefix, "")] + ([(above, name)] if prefix else [])
+        for directory, after in places:
+            if not self.names.listed(directory, now):
+                continue
+            for child, known in self.names.children(directory, after, None, now):
+                key = join_key(directory, child)
+                if len(self._ahead) >= _AHEAD:
+                    return
+                listed = known.entry is None or not known.entry.directory or key in self._listings
+                if not listed and not self.names.listed(key, now):
+                    self._ahead.add(key)
+                    self._listings[key] = trio.Event()
+                    in_background(self._one_ahead, key)
+
+    async def _one_ahead(self, key: str) -> None:
+        try:
+            await self._listed(key)
+            self._list_ahead(key)
+        except (StoreError, ReadError) as exc:  # whoever goes there asks, and hears why
+            log.debug("%s", exc)
+            self._walked = 0
+        finally:
+            self._listings.pop(key).set()
+
+    # -- flat listings
+
+    async def is_flat(self) -> bool:
+        """Whether the store lists all keys below a place in one go."""
+        system, _ = await self._place("")
+        return system.flat and self._pages is not None
+
+    async def _page(self, after: str) -> Page:
+        return await self.files.page_at(*await self._place(""), after)
+
+    async def _flat_dir(self, prefix: str, after: str) -> AsyncIterator[Info]:
+        """A directory, as the pages of it come."""
+        check_key(prefix, root=True)
+        if prefix and not (await self._entry(prefix)).directory:
+            raise NotDirectory(prefix)
+        assert self._pages is not None
+        now = time.time() - _TICK
+        start, stop = span_of(prefix)
+        at, begun = start, False
+        while not self.names.listed(prefix, now):
+            at = await self._pages.reach(at, stop, now)
+            if at < stop and not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None)):
+                await self.listed(prefix)  # a large tree: its top is one page of another kind
+                break
+            begun = True
+            for info in self._so_far(prefix, after, _safe(prefix, at), now):
+                after = info.name
+                yield info
+        found = False
+        for info in self._so_far(prefix, after, None, now):
+            found = True
+            yield info
+        if not (found or after or prefix):
+            system, path = await self._place("")
+            if not (await self.files.stat_at(system, path)).directory:
+                raise NotDirectory(prefix)
+
+    def _so_far(self, prefix: str, after: str, upto: bytes | None, now: float) -> Iterator[Info]:
+        return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
+
+    async def _in_page(self, key: str) -> Known | None:
+        """What a page from the beginning of its directory tells of a key; None: ask for it alone."""
+        start, stop = span_of(split_key(key)[0])
+        now = time.time() - _TICK
+        if not await self.is_flat() or self.names.covered(start, stop, now) > start:
+            return None
+        assert self._pages is not None
+        try:
+            await self._pages.reach(start, stop, now)
+        except (AccessDenied, TargetMissing) as exc:  # to read is permitted, or served, where to list may be not
+            log.debug("%s", exc)
+            self._pages = None
+            return None
+        return self.names.get(key, now)
 
     async def _listing(self, prefix: str) -> list[Info]:
         found = await self.listed(prefix)
@@ -264,7 +501,8 @@ class FsspecStore:
             raise ReadError(prefix or "/", "the server shows no listing")
         return found
 
-    def _sorted(self, prefix: str, entries: list[Entry]) -> list[Info]:
+    def _sorted(self, prefix: str, entries: list[Entry], since: float) -> list[Info]:
+        """Note a listing; what of it can be a key, sorted."""
         found: dict[str, Entry] = {}
         for entry in entries:
             rule = name_rule(entry.name)
@@ -272,10 +510,15 @@ class FsspecStore:
                 log.debug("%s: %s: not listed", join_key(prefix, entry.name), rule)
             elif entry.name not in found or not entry.directory:
                 found[entry.name] = entry
-        for name, entry in found.items():
-            if entry.directory or entry.size is not None:
-                found[name] = self._remember(join_key(prefix, name), entry)
-        return [self._info(join_key(prefix, name), found[name]) for name in sorted(found)]
+        before, names = self.names.rows(prefix), []
+        for name in sorted(found):
+            was, entry = before.get(name), found[name]
+            if entry.rough and was is not None and was.entry is not None and was.entry.size == entry.size:
+                entry = entry._replace(size=None)  # what was told before is more exact
+            names.append((name, *self._identified(was, entry)))
+        self.names.put_listing(prefix, names, since)
+        now = since - _TICK
+        return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
 
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
         if entry.directory:
@@ -289,12 +532,38 @@ class FsspecStore:
             return b""
         return await self.files.read_at(system, path, start, stop - start, 0, entry.size, entry)
 
-    def _info(self, key: str, entry: Entry) -> Info:
-        name, known = split_key(key)[1], self._entries.get(key)
+    def _info(self, key: str, known: Known) -> Info:
+        name, entry = split_key(key)[1], known.entry
+        assert entry is not None
         if entry.directory:
             return Info(name, Kind.DIRECTORY, 0, None, entry.mtime_ns)
-        identity = known.identity if known is not None and known.entry is entry else None
+        identity = None if self.immutable or self._reread else known.identity
+        if identity is None and not (self.immutable or self._reread) and entry.size is not None:
+            identity = _identity(entry)
         return Info(name, Kind.FILE, entry.size, None, entry.mtime_ns, identity=identity)
+
+
+def _safe(prefix: str, at: bytes) -> bytes:
+    """The name in a directory before which all are known, where all keys before `at` are.
+
+    Names are sorted otherwise than keys: a directory "a" comes before the value "a-b" in a listing, and its keys,
+    which are what tells of it, after that.
+    """
+    name = at[len(span_of(prefix)[0]) :].split(b"/")[0]
+    for index, letter in enumerate(name):
+        if index and letter < ord("/"):
+            return name[:index]
+    return name
+
+
+def _lacks_size(known: Known) -> bool:
+    return known.entry is not None and known.entry.size is None and not known.entry.directory
+
+
+def _identity(entry: Entry) -> int:
+    """What tells a value from another one, the same in every process."""
+    told = repr((entry.size, entry.tag, None if entry.rough else _second(entry))).encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "big", signed=True)
 
 
 def _second(entry: Entry) -> int | None:
@@ -308,4 +577,5 @@ def _same(one: Entry, other: Entry) -> bool:
         return one is other
     if one.tag is not None and other.tag is not None:
         return one.tag == other.tag
-    return None in (one.mtime_ns, other.mtime_ns) or _second(one) == _second(other)
+    rough = one.rough or other.rough
+    return rough or None in (one.mtime_ns, other.mtime_ns) or _second(one) == _second(other)

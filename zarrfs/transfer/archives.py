@@ -22,6 +22,7 @@ from zarrfs.errors import ReadError, TargetMissing
 from zarrfs.redaction import without_secrets
 from zarrfs.transfer.answers import Entry, Fetched, too_large
 from zarrfs.transfer.api import Buffer
+from zarrfs.transfer.systems import Unpaged
 
 if TYPE_CHECKING:
     from zarrfs.transfer.local import LocalFiles
@@ -100,10 +101,11 @@ class RemoteArchive:
         """The RemoteFiles is its owner's."""
 
 
-class ZipSystem:
+class ZipSystem(Unpaged):
     """The members of a zip file; a path is a member's name, "" the root."""
 
     immutable = True
+    tells = False
 
     def __init__(self, archive: Archive, limit: int) -> None:
         self._archive, self._limit = archive, limit

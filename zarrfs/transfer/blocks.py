@@ -83,6 +83,26 @@ class Blocks:
         where = wanted.system.shown(wanted.path)
         raise ReadError(where, f"not read within {self._options.read_timeout:g} s (-o read_timeout=)")
 
+    async def look(self, wanted: Wanted) -> Entry | None:
+        """What a value is, from a request for its first block, `wanted`, which is kept for whoever reads it.
+
+        None where the answer does not tell: ask. ReadError.
+        """
+        if self._disk is not None:
+            known = await trio.to_thread.run_sync(self._disk.version, wanted.target, 0.0, limiter=self._readers)
+            if known is not None:  # the bytes may be there
+                return None
+        self._pins.pop(wanted.at, None)
+        await self.get(wanted._replace(alone=True), 0)
+        pin = self._pins.pop(wanted.at, None)
+        head = None if pin is None else pin.head
+        if head is None or head.total is None:
+            self.cache.drop(lambda key: key == wanted.key)
+            return None
+        found = Entry("", False, head.total, head.mtime_ns, head.tag, head.html, (head.tag or "").startswith('"'))
+        self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, head.total), expected=found).key)
+        return found
+
     def ahead(self, wanted: Wanted) -> Ahead | None:
         """Fetch a block before anybody asks; as BlockCache.ahead()."""
         return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
@@ -160,7 +180,7 @@ class Blocks:
         return give
 
     async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
-        in_order = not ahead and wanted.expected is None
+        in_order = not ahead and wanted.expected is None and not wanted.alone
         covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
         if covering == [(wanted.start, wanted.stop)]:
             covering = []  # the run has the key of this very block, and is gone: it would wait for itself
@@ -237,7 +257,8 @@ class Blocks:
             self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == at)
             pin = None
         if pin is None:
-            self._pin(at, Pin(found.tag, found.total))
+            head = None if wanted.start else found._replace(data=b"")
+            self._pin(at, Pin(found.tag, found.total, head=head))
             if found.tag is None and not wanted.system.immutable:
                 note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         else:

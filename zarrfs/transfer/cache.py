@@ -145,6 +145,18 @@ class BlockCache(Generic[V]):
             self._note_unused(key, len(block))
             self._keep(key, block)
 
+    def rename(self, old: Hashable, new: Hashable) -> None:
+        """Let the block `old`, if it is kept, be `new`, which nobody has read so far."""
+        found = self._once.get(old)
+        block = found[0] if found is not None else self._often.get(old)
+        if block is None:
+            return
+        self._remove(old)
+        self._ghosts.pop(old, None)
+        if self._may_come(new, len(block)):
+            self._note_unused(new, len(block))
+        self._keep(new, block)
+
     def _may_come(self, key: Hashable, size: int) -> bool:
         return not self.has(key) and self._unused_bytes + size <= self.max_bytes // 2
 

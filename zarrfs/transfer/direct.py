@@ -93,6 +93,7 @@ class DirectWeb(WebPaths):
     """HTTP servers; a path is a URL. `next_` has what is not simple."""
 
     immutable = False
+    tells = True
 
     def __init__(self, options: Options, trust: Trust, next_: Callable[[], Awaitable[System]]) -> None:
         self._timeout, self._trust, self._next = options.request_timeout, trust, next_
@@ -267,7 +268,7 @@ class DirectWeb(WebPaths):
         if length < size:  # what follows is another answer
             raise Transient("the answer was cut off")
         data = await _body(sock, body[:size], size)
-        found = Fetched(data, http.tag(head), None if total == "*" else int(total))
+        found = http.told_with(Fetched(data, http.tag(head), None if total == "*" else int(total)), head, start)
         return found, length == size and len(body) <= size
 
 

@@ -43,7 +43,7 @@ async def fetch(web: Web, limit: int, url: str, start: int, stop: int | None) ->
             return Fetched(b"", version, int(match[1]) if match else start)
         _check_status(response, url)
         if response.status != 206:
-            return await _cut(response, limit, url, start, stop, version)
+            return told_with(await _cut(response, limit, url, start, stop, version), response, start)
         match = RANGE.match(response.headers.get("Content-Range", ""))
         if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
             raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
@@ -52,7 +52,15 @@ async def fetch(web: Web, limit: int, url: str, start: int, stop: int | None) ->
         if stop is None and end - start > limit:
             raise too_large(without_secrets(url), limit)
         data, _ = await _body(response, 0, (end if stop is None else min(stop, end)) - start)
-        return Fetched(data, version, total)
+        return told_with(Fetched(data, version, total), response, start)
+
+
+def told_with(found: Fetched, response: Any, start: int) -> Fetched:
+    """Bytes from `start` on; the first of a value with what the head of their answer tells beside the version."""
+    if start:
+        return found
+    about = _entry(response, None)
+    return found._replace(mtime_ns=about.mtime_ns, html=about.html)
 
 
 async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None, version: str | None) -> Fetched:
@@ -102,7 +110,7 @@ async def stat(web: Web, limit: int, url: str) -> Entry:
     or no length in it: one byte is asked for then. What has no length there either is fetched to be counted, up
     to `limit` bytes.
     """
-    async with web.request("HEAD", url, {}) as (response, hops):
+    async with web.request("HEAD", url, {}, slash=True) as (response, hops):
         if _redirected_to_directory(hops):
             return Entry("", True)
         size = _length(response)
@@ -110,7 +118,7 @@ async def stat(web: Web, limit: int, url: str) -> Entry:
             return _entry(response, size)
         if response.status in (404, 410):
             _check_status(response, url)
-    async with web.request("GET", url, {"Range": "bytes=0-0"}) as (response, hops):
+    async with web.request("GET", url, {"Range": "bytes=0-0"}, slash=True) as (response, hops):
         if _redirected_to_directory(hops):
             return Entry("", True)
         if response.status == 416:  # no first byte: an empty value

@@ -19,9 +19,9 @@ from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
 from zarrfs.transfer import http, identity
-from zarrfs.transfer.answers import Entry, Fetched, Transient
+from zarrfs.transfer.answers import Entry, Fetched, Page, Transient, checked_page
 from zarrfs.transfer.storeoptions import Unserved, bucket, configured, why_not_plain
-from zarrfs.transfer.systems import OnLoop, System, WebPaths, store_host
+from zarrfs.transfer.systems import PAGE, OnLoop, System, WebPaths, store_host
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.urls import names
 
@@ -39,6 +39,8 @@ _URL = re.compile(
     r"((?:(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$'()*,+&=;:@-]+/)*(?!\.{1,2}\Z)[A-Za-z0-9._~!$'()*,+&=;:@-]+)"
 )
 _KEY = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+/)*(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]+")
+_PLAIN = re.compile(r"[A-Za-z0-9._ =/-]*")  # of keys: what obstore writes as it stands where a listing is to begin
+_MARKS = 16  # objects of no bytes in a page, each of which may mark a directory
 _STATUS = re.compile(r" - Server returned non-2xx status code: (\d{3}) ?([A-Za-z' -]*)")
 _MESSAGES = (
     re.compile(r'message: "([^"\n]{1,200})"'),  # of the operating system
@@ -92,6 +94,11 @@ class _Fast:
         # longer than our own deadline, which tells more; this one ends what was abandoned
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
         self._client = {"timeout": limit, "connect_timeout": limit}
+
+    @property
+    def tells(self) -> bool:
+        """As System.tells."""
+        return True
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
@@ -153,7 +160,8 @@ class _Fast:
             raise_for(exc, self.shown(path))
         if not plain:
             raise Refused(self.shown(path), "the server answers with another range than was asked for")
-        return Fetched(data, tag_of(result.meta), result.meta["size"])
+        found = Fetched(data, tag_of(result.meta), result.meta["size"])
+        return found if start else found._replace(mtime_ns=_time_of(result.meta), html=_is_html(result))
 
     async def _body(self, result: Any, length: int) -> Any:
         return memoryview(await result.bytes_async())[:length]
@@ -276,6 +284,11 @@ class FastStore(_Fast):
         self._family = names(protocol)[0]
         self._endpoint = identity.endpoint(self._family, storage)
 
+    @property
+    def tells(self) -> bool:
+        """As System.tells: fsspec's clients do so of S3 alone."""
+        return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
+
     def _split(self, path: str) -> tuple[str, str]:
         at, _, key = path.partition("/")
         if not re.fullmatch(r"[A-Za-z0-9._-]+", at) or not _KEY.fullmatch(key):
@@ -292,13 +305,31 @@ class FastStore(_Fast):
         return made(config=config, client_options={**self._client, **client}, retry_config={"max_retries": 0})
 
     async def stat(self, path: str) -> Entry:
-        """As System.stat: of a directory, or what obstore does not find, by fsspec's client."""
+        """As System.stat: what obstore may not find, by fsspec's client."""
         try:
             place, key = self._found(path)
-            return await self._call(path, self._head, place.store, path, key)
+            try:
+                return await self._call(path, self._head, place.store, path, key)
+            except TargetMissing:
+                if not (place.proven and self.flat and _PLAIN.fullmatch(key)):
+                    raise
+            if await self._call(path, self._has_below, place.store, path, key):
+                return Entry(key.rpartition("/")[2], True)
+            missing = True
         except (Unserved, ReadError):
-            found = await (await self._fallback()).stat(path)
-        return self._plain(found)
+            missing = False
+        if missing:
+            raise TargetMissing(self.shown(path), "not found")
+        return self._plain(await (await self._fallback()).stat(path))
+
+    async def _has_below(self, store: Any, path: str, key: str) -> bool:
+        """Whether there is anything below a key: then it is a directory."""
+        import obstore
+
+        try:
+            return bool(await anext(aiter(obstore.list(store, key, chunk_size=1)), ()))
+        except Exception as exc:
+            raise_for(exc, self.shown(path))
 
     async def _head(self, store: Any, path: str, key: str) -> Entry:
         import obstore
@@ -307,9 +338,57 @@ class FastStore(_Fast):
             meta = await obstore.head_async(store, key)
         except Exception as exc:
             raise_for(exc, self.shown(path))
-        modified = meta["last_modified"]
-        mtime_ns = int(modified.timestamp()) * 1_000_000_000
-        return Entry(key.rpartition("/")[2], False, meta["size"], mtime_ns, tag_of(meta), strong=bool(meta["e_tag"]))
+        return _entry(key, meta)
+
+    @property
+    def flat(self) -> bool:
+        """As System.flat."""
+        return self._family == "s3"
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        path = path.rstrip("/")
+        if _PLAIN.fullmatch(path + after):
+            try:
+                place, key = self._found(path)
+            except Unserved:
+                pass
+            else:
+                try:
+                    found = await self._call(path, self._page, place.store, path, key, after)
+                    if found is not None:
+                        return found
+                except ReadError as exc:
+                    if place.proven and not isinstance(exc, Refused):
+                        raise
+                    log.debug("%s: listed by fsspec's client: %s", self.shown(path), exc)
+        return await (await self._fallback()).page(path, after)
+
+    async def _page(self, store: Any, path: str, key: str, after: str) -> Page | None:
+        """A page; None where what it has is not plain. On asyncio's loop."""
+        import obstore
+
+        within = after.rstrip("/") if after.endswith("/") else ""  # from the beginning of a directory: that alone
+        prefix = f"{key}/{within}" if within else key
+        begin = {"offset": f"{key}/{after}"} if after and not within else {}
+        try:
+            found = await anext(aiter(obstore.list(store, prefix, chunk_size=PAGE, **begin)), ())
+        except Exception as exc:
+            raise_for(exc, self.shown(path))
+        objects = [(meta["path"][len(key) + 1 :], meta) for meta in found]
+        entries = [(name, _entry(name, meta)) for name, meta in objects]
+        marks = [name for name, entry in entries if not entry.size]
+        if marks:
+            if len(marks) > _MARKS:
+                return None
+            for name in marks:  # of "a/" obstore tells "a"
+                try:
+                    await obstore.head_async(store, f"{key}/{name}")
+                except FileNotFoundError:
+                    return None
+                except Exception as exc:
+                    raise_for(exc, self.shown(path))
+        return checked_page(entries, after, len(found) == PAGE, self.shown(path), within)
 
     async def listing(self, path: str) -> list[Entry] | None:
         """As System.listing."""
@@ -355,8 +434,24 @@ def tag_of(meta: Any) -> str | None:
         return found if found.startswith('"') else f'"{found}"'
     import email.utils
 
-    modified = meta["last_modified"]
-    return email.utils.format_datetime(modified, usegmt=True) if modified.timestamp() else None
+    return email.utils.format_datetime(meta["last_modified"], usegmt=True) if _time_of(meta) else None
+
+
+def _time_of(meta: Any) -> int | None:
+    """When a value was changed; None where a server tells nothing (obstore has 1970), or the time of its answer."""
+    seconds = int(meta["last_modified"].timestamp())
+    told = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
+    return seconds * 1_000_000_000 if told else None
+
+
+def _entry(key: str, meta: Any) -> Entry:
+    """What obstore tells of an object."""
+    mtime_ns = int(meta["last_modified"].timestamp()) * 1_000_000_000
+    return Entry(key.rpartition("/")[2], False, meta["size"], mtime_ns, tag_of(meta), strong=bool(meta["e_tag"]))
+
+
+def _is_html(result: Any) -> bool:
+    return "html" in str(result.attributes.get("Content-Type", ""))
 
 
 def _status(exc: Exception) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 from zarrfs.errors import OutOfRange, ReadError
 from zarrfs.options import Options
 from zarrfs.transfer import openers, urls
-from zarrfs.transfer.answers import Entry
+from zarrfs.transfer.answers import Entry, Page
 from zarrfs.transfer.api import Buffer
 from zarrfs.transfer.blocks import Blocks
 from zarrfs.transfer.local import LocalFiles
@@ -166,9 +166,18 @@ class RemoteFiles:
         found: Entry = await self.blocks.ranges.call(system, path, lambda: system.stat(path))
         return found
 
+    async def look_at(self, system: System, path: str) -> Entry | None:
+        """What the value at `path` is, by fetching its beginning, which is kept; None: ask stat_at()."""
+        return await self.blocks.look(self.first_block(system, path, 0, self._part))
+
     async def listing_at(self, system: System, path: str) -> list[Entry] | None:
         """The entries of a directory; None where the server shows no listing."""
         found: list[Entry] | None = await self.blocks.ranges.call(system, path, lambda: system.listing(path))
+        return found
+
+    async def page_at(self, system: System, path: str, after: str) -> Page:
+        """A page of all keys below `path` that come after `after`."""
+        found: Page = await self.blocks.ranges.call(system, path, lambda: system.page(path, after))
         return found
 
     def adjust(self, options: Options) -> None:

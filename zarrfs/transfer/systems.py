@@ -19,7 +19,7 @@ import trio
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.redaction import without_secrets
 from zarrfs.transfer import bridge, http, identity, urls
-from zarrfs.transfer.answers import Entry, Fetched, Transient, too_large
+from zarrfs.transfer.answers import Entry, Fetched, Page, Transient, checked_page, too_large
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.urls import BUCKETS
 from zarrfs.transfer.web import Web
@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _REQUESTS = 64  # of one system in flight at once; more wait, without their deadline running
 _THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
+PAGE = 1000  # keys of a flat listing that are asked for at once
 _CHUNK = 1 << 20  # bytes of a body that are read at once
 _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
@@ -36,6 +37,11 @@ class System(Protocol):
     """One place where values are."""
 
     immutable: bool  # its values never change
+
+    @property
+    def tells(self) -> bool:
+        """Whether size and version of a value come with its bytes."""
+        ...
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """The bytes [start, stop) of a value, cut at its end.
@@ -50,6 +56,15 @@ class System(Protocol):
 
     async def listing(self, path: str) -> list[Entry] | None:
         """The entries of a directory, in no order; None where the server shows no listing."""
+        ...
+
+    @property
+    def flat(self) -> bool:
+        """Whether page() serves."""
+        ...
+
+    async def page(self, path: str, after: str) -> Page:
+        """A page of all keys below `path`, relative to that: up to 1,000 after the key `after`, if any."""
         ...
 
     def child(self, path: str, name: str) -> str:
@@ -73,6 +88,16 @@ class System(Protocol):
         ...
 
 
+class Unpaged:
+    """A system without flat listings."""
+
+    flat = False
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        raise NotImplementedError
+
+
 class OnLoop:
     """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
 
@@ -92,7 +117,7 @@ class OnLoop:
             raise_from(found, exc)
 
 
-class WebPaths:
+class WebPaths(Unpaged):
     """Paths that are URLs of HTTP."""
 
     _trust: Trust
@@ -118,6 +143,7 @@ class HttpSystem(WebPaths):
     """HTTP servers, all of them: a path is a URL."""
 
     immutable = False
+    tells = True
 
     def __init__(self, web: Web, trust: Trust, timeout: float, limit: int) -> None:
         self._web, self._trust, self._limit = web, trust, limit
@@ -150,9 +176,14 @@ class CoroutineSystem:
         self._family = urls.names(protocol)[0]
         self._loop = OnLoop(timeout, hint)
 
+    @property
+    def tells(self) -> bool:
+        """As System.tells."""
+        return hasattr(self._fs, "_call_s3")
+
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
-        if hasattr(self._fs, "_call_s3"):
+        if self.tells:
             return await self._loop.call(self.shown(path), self._fetch_s3, path, start, stop)
         if self._protocol in ("sftp", "ssh") and stop is not None:
             return await self._loop.call(self.shown(path), self._fetch_sftp, path, start, stop)
@@ -166,6 +197,15 @@ class CoroutineSystem:
         """As System.listing."""
         found = await self._loop.call(self.shown(path), self._fs._ls, path, True)
         return listed(path, found)
+
+    @property
+    def flat(self) -> bool:
+        """As System.flat."""
+        return self.tells
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        return await self._loop.call(self.shown(path), self._page, path, after)
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
@@ -198,6 +238,20 @@ class CoroutineSystem:
         data: bytes = await self._fs._cat_file(path, **({} if whole else {"start": start, "end": stop}))
         return data
 
+    async def _page(self, path: str, after: str) -> Page:
+        """ListObjectsV2 of S3, without a delimiter."""
+        bucket, key, _ = self._fs.split_path(path.rstrip("/"))
+        prefix = f"{key}/" if key else ""
+        begin = {"StartAfter": prefix + after} if after else {}
+        answer = await self._fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, **begin)
+        found = []
+        for one in answer.get("Contents", ()):
+            name = one["Key"][len(prefix) :]
+            if name:  # else it marks the directory
+                about = {"name": name, "size": one["Size"], "ETag": one["ETag"], "LastModified": one["LastModified"]}
+                found.append((name, entry({**about, "type": "directory" if name.endswith("/") else "file"})))
+        return checked_page(found, after, bool(answer.get("IsTruncated")), self.shown(path))
+
     async def _fetch_sftp(self, path: str, start: int, stop: int) -> Fetched:
         """A range of a file, of which sshfs's own _cat_file would fetch all."""
         async with self._fs._pool.get() as channel, channel.open(path, "rb") as file:
@@ -229,8 +283,10 @@ class CoroutineSystem:
         return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
 
 
-class ThreadSystem:
+class ThreadSystem(Unpaged):
     """An fsspec file system without coroutines: its calls run in worker threads."""
+
+    tells = False
 
     def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False) -> None:
         self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
@@ -371,6 +427,8 @@ def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
             continue  # an object that marks the directory
         if info.get("type") not in ("file", "directory"):
             continue  # a fifo, a dangling link, ...
+        if at.startswith(whole + "/") and "/" in at[len(whole) + 1 :]:
+            raise ReadError(path, f"its listing has what is not in it: {at[:200]!r}")
         found.append(entry(info))
     return found
 

@@ -35,6 +35,7 @@ class Pin:
     certain: bool = True  # no: from the disk, and no byte of it was given away so far
     noted: bool = False  # on the disk
     kept: bool = True  # no: its server tells too little for the disk
+    head: Fetched | None = None  # what came with its first bytes, without these
 
     @property
     def version(self) -> Version | None:
@@ -44,7 +45,7 @@ class Pin:
 
 def version_of(entry: Entry) -> Version | None:
     """The version of an entry; None where its server says too little."""
-    mtime = None if entry.mtime_ns is None else f"mtime {entry.mtime_ns}"
+    mtime = None if entry.mtime_ns is None or entry.rough else f"mtime {entry.mtime_ns}"
     return version_from(entry.tag or mtime, entry.size)
 
 

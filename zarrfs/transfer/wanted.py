@@ -18,6 +18,7 @@ class Wanted(NamedTuple):
     stop: int
     expected: Entry | None = None
     run: bool = False  # a stretch of many values, whatever they are
+    alone: bool = False  # it says nothing of what is read next of the target
 
     @property
     def at(self) -> tuple[int, str]:
@@ -33,5 +34,5 @@ class Wanted(NamedTuple):
     def key(self) -> Hashable:
         """Its key in the cache."""
         entry = self.expected
-        version = entry and (entry.size, entry.mtime_ns, entry.tag)
+        version = entry and (entry.size, entry.tag or entry.mtime_ns)
         return id(self.system), self.path, version, self.start, self.stop

@@ -48,9 +48,12 @@ class Web:
 
     @contextlib.asynccontextmanager
     async def request(
-        self, method: str, url: str, headers: dict[str, str]
+        self, method: str, url: str, headers: dict[str, str], slash: bool = False
     ) -> AsyncIterator[tuple[Any, list[Any]]]:
-        """(aiohttp's response, the URLs that were asked for: first `url`, then where it was redirected to)."""
+        """(aiohttp's response, the URLs that were asked for: first `url`, then where it was redirected to).
+
+        `slash`: what is redirected to its own name with "/" is a directory, and is not asked for any further.
+        """
         where = without_secrets(url)
         hops = [self._parsed(url, where)]
         while True:
@@ -59,6 +62,9 @@ class Web:
                 onward = _onward(response, hops[-1], where) if most else None
                 if onward is None:
                     yield response, hops
+                    return
+                if slash and onward.raw_path == hops[0].raw_path + "/":
+                    yield response, [*hops, onward]
                     return
             if len(hops) > most:
                 raise ReadError(where, f"is redirected more than {most} times")

@@ -289,7 +289,9 @@ class Hierarchy:
                 if (document := await self._document(directory, name)) is not None:
                     there[name] = document
 
-            await at_once(ask, [*names, *{*ATTRIBUTE_DOCUMENTS.values()}])
+            await ask(names[0])  # beside which there is no other: of most stores the only question
+            if not there:
+                await at_once(ask, [*names[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
         for name in names:
             made = there.get(name) if self._remote else await self._document(directory, name)
             if made is None:

@@ -1,0 +1,426 @@
+"""Names: the table of what a server has told of a tree: key -> size, time and tag, or directory, or absent.
+
+It is a SQLite file without a name, of which a bounded part is in memory. A row is believed for metadata_ttl=. Some
+answers tell of all names in a place: the listing of a directory, and a page of a flat listing, which is a span of
+keys in the order of their UTF-8 bytes. What is in such a place and was not named is absent.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from zarrfs.store.api import join_key, split_key
+from zarrfs.transfer.answers import Entry
+
+_FILE, _DIRECTORY, _ABSENT = range(3)
+_MEMORY = 8 << 20  # bytes of the table that are in memory
+_MOST = 4 << 30  # bytes of it on the disk; of one in memory alone:
+_MOST_IN_MEMORY = 64 << 20
+_DOCUMENT = 1 << 20  # bytes of a document that are in the table
+_SPANS = 4096  # spans that are remembered
+_MERGED = 1.0  # seconds: neighbouring spans no further apart in time are one
+_AHEAD = 2.0  # seconds by which a clock may have been set back
+_ROWS = 1000  # read at a time
+END = b"\xff"  # after every key
+_LAYOUT = 1
+_SCHEMA = f"""
+CREATE TABLE names (
+    parent BLOB NOT NULL, name BLOB NOT NULL, kind INTEGER NOT NULL, seen REAL NOT NULL, listed REAL, size INTEGER,
+    mtime_ns INTEGER, tag TEXT, flags INTEGER, identity INTEGER, PRIMARY KEY (parent, name)
+) WITHOUT ROWID;
+CREATE TABLE documents (key BLOB PRIMARY KEY, size INTEGER NOT NULL, tag TEXT NOT NULL, data BLOB NOT NULL);
+CREATE TABLE spans (start BLOB NOT NULL, stop BLOB NOT NULL, seen REAL NOT NULL);
+PRAGMA user_version = {_LAYOUT};
+"""
+_COLUMNS = "name, kind, seen, size, mtime_ns, tag, flags, identity, listed"
+# What was asked for earlier may come later: it changes nothing then.
+_PUT = (
+    "INSERT INTO names VALUES (?, ?, ?, ?, NULL, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET kind = excluded.kind, "
+    "seen = excluded.seen, listed = NULL, size = excluded.size, mtime_ns = excluded.mtime_ns, tag = excluded.tag, "
+    "flags = excluded.flags, identity = excluded.identity WHERE seen <= excluded.seen"
+)
+_PUT_DIRECTORY = (
+    "INSERT INTO names (parent, name, kind, seen, mtime_ns) VALUES (?, ?, 1, ?, ?) "
+    "ON CONFLICT DO UPDATE SET kind = 1, seen = max(seen, excluded.seen), mtime_ns = excluded.mtime_ns, size = NULL"
+)
+_IMPLY_DIRECTORY = _PUT_DIRECTORY + " WHERE kind != 0 OR seen < excluded.seen - ?"
+_PUT_NAME = (
+    "INSERT INTO names (parent, name, kind, seen, listed, flags) VALUES (?, ?, 0, 0, ?, 0) ON CONFLICT DO UPDATE SET "
+    "seen = iif(kind, 0, seen), size = iif(kind, NULL, size), kind = 0, listed = excluded.listed"
+)
+_STRONG, _ROUGH = 1, 2
+
+
+class Known(NamedTuple):
+    """What is known of a name."""
+
+    entry: Entry | None  # None: there is nothing of that name
+    identity: int | None = None  # as Info.identity: stays, as long as no later entry contradicts
+    seen: float = 0.0  # when it was told: seconds since 1970
+
+
+def encoded(key: str) -> bytes:
+    """A key as it is ordered in listings."""
+    return key.encode("utf-8", "surrogateescape")
+
+
+def span_of(directory: str) -> tuple[bytes, bytes]:
+    """The span of all keys below a directory."""
+    key = encoded(directory)
+    return (key + b"/", key + b"0") if key else (b"", END)
+
+
+class Names:
+    """See the module. `ttl`: seconds for which it is believed; `absent`: the same of what is not there.
+
+    `path` is where the table is kept: what is there is taken at the first use, but for what was told before `since`,
+    and keep() replaces it.
+    `in_memory`: nothing goes to a disk. `hides`: listings may lack names that begin with a dot.
+    """
+
+    hides = False
+
+    def __init__(self, ttl: float, absent: float, since: float = 0.0, in_memory: bool = False) -> None:
+        self.ttl, self.absent, self._since, self._in_memory = ttl, absent, since, in_memory
+        self.path: str | None = None
+        self._database: sqlite3.Connection | None = None
+        self._spans: list[tuple[bytes, bytes, float]] = []  # sorted, none over another
+        self._changed = False
+
+    # -- what is asked
+
+    def get(self, key: str, now: float | None = None) -> Known | None:
+        """What is known of a key and may be believed (as of `now`); None: ask."""
+        now = time.time() if now is None else now
+        parent, name = split_key(key)
+        parent_, name_ = encoded(parent), encoded(name)
+        row = self._row(f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name = ?", parent_, name_)
+        told = self._told_of_all(key, parent, now)
+        if row is not None and (known := self._believed(row, told, now)) is not None:
+            return known
+        if name[:1] == "." and self.hides:
+            return None
+        return Known(None, seen=told) if told and self._is_fresh(told, self.absent, now) else None
+
+    def _believed(self, row: tuple[Any, ...], told: float, now: float) -> Known | None:
+        """What a row says, if it may be believed; `told`: when it was told of all names there."""
+        _, kind, seen, *_, listed = row
+        if seen >= told and self._is_fresh(seen, self.absent if kind == _ABSENT else self.ttl, now):
+            return _known(row)
+        if kind == _FILE and listed is not None and listed >= told and self._is_fresh(listed, self.ttl, now):
+            if self._is_fresh(seen, self.ttl, now):
+                return _known(row)
+            return Known(Entry(row[0].decode("utf-8", "surrogateescape"), False), None, listed)  # that is all
+        return None
+
+    def rows(self, directory: str) -> dict[str, Known]:
+        """What was last told of each value in a directory, however long ago."""
+        rows = self._rows(f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND kind = 0", encoded(directory))
+        return {known.entry.name: known for known in map(_known, rows) if known.entry is not None}
+
+    def last(self, key: str) -> Known | None:
+        """What was last told of a key, however long ago."""
+        parent, name = split_key(key)
+        query = f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name = ?"
+        row = self._row(query, encoded(parent), encoded(name))
+        return None if row is None else _known(row)
+
+    def listed(self, directory: str, now: float | None = None) -> float:
+        """When all names of a directory were told, if that may be believed; else 0."""
+        now = time.time() if now is None else now
+        parent, name = split_key(directory)
+        row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(parent), encoded(name))
+        listed = row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
+        return max(listed, self._spanned(*span_of(directory), now))
+
+    def covered(self, start: bytes, stop: bytes, now: float) -> bytes:
+        """Up to where all keys from `start` on are told, at most `stop`."""
+        at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
+        for low, high, seen in self._spans[at:]:
+            if low > start or start >= stop:
+                break
+            if high > start and self._is_fresh(seen, self.ttl, now):
+                start = high
+        return min(start, stop)
+
+    def children(self, directory: str, after: str, upto: bytes | None, now: float) -> Iterator[tuple[str, Known]]:
+        """(name, what it is) of what is known to be in a directory, sorted, from the name `after` to before `upto`.
+
+        Of each only what may be believed: that is all where the directory is listed.
+        """
+        parent, at = encoded(directory), encoded(after)
+        listed = self.listed(directory, now)
+        while True:
+            query = f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name > ? ORDER BY name LIMIT {_ROWS}"
+            rows = self._rows(query, parent, at)
+            for row in rows:
+                if upto is not None and row[0] >= upto:
+                    return
+                name = row[0].decode("utf-8", "surrogateescape")
+                told = listed or self._told_of_all(join_key(directory, name), directory, now)
+                known = self._believed(row, told, now) if name else None
+                if known is not None and known.entry is not None:
+                    yield name, known
+            if len(rows) < _ROWS:
+                return
+            at = rows[-1][0]
+
+    # -- what is told
+
+    def put(self, key: str, entry: Entry | None, identity: int | None = None) -> Known:
+        """Note what a key is; None: nothing is there."""
+        now = time.time()
+        parent, name = split_key(key)
+        if entry is None:
+            self._write(_PUT, [(encoded(parent), encoded(name), _ABSENT, now, None, None, None, 0, None)])
+        elif entry.directory:
+            self._write(_PUT_DIRECTORY, [(encoded(parent), encoded(name), now, entry.mtime_ns)])
+        else:
+            self._write(_PUT, [_row(encoded(parent), encoded(name), entry, now, identity)])
+        return Known(entry, identity, now)
+
+    def put_listing(self, directory: str, found: Iterable[tuple[str, Entry, int | None]], since: float) -> None:
+        """Note all (name, entry, identity) of a directory, which was asked for at `since`.
+
+        Of what has no size but the name is told: what was told before stays.
+        """
+        parent = encoded(directory)
+        files, names, directories = [], [], []
+        for name, entry, identity in found:
+            if entry.directory:
+                directories.append((parent, encoded(name), since, entry.mtime_ns))
+            elif entry.size is None:
+                names.append((parent, encoded(name), since))
+            else:
+                files.append(_row(parent, encoded(name), entry, since, identity))
+        self._write(_PUT, files)
+        self._write(_PUT_NAME, names)
+        self._write(_PUT_DIRECTORY, directories)
+        query = "DELETE FROM names WHERE parent = ? AND seen < ? AND name != x'' AND ifnull(listed, 0) < ?"
+        self._write(query, [(parent, since, since)])
+        self.put_listed(directory, since)
+
+    def put_listed(self, directory: str, since: float) -> None:
+        """All names of a directory that there were at `since` are in the table."""
+        above, name = split_key(directory)
+        self._write(_PUT_DIRECTORY, [(encoded(above), encoded(name), since, None)])
+        query = "UPDATE names SET listed = ? WHERE parent = ? AND name = ?"
+        self._write(query, [(since, encoded(above), encoded(name))])
+
+    def put_page(self, found: Iterable[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
+        """Note a page of a flat listing: all keys from `start` to before `stop`, asked for at `since`."""
+        files, directories = [], dict[str, None]()
+        for key, entry in found:
+            parent, name = split_key(key)
+            if entry.directory:
+                parent = key
+            else:
+                files.append(_row(encoded(parent), encoded(name), entry, since, None))
+            while parent and parent not in directories:
+                directories[parent] = None
+                parent = split_key(parent)[0]
+        ttl = self.ttl
+        rows = [(encoded(above), encoded(name), since, None, ttl) for above, name in map(split_key, directories)]
+        self._write(_IMPLY_DIRECTORY, rows)  # a name that is both is the value
+        self._write(_PUT, files)
+        self._add_span(start, stop, since)
+
+    def forget(self, key: str) -> None:
+        """Ask anew what is at `key`."""
+        parent, name = split_key(key)
+        self._write("UPDATE names SET seen = 0 WHERE parent = ? AND name = ?", [(encoded(parent), encoded(name))])
+        self._cut(encoded(key), encoded(key) + b"\0")
+        above, name = split_key(parent)
+        self._write("UPDATE names SET listed = NULL WHERE parent = ? AND name = ?", [(encoded(above), encoded(name))])
+
+    def document(self, key: str) -> bytes | None:
+        """The bytes of a document, where these are in the table in the version that is known."""
+        known = self.get(key)
+        if known is None or known.entry is None:
+            return None
+        query = "SELECT data FROM documents WHERE key = ? AND size = ? AND tag = ?"
+        row = self._row(query, encoded(key), known.entry.size, known.entry.tag)
+        return None if row is None else bytes(row[0])
+
+    def put_document(self, key: str, data: bytes) -> None:
+        """Note the bytes of a document, in the version that is known; not of a large one."""
+        known = self.get(key)
+        entry = None if known is None else known.entry
+        if entry is not None and entry.tag is not None and entry.size == len(data) <= _DOCUMENT:
+            query = "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)"
+            self._write(query, [(encoded(key), entry.size, entry.tag, data)])
+
+    # -- the file
+
+    def keep(self) -> None:
+        """Replace what is kept by what is known; blocks. Failing is only slower next time."""
+        if self.path is None or not self._changed or self._database is None:
+            return
+        scratch = os.path.join(os.path.dirname(self.path), f".zarrfs-{secrets.token_hex(8)}.tmp")
+        with contextlib.suppress(OSError, sqlite3.Error):
+            try:
+                os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+                os.close(os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                self._database.execute("DELETE FROM spans")
+                self._database.executemany("INSERT INTO spans VALUES (?, ?, ?)", self._spans)
+                self._database.execute("VACUUM INTO ?", (scratch,))
+                os.rename(scratch, self.path)
+                self._changed = False
+            finally:
+                with contextlib.suppress(OSError):
+                    os.unlink(scratch)
+
+    def close(self) -> None:
+        """Give back the table."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._database is None:
+            self._database = self._new()
+            if self.path is not None and not self._take(self.path):
+                self._database.close()
+                self._database = self._new()
+        return self._database
+
+    def _new(self) -> sqlite3.Connection:
+        place = ":memory:" if self._in_memory else ""
+        database = sqlite3.connect(place, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute(f"PRAGMA cache_size = -{_MEMORY >> 10}")
+        database.execute(f"PRAGMA max_page_count = {(_MOST_IN_MEMORY if self._in_memory else _MOST) // 4096}")
+        database.executescript(_SCHEMA)
+        self._spans = []
+        return database
+
+    def _take(self, path: str) -> bool:
+        """Take what is kept at `path`; False where it was damaged, and what was taken is not to be used."""
+        database = self._database
+        assert database is not None
+        try:
+            status = os.lstat(path)
+            if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
+                return True
+            with contextlib.closing(sqlite3.connect(f"file:{_quoted(path)}?mode=ro&immutable=1", uri=True)) as kept:
+                if kept.execute("PRAGMA user_version").fetchone() != (_LAYOUT,):
+                    return True
+                kept.backup(database)
+            database.execute("DELETE FROM names WHERE max(seen, ifnull(listed, 0)) < ?", (self._since,))
+            query = "SELECT start, stop, seen FROM spans WHERE seen >= ? ORDER BY start"
+            self._spans = database.execute(query, (self._since,)).fetchall()
+            self.get("")
+        except OSError:
+            return True
+        except (sqlite3.Error, TypeError, ValueError):
+            return False
+        return True
+
+    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        rows = self._rows(query, *values)
+        return rows[0] if rows else None
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._opened().execute(query, values).fetchall()
+        except sqlite3.Error:
+            self._begin_anew()
+            return []
+
+    def _write(self, query: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        if not rows:
+            return
+        self._changed = True
+        try:
+            database = self._opened()
+            database.execute("BEGIN")
+            database.executemany(query, rows)
+            database.execute("COMMIT")
+        except sqlite3.Error:  # no room
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget all: the table has no room, or is damaged."""
+        self.close()
+        self._spans, self.path = [], None
+
+    # -- what is told of all names in a place
+
+    def _is_fresh(self, seen: float, ttl: float, now: float) -> bool:
+        return seen + ttl > now and seen < now + max(ttl, _AHEAD)
+
+    def _told_of_all(self, key: str, parent: str, now: float) -> float:
+        """When it was told of all names where `key` is, and may be believed; 0 where it was not."""
+        above, name = split_key(parent)
+        row = self._row("SELECT listed FROM names WHERE parent = ? AND name = ?", encoded(above), encoded(name))
+        listed = row[0] if row is not None and row[0] is not None and self._is_fresh(row[0], self.ttl, now) else 0.0
+        key_ = encoded(key)
+        return max(listed, self._spanned(key_, key_ + b"0", now) if self._spans else 0.0)
+
+    def _spanned(self, start: bytes, stop: bytes, now: float) -> float:
+        """When the keys from `start` to before `stop` were told, the oldest of them; 0 where some were not."""
+        at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
+        oldest = now + self.ttl
+        for low, high, seen in self._spans[at:]:
+            if low > start:
+                break
+            if high > start and self._is_fresh(seen, self.ttl, now):
+                oldest, start = min(oldest, seen), high
+                if start >= stop:
+                    return oldest
+        return 0.0
+
+    def _add_span(self, start: bytes, stop: bytes, seen: float) -> None:
+        if start >= stop:
+            return
+        self._cut(start, stop)
+        at = bisect.bisect_left(self._spans, start, key=lambda span: span[0])
+        self._spans.insert(at, (start, stop, seen))
+        for left in (at, at - 1):  # the one after, then the one before
+            if 0 <= left < len(self._spans) - 1:
+                (low, middle, one), (other_low, high, other) = self._spans[left : left + 2]
+                if middle == other_low and abs(one - other) <= _MERGED:
+                    self._spans[left : left + 2] = [(low, high, min(one, other))]
+        if len(self._spans) > _SPANS:
+            oldest = sorted(seen for _, _, seen in self._spans)[_SPANS // 2]
+            self._spans = [span for span in self._spans if span[2] > oldest]
+
+    def _cut(self, start: bytes, stop: bytes) -> None:
+        """Take [start, stop) out of the spans."""
+        at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
+        end, kept = at, []
+        while end < len(self._spans) and self._spans[end][0] < stop:
+            low, high, seen = self._spans[end]
+            if low < start:
+                kept.append((low, min(high, start), seen))
+            if high > stop:
+                kept.append((max(low, stop), high, seen))
+            end += 1
+        self._spans[at:end] = kept
+
+
+def _row(parent: bytes, name: bytes, entry: Entry, seen: float, identity: int | None) -> tuple[Any, ...]:
+    flags = _STRONG * entry.strong | _ROUGH * entry.rough
+    return parent, name, _FILE, seen, entry.size, entry.mtime_ns, entry.tag, flags, identity
+
+
+def _known(row: tuple[Any, ...]) -> Known:
+    name, kind, seen, size, mtime_ns, tag, flags, identity, _ = row
+    if kind == _ABSENT:
+        return Known(None, None, seen)
+    text = name.decode("utf-8", "surrogateescape")
+    if kind == _DIRECTORY:
+        return Known(Entry(text, True, None, mtime_ns), None, seen)
+    entry = Entry(text, False, size, mtime_ns, tag, False, bool(flags & _STRONG), bool(flags & _ROUGH))
+    return Known(entry, identity, seen)
+
+
+def _quoted(path: str) -> str:
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
