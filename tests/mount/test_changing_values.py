@@ -293,7 +293,9 @@ def test_a_server_that_tells_no_version_is_named_once(nginx: Nginx, tmp_path: Pa
                 assert (root / name).read_bytes() == b"a" * SIZE
             assert log_of(root).count("tells no version (neither ETag nor Last-Modified)") == 1
     for web, hosts in ((nginx.bare, [nginx.bare.url.removeprefix("http://")]), (nginx.dated, []), (nginx.plain, [])):
-        about = json.loads(run("info", "--json", f"{web.url}/undated").stdout)
+        done = run("info", "--json", "-o", "members=v", f"{web.url}/undated")
+        assert done.returncode == 0, done.stderr
+        about = json.loads(done.stdout)
         assert about["unversioned"] == hosts
 
 

@@ -222,16 +222,18 @@ def test_a_listing_that_is_too_long_is_an_error(faulty: Faulty, monkeypatch: pyt
     page = b"<title>Index of d</title>" + b"".join(b"<a href='v%d'>v</a>" % number for number in range(1000))
     faulty.put("/d/", page, forever="html")
 
-    async def check() -> None:
+    async def listed() -> int:
         store = FsspecStore(faulty.url, OPTIONS)
-        monkeypatch.setattr(http, "_LISTING_MAX", len(page))
-        assert len(await keys(store, "d")) == 1000
-        monkeypatch.setattr(http, "_LISTING_MAX", len(page) - 1)
-        with pytest.raises(ReadError, match=f"d/: its listing has more than {len(page) - 1} bytes"):
-            await keys(store, "d")
-        await store.aclose()
+        try:
+            return len(await keys(store, "d"))
+        finally:
+            await store.aclose()
 
-    trio.run(check)
+    monkeypatch.setattr(http, "_LISTING_MAX", len(page))
+    assert trio.run(listed) == 1000
+    monkeypatch.setattr(http, "_LISTING_MAX", len(page) - 1)
+    with pytest.raises(ReadError, match=f"d/: its listing has more than {len(page) - 1} bytes"):
+        trio.run(listed)
 
 
 def test_a_page_of_a_server_that_does_not_redirect(faulty: Faulty) -> None:
