@@ -249,6 +249,12 @@ def test_directories_behind_links(tmp_path: Path) -> None:
             (mnt / "w").read_bytes()
     with mounted(store, tmp_path / "mnt", "view=v3", f"allow_path={elsewhere}") as mnt:
         assert (zarr.open_array(mnt / "y", mode="r")[:] == DATA).all()
+        assert {"x", "y", "z"} <= {*os.listdir(mnt)}
+        with pytest.raises(OSError, match="Input/output"):  # no array that is not there
+            (mnt / "z/zarr.json").read_bytes()
+    done = run("check", "-o", f"allow_path={elsewhere}", store)
+    assert re.search("^[a-z ]+: z: .*nowhere, which is not there", done.stdout, re.MULTILINE)
+    assert "\ny " in done.stdout  # the other arrays are checked
     about = json.loads(run("info", "--json", store).stdout)
     assert (about["links_out"], about["links_allowed"]) == (3, 0)
     about = json.loads(run("info", "--json", "-o", f"allow_path={elsewhere}", store).stdout)

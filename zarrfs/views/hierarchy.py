@@ -18,6 +18,7 @@ from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
 from zarrfs.zarr.documents import (
     ATTRIBUTE_DOCUMENTS,
     DOCUMENT_MAX,
+    DOCUMENTS,
     NODE_DOCUMENTS,
     load_json,
     parse_document,
@@ -130,6 +131,8 @@ class Hierarchy:
                     yield resolved[1]._replace(name=info.name)
             elif info.kind is Kind.DIRECTORY and await self._is_shown(node, info.name):
                 yield info
+            elif _may_be_a_node(info):
+                yield info._replace(kind=Kind.DIRECTORY, size=0)
 
     async def _is_shown(self, group: Node, name: str) -> bool:
         """Whether a directory may be a node: one called .git, say, is only where a document says so."""
@@ -220,6 +223,9 @@ class Hierarchy:
             if resolved is None:
                 raise NotFound(path)
             directory, info = resolved
+            if info.unreadable:
+                node = Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
+                return _Known(until, (), node, settled=False)
             found = await self._documents(directory)
             if experimental is not None and found[:1] != (experimental.seen,):  # it is another one by now
                 self._drafts.pop(path, None)
@@ -256,7 +262,7 @@ class Hierarchy:
         return _Known(until, seen, node, settled)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
-        """(key in the source, Info) of the directory that `path` is, or leads to."""
+        """(key in the source, Info) of the directory that `path` is or leads to, or of what might be one."""
         if not path:
             return "", Info("", Kind.DIRECTORY)
         info = await self.store.info(path, sized=False)
@@ -268,7 +274,7 @@ class Hierarchy:
             if key is None:
                 return None
             path, info = key, await self.store.info(key, sized=False)
-        return (path, info) if info.kind is Kind.DIRECTORY else None
+        return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
 
     async def _leads_back(self, path: str, directory: str) -> bool:
         """Whether the link at `path` leads to a directory that it lies in: there would be no end of groups."""
@@ -460,6 +466,11 @@ class Hierarchy:
         except (NotFound, NotDirectory):
             return []
         return [names[name] for name in sorted(names)]
+
+
+def _may_be_a_node(info: Info) -> bool:
+    """Whether a name that cannot be followed may have led to an array or a group: then it is an error, not absent."""
+    return bool(info.unreadable) and info.name not in DOCUMENTS and not info.name.startswith(".")
 
 
 def _check_sizes(found: tuple[Found, ...]) -> None:
