@@ -147,6 +147,6 @@ def test_a_job_reads_what_its_shells_have_mounted(tree: Path, brokers: int) -> N
     assert all(line == interrupted or line.startswith("zarrfs: in: flux:nothing: ") for line in said), said
     top = tree.parent / f"zarrfs-flux-{os.getuid()}"
     assert not any(mount_lines(f"{place}/in") for place in places)
-    assert eventually(lambda: not list(top.iterdir()))  # of shells that were ended: by whoever keeps their mounts
+    assert eventually(lambda: not list(top.iterdir()))  # the mount holders of ended shells remove their directories
     with open("/proc/self/mountinfo") as file:
         assert str(tree.parent) not in file.read()

@@ -144,7 +144,7 @@ ARRAY = [f"x/a{array:02}/c/{row}/{at}" for array in range(5) for row in range(40
 @pytest.mark.promise("S54")
 @pytest.mark.parametrize("fault", ["403", "503", "repeats", "goes back"])
 def test_a_listing_that_goes_wrong_is_no_shorter_directory(bucket: Bucket, fault: str) -> None:
-    """And it is asked for again by whoever comes next."""
+    """The next reader asks for it again."""
     bucket.keys = sorted(ARRAY)
     first: list[str] = []
 

@@ -300,7 +300,7 @@ def test_a_server_that_tells_no_version_is_named_once(nginx: Nginx, tmp_path: Pa
 
 
 def test_check_twice_finds_values_that_change_in_between(nginx: Nginx) -> None:
-    """Which no other way does, where neither tag nor time nor size tells."""
+    """Nothing else finds them where tag, time and size are the same."""
     number, ended = itertools.count(), threading.Event()
     put(nginx.bare, b"%08d" % next(number) * (SIZE // 8))
     url = f"{nginx.bare.url}/undated"

@@ -26,7 +26,7 @@ CHUNK = 8  # items; four chunks
 
 
 class Case(NamedTuple):
-    """What lies in the place of chunk 1, and what is wanted of it."""
+    """One kind of entry in the place of chunk 1, and the wanted result of reading it."""
 
     make: Callable[[Path], None]  # takes the path of the chunk, whose bytes lie beside the store in `kept`
     reason: str = ""  # of the error; "": the chunk is right

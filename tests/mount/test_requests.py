@@ -97,7 +97,7 @@ def put(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> S
 
 
 def read_all(root: Path) -> None:
-    """As a reader does it who lists no chunks."""
+    """Read chunks by name, without listing them."""
     array: Any = zarr.open_group(str(root), mode="r")["x"]
     assert float(array[:].sum(dtype="f8")) == sum(range(CHUNKS * 64))
 
@@ -167,7 +167,7 @@ def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Ngi
 
 
 def unusual(requests: list[str]) -> str:
-    """What there is beside one GET of each chunk, to be shown."""
+    """Return the requests beside one GET of each chunk, for the message of a failure."""
     seen: set[str] = set()
     found = []
     for request in requests:

@@ -127,7 +127,7 @@ class Reader:
         )  # fmt: skip
 
     def read(self, source: Path, options: Options, index: Path) -> dict[str, Any]:
-        """What is found in a source; "stderr" is what was said meanwhile."""
+        """Return the content of a source; "stderr" has the messages."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         options = {"index_dir": str(index), "retries": 0, "request_timeout": 2.0, "log_level": "error"} | options
@@ -169,7 +169,7 @@ class Fuzz:
         self._reader.close()
 
     def judge(self, case: Mutant) -> list[str]:
-        """What is wrong with what comes of a mutant; noted here, too."""
+        """Return the fault in the result of a mutant, and note it."""
         self.counts[case.sample.kind] += 1
         self._judged += 1
         with self._written(case) as source:
@@ -271,7 +271,7 @@ _UNKNOWN = object()
 
 
 def _ill(found: dict[str, Any]) -> list[str]:
-    """What no source may do."""
+    """A source that broke a rule."""
     wrong = [f"unexpected: {text}" for text in found.get("unexpected", ())]
     if found["late"]:
         wrong.append(f"took more than {TIME_MAX} s")
@@ -288,7 +288,7 @@ def _ill(found: dict[str, Any]) -> list[str]:
 
 
 def _parsed(data: bytes) -> Any:
-    """What the standard library makes of a document; None where it is not JSON."""
+    """Parse a document with the standard library; None where it is not JSON."""
     try:
         return json.loads(data)
     except RecursionError:

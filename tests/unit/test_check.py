@@ -300,7 +300,7 @@ def test_two_passes_over_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_value_that_was_not_read_in_order_is_read_once_more() -> None:
-    """As a shard is whose index was read first; a hole is told from zeros, but not from itself."""
+    """A shard is read so, its index first. A hole differs from zeros, and equals another hole."""
     digests = Digests()
     for start, data in ((8, b"index"), (0, b"12345678")):
         digests.see("shard", start, data)

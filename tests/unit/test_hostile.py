@@ -1,4 +1,4 @@
-"""What mutated samples have found (tests/soak/fuzz.py): each of these was a traceback, a hang or too much memory."""
+"""Findings of mutated samples (tests/soak/fuzz.py): each was a traceback, a hang or too much memory."""
 
 from __future__ import annotations
 

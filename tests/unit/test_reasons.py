@@ -61,7 +61,7 @@ WRAPPED: dict[str, Callable[[str], BaseException]] = {
 
 
 def has_reason(line: str, about: str = "") -> bool:
-    """Whether anything is left of a line without what it is about."""
+    """Return whether anything is left of a line without what it is about."""
     assert line.count("\n") == 0, line
     rest = re.sub(r" \[E\w+\]$| \(-d shows where\)$", "", line)
     for prefix in (about, "/: "):

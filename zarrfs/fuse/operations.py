@@ -336,7 +336,7 @@ class Operations(ShownOperations):
     # -- parts
 
     async def _waits_for(self, question: str) -> bytes:
-        """Whether this mount waits for another one; asked by one of its targets' mounts before it reads from us."""
+        """Answer whether this mount waits for another one, which asks before it reads from this one."""
         answer = OTHER_MOUNTS.answer(question)
         if answer is None:  # threads of its own: all others may be busy with reads
             answer = await trio.to_thread.run_sync(OTHER_MOUNTS.waits_for, question, limiter=self._asking)

@@ -40,7 +40,7 @@ class StatAhead:
             self._places.popitem(last=False)
 
     def walks(self, key: str) -> bool:
-        """Whether the size of `key` is likely to be asked for because its directory was listed, not to read it."""
+        """Return whether a listing of the directory, and no read, is likely to be why the size of `key` is asked for."""
         place = self._places.get(split_key(key)[0])
         return place is not None and time.monotonic() - place.listed < _RECENT
 

@@ -111,7 +111,7 @@ def _is_entry(value: Any) -> bool:
 
 
 def _is_surely_entry(name: str, value: Any) -> bool:
-    """Whether an object is the entry of a file, and not a value that a reference set holds itself."""
+    """Return whether an object is the entry of a file, and not a value that a reference set holds itself."""
     if not _is_entry(value) or name.endswith(ZARR_METADATA):
         return False
     return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in _KINDS

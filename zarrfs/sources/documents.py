@@ -175,7 +175,7 @@ class JsonDocument:
 
 
 class _Scan:
-    """Where members end in a text that grows; no byte is looked at more than a few times, however long a value is."""
+    """Find the ends of members in a growing text, looking at each byte a bounded number of times."""
 
     def __init__(self) -> None:
         self.restart()
@@ -376,7 +376,7 @@ class _Reader:
         return str(name), before
 
     def _separator(self) -> bool:
-        """Whether a comma comes next, and not the end of the root; the text then begins with it."""
+        """Return whether a comma comes next, and not the end of the root; the text then begins with it."""
         self._scan.restart()
         self._skip(0)
         token = bytes(self._text[1:2])
@@ -403,7 +403,7 @@ class _Reader:
         self._text += piece
 
     def _between(self) -> bool:
-        """Whether the text ends in no string."""
+        """Return whether the text ends in no string."""
         self._scan.read(self._text)
         return not self._scan.in_string and self._scan.depth <= DEPTH_MAX
 

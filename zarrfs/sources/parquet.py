@@ -128,7 +128,7 @@ class ParquetStore:
 
     async def faults(self) -> AsyncIterator[tuple[str, str]]:
         """(entry, rule) of everything that cannot be used: in `.zmetadata`, whole record files, and their rows."""
-        self._warned = True  # who asks for faults asks for absences(), too
+        self._warned = True  # a caller that asks for faults asks for absences(), too
         found = await self.opened()
         for problem in found.problems:
             yield problem

@@ -44,7 +44,7 @@ class Place(Protocol):
         ...
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Whether read() failed because no such file is in the set, which itself is still there.
+        """Return whether read() failed because no such file is in the set, which itself is still there.
 
         False where the name is there and leads nowhere. Raises TargetChanged as check().
         """
@@ -222,7 +222,7 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _is_absent(root: str, key: str) -> bool:
-    """Whether a name on the way to `key` is not in its directory, not even as a link that leads nowhere. Blocks."""
+    """Return whether a part of `key` is not in its directory, not even as a dangling symbolic link. Blocks."""
     flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # asks for no attributes: the mount may be just answering that
     try:
         at = os.open(root, flags)

@@ -216,7 +216,7 @@ class UnlistedStore:
         return (await self._store.look(key, page=True)).kind is Kind.FILE
 
     async def _is_no_document(self, directory: str, name: str) -> bool:
-        """Whether it is known, without asking for it, that a directory has no document of that name."""
+        """Return whether it is known, without asking for it, that a directory has no document of that name."""
         named = (await self._consolidated()).get(directory) if directory else None
         if named and self._complete:
             return name not in named
@@ -322,7 +322,7 @@ class UnlistedStore:
     async def _shown(self, prefix: str) -> list[Info] | None:
         """What the server lists after all: some hide only names with a dot."""
         if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
-            return None  # of the top it is known that nothing is listed, and the rest is told otherwise
+            return None  # nothing is listed at the top, and the rest is known by other answers
         try:
             return await self._store.listed(prefix)
         except (NotFound, NotDirectory, TargetMissing, AccessDenied):
@@ -333,7 +333,7 @@ class UnlistedStore:
             raise
 
     def _shows_all(self, shown: list[Info]) -> bool:
-        """Whether no document is missing in a listing: those that servers hide are never beside a zarr.json."""
+        """Return whether no document is missing in a listing: those that servers hide are never beside a zarr.json."""
         return self._lists and any(info.name == "zarr.json" for info in shown)
 
     async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:

@@ -34,7 +34,7 @@ class Digests:
         self._seen[key] = found, stop, whole
 
     def complete(self, key: str, size: int) -> bool:
-        """Whether all bytes of a value were seen in order; else it is to be seen again, from its beginning."""
+        """Return whether all bytes of a value were seen in order; else it is to be seen again, from its beginning."""
         _, stop, whole = self._seen.get(key) or (None, 0, True)
         if whole and stop == size:
             return True
@@ -53,7 +53,7 @@ class Digests:
         self._seen.pop(key, None)
 
     def first(self) -> First:
-        """What was done, to be compared with."""
+        """The digests of the first pass."""
         return First(np.frombuffer(bytes(self._pairs), _PAIR))
 
 
@@ -66,7 +66,7 @@ class First:
         self._again = np.zeros(len(pairs), np.bool_)
 
     def has(self, key: str, digest: bytes) -> bool | None:
-        """Whether the value of `key` had that digest; None where there was none, or it could not be read."""
+        """Return whether the value of `key` had that digest; None where there was none, or it could not be read."""
         wanted = np.uint64(int.from_bytes(_short(key), "little"))
         low, high = (int(np.searchsorted(self._keys, wanted, side)) for side in ("left", "right"))
         self._again[low:high] = True

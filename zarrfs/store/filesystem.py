@@ -258,7 +258,7 @@ class FileSystemStore:
         return _info(name, status, None)
 
     def _stays(self, path: bytes, cached: bool = False) -> bool:
-        """Whether a link leads to a place in the base directory, be there something or not."""
+        """Return whether a link leads to a place in the base directory, be there something or not."""
         try:
             os.close(self._base.open(path, os.O_PATH, cached))
         except BlockingIOError:
@@ -268,7 +268,7 @@ class FileSystemStore:
         return True
 
     def _is_above(self, directory: os.stat_result, path: bytes, cached: bool) -> bool:
-        """Whether a directory is one of those that `path` leads through: a walk would never end."""
+        """Return whether a directory is one of those that `path` leads through: a walk would never end."""
         while path:
             path = path.rpartition(b"/")[0]
             descriptor = self._base.find(path, self._allowed, cached=cached)
@@ -381,7 +381,7 @@ class FileSystemStore:
         return out, followed
 
     def _look_at(self, directory: int, names: list[str], prefix: str) -> list[Info]:
-        """What there is under `names` in an open directory; names that have vanished are left out."""
+        """Stat `names` in an open directory; leave out names that have vanished."""
         found = []
         for name in names:
             try:

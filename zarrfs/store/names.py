@@ -59,7 +59,7 @@ _STRONG, _ROUGH = 1, 2
 
 
 class Known(NamedTuple):
-    """What is known of a name."""
+    """An entry of the table, or that there is none."""
 
     entry: Entry | None  # None: there is nothing of that name
     identity: int | None = None  # as Info.identity: stays, as long as no later entry contradicts
@@ -97,7 +97,7 @@ class Names:
     # -- what is asked
 
     def get(self, key: str, now: float | None = None) -> Known | None:
-        """What is known of a key and may be believed (as of `now`); None: ask."""
+        """Look up a key; None where nothing is known that is fresh at `now`."""
         now = time.time() if now is None else now
         parent, name = split_key(key)
         parent_, name_ = encoded(parent), encoded(name)
@@ -110,7 +110,7 @@ class Names:
         return Known(None, seen=told) if told and self._is_fresh(told, self.absent, now) else None
 
     def _believed(self, row: tuple[Any, ...], told: float, now: float) -> Known | None:
-        """What a row says, if it may be believed; `told`: when it was told of all names there."""
+        """Decode a row if it is fresh; `told`: when the whole directory was last listed."""
         _, kind, seen, *_, listed = row
         if seen >= told and self._is_fresh(seen, self.absent if kind == _ABSENT else self.ttl, now):
             return _known(row)
@@ -121,12 +121,12 @@ class Names:
         return None
 
     def rows(self, directory: str) -> dict[str, Known]:
-        """What was last told of each value in a directory, however long ago."""
+        """Return the last entry of each value in a directory, however old."""
         rows = self._rows(f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND kind = 0", encoded(directory))
         return {known.entry.name: known for known in map(_known, rows) if known.entry is not None}
 
     def last(self, key: str) -> Known | None:
-        """What was last told of a key, however long ago."""
+        """Return the last entry of a key, however old."""
         parent, name = split_key(key)
         query = f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name = ?"
         row = self._row(query, encoded(parent), encoded(name))
@@ -141,7 +141,7 @@ class Names:
         return max(listed, self._spanned(*span_of(directory), now))
 
     def covered(self, start: bytes, stop: bytes, now: float) -> bytes:
-        """Up to where all keys from `start` on are told, at most `stop`."""
+        """Return the end of the listed span that begins at `start`, at most `stop`."""
         at = max(bisect.bisect_right(self._spans, start, key=lambda span: span[0]) - 1, 0)
         for low, high, seen in self._spans[at:]:
             if low > start or start >= stop:
@@ -172,7 +172,7 @@ class Names:
                 return
             at = rows[-1][0]
 
-    # -- what is told
+    # -- writing
 
     def put(self, key: str, entry: Entry | None, identity: int | None = None) -> Known:
         """Note what a key is; None: nothing is there."""
@@ -189,7 +189,7 @@ class Names:
     def put_listing(self, directory: str, found: Iterable[tuple[str, Entry, int | None]], since: float) -> None:
         """Note all (name, entry, identity) of a directory, which was asked for at `since`.
 
-        Of what has no size but the name is told: what was told before stays.
+        Entries without a size keep what is known of them.
         """
         parent = encoded(directory)
         files, names, directories = [], [], []
@@ -351,7 +351,7 @@ class Names:
         self.close()
         self._spans, self.path = [], None
 
-    # -- what is told of all names in a place
+    # -- listings and pages
 
     def _is_fresh(self, seen: float, ttl: float, now: float) -> bool:
         return seen + ttl > now and seen < now + max(ttl, _AHEAD)

@@ -1,4 +1,4 @@
-"""Pages: flat listings of a tree in an object store, which fill the table of names ahead of whoever walks.
+"""Pages: flat listings of a tree in an object store, which fill the table of names ahead of a walk.
 
 A place whose names are asked for is listed from there on, a thousand keys a page, without regard to directories. A
 reader that goes on to the next page is taken to walk: from then on pages are asked for ahead, as many as were of use.
@@ -148,7 +148,7 @@ class Pages:
         try:
             await self._page(chain)
             bisect.insort(self._unused, start)
-        except ReadError as exc:  # whoever needs it asks, and hears why
+        except ReadError as exc:  # a reader that needs it asks again and gets the error
             log.debug("%s", exc)
             self._window = 0
         finally:

@@ -334,7 +334,7 @@ class FsspecStore:
         return known
 
     async def _known(self, key: str, look: bool = False, sized: bool = True) -> Known:
-        """What is known of a key, or what its server tells now; not `sized`, it may lack its size. NotFound."""
+        """Look up a key in the table, or ask its server; unless `sized`, the size may be unknown. NotFound."""
         if not key:
             return Known(Entry("", True))
         if self._found is None:
@@ -347,7 +347,7 @@ class FsspecStore:
         return known
 
     async def _once(self, key: str, look: bool) -> Known:
-        """What the server tells of a key now; who asks while the question is under way has the same answer."""
+        """Ask the server about a key. Callers that ask at the same time share one request."""
         while (asking := self._asking.get(key)) is not None:
             await asking.wait()
             known = self.names.get(key)
@@ -389,7 +389,7 @@ class FsspecStore:
         return self.names.put(key, *self._identified(self.names.last(key), entry))
 
     def _may_look(self, key: str, system: System, path: str) -> bool:
-        """Whether to fetch a value to hear what it is: not where its bytes are there, if it is what it was."""
+        """Return whether to fetch a value to hear what it is: not where its bytes are there, if it is what it was."""
         known = self.names.last(key)
         entry = None if known is None else known.entry
         if entry is None or entry.size is None or entry.directory or entry.rough:
@@ -434,7 +434,7 @@ class FsspecStore:
         try:
             await self._listed(key)
             self._list_ahead(key)
-        except (StoreError, ReadError) as exc:  # whoever goes there asks, and hears why
+        except (StoreError, ReadError) as exc:  # a reader that goes there asks again and gets the error
             log.debug("%s", exc)
             self._walked = 0
         finally:
@@ -443,7 +443,7 @@ class FsspecStore:
     # -- flat listings
 
     async def is_flat(self) -> bool:
-        """Whether the store lists all keys below a place in one go."""
+        """Return whether the store lists all keys below a place in one go."""
         system, _ = await self._place("")
         return system.flat and self._pages is not None
 
@@ -481,7 +481,7 @@ class FsspecStore:
         return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
 
     async def _in_page(self, key: str) -> Known | None:
-        """What a page from the beginning of its directory tells of a key; None: ask for it alone."""
+        """Look up a key in a page from the beginning of its directory; None: ask for it alone."""
         start, stop = span_of(split_key(key)[0])
         now = time.time() - _TICK
         if not await self.is_flat() or self.names.covered(start, stop, now) > start:
@@ -561,7 +561,7 @@ def _lacks_size(known: Known) -> bool:
 
 
 def _identity(entry: Entry) -> int:
-    """What tells a value from another one, the same in every process."""
+    """Return a number that differs between values, and is the same in every process."""
     told = repr((entry.size, entry.tag, None if entry.rough else _second(entry))).encode()
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "big", signed=True)
 

@@ -84,7 +84,7 @@ class Blocks:
         raise ReadError(where, f"not read within {self._options.read_timeout:g} s (-o read_timeout=)")
 
     async def look(self, wanted: Wanted) -> Entry | None:
-        """What a value is, from a request for its first block, `wanted`, which is kept for whoever reads it.
+        """Stat a value by a request for its first block, `wanted`, which is kept for its reader.
 
         None where the answer does not tell: ask. ReadError.
         """
@@ -336,7 +336,7 @@ class Blocks:
         return data, False, claim
 
     def _keeps(self, wanted: Wanted) -> bool:
-        """Whether a block is kept on disk once it has come, as far as that is known."""
+        """Return whether a block is kept on disk once it has come, as far as that is known."""
         if wanted.expected is not None and version_of(wanted.expected) is None:
             return False
         pin = self._pins.get(wanted.at)

@@ -323,7 +323,7 @@ class FastStore(_Fast):
         return self._plain(await (await self._fallback()).stat(path))
 
     async def _has_below(self, store: Any, path: str, key: str) -> bool:
-        """Whether there is anything below a key: then it is a directory."""
+        """Return whether there is anything below a key: then it is a directory."""
         import obstore
 
         try:
@@ -445,7 +445,7 @@ def _time_of(meta: Any) -> int | None:
 
 
 def _entry(key: str, meta: Any) -> Entry:
-    """What obstore tells of an object."""
+    """Turn the metadata that obstore has of an object into an Entry."""
     mtime_ns = int(meta["last_modified"].timestamp()) * 1_000_000_000
     return Entry(key.rpartition("/")[2], False, meta["size"], mtime_ns, tag_of(meta), strong=bool(meta["e_tag"]))
 

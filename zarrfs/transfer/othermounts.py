@@ -40,7 +40,7 @@ class OtherMounts:
         self._devices: dict[bytes, int] = {}  # by the id of a mount
 
     def present(self) -> bool:
-        """Whether there are any at all: what is opened must be judged first."""
+        """Return whether there are any at all: what is opened must be judged first."""
         return self.device is not None and bool(self._mounts())
 
     def enter(self, descriptor: int, path: str) -> None:
@@ -120,7 +120,7 @@ def _parts(question: str) -> tuple[int, int]:
 
 
 def _asked(descriptor: int, device: int, hops: int) -> bool:
-    """Whether the mount of a descriptor waits for `device`, through up to `hops` others."""
+    """Return whether the mount of a descriptor waits for `device`, through up to `hops` others."""
     try:
         return os.getxattr(f"/proc/self/fd/{descriptor}", f"{XATTR}{device}:{hops}") == _YES
     except OSError:  # it is gone, or of a version that does not know

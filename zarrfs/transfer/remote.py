@@ -167,7 +167,7 @@ class RemoteFiles:
         return found
 
     async def look_at(self, system: System, path: str) -> Entry | None:
-        """What the value at `path` is, by fetching its beginning, which is kept; None: ask stat_at()."""
+        """Stat the value at `path` by fetching its beginning, which is kept; None: ask stat_at()."""
         return await self.blocks.look(self.first_block(system, path, 0, self._part))
 
     async def listing_at(self, system: System, path: str) -> list[Entry] | None:

@@ -40,7 +40,7 @@ class System(Protocol):
 
     @property
     def tells(self) -> bool:
-        """Whether size and version of a value come with its bytes."""
+        """Return whether size and version of a value come with its bytes."""
         ...
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -60,7 +60,7 @@ class System(Protocol):
 
     @property
     def flat(self) -> bool:
-        """Whether page() serves."""
+        """Return whether page() serves."""
         ...
 
     async def page(self, path: str, after: str) -> Page:

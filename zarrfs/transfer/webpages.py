@@ -79,7 +79,7 @@ class _Links(html.parser.HTMLParser):
         self._end()
 
     def _end(self) -> None:
-        """What belongs to the last link has come."""
+        """Finish the last link."""
         if self._link:
             self.links.append((self._link, "".join(self._text or ())))
         self._link, self._text = "", None

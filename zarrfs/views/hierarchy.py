@@ -469,7 +469,7 @@ class Hierarchy:
 
 
 def _may_be_a_node(info: Info) -> bool:
-    """Whether a name that cannot be followed may have led to an array or a group: then it is an error, not absent."""
+    """Return whether an unreadable name may be an array or a group, which is then an error and not absent."""
     return bool(info.unreadable) and info.name not in DOCUMENTS and not info.name.startswith(".")
 
 
