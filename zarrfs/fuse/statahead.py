@@ -40,7 +40,7 @@ class StatAhead:
             self._places.popitem(last=False)
 
     def walks(self, key: str) -> bool:
-        """Return whether a listing of the directory, and no read, is likely to be why the size of `key` is asked for."""
+        """Return whether a listing of the directory, and no read, is likely to be why a size is asked for."""
         place = self._places.get(split_key(key)[0])
         return place is not None and time.monotonic() - place.listed < _RECENT
 
