@@ -18,6 +18,7 @@ import many
 import measures
 import remote
 import sets
+import stores
 import writes
 from data import Data
 from measures import Result
@@ -33,11 +34,12 @@ SUITES: dict[str, dict[str, Any]] = {
     "writes": writes.MEASURES,
     "archives": archives.MEASURES,
     "many": many.MEASURES,
+    "stores": stores.MEASURES,
     "arrays": arrays.MEASURES,
 }
 NOTES = {
     "remote": remote.NOTES, "clients": clients.NOTES, "writes": writes.NOTES, "archives": archives.NOTES,
-    "many": many.NOTES, "arrays": arrays.NOTES,
+    "many": many.NOTES, "stores": stores.NOTES, "arrays": arrays.NOTES,
 }  # fmt: skip
 
 HEADER = f"{'what':52} {'zarrfs':>26}   {'against':36} {'':>26} {'ratio':>7}  limit"
@@ -103,7 +105,12 @@ def make(chosen: argparse.Namespace, directory: Path, cleanup: contextlib.ExitSt
     if chosen.suite == "arrays":
         return arrays.Arrays(directory, (chosen.size or 2048) << 20)
     size = (chosen.size or 512) << 20
-    tree = many.Many(directory, size, chosen.entries or 1_000_000) if chosen.suite == "many" else Tree(directory, size)
+    if chosen.suite == "stores":
+        tree: Tree = stores.Stores(directory, 1 << 20)
+    elif chosen.suite == "many":
+        tree = many.Many(directory, size, chosen.entries or 1_000_000)
+    else:
+        tree = Tree(directory, size)
     cleanup.callback(tree.stop)
     tree.start()
     return tree

@@ -43,7 +43,7 @@ def place(data: Run) -> Iterator[Path]:
         directory.rmdir()
 
 
-def zarrfs_command(document: Path, mountpoint: Path, index: Path) -> list[str]:
+def zarrfs_command(document: Path | str, mountpoint: Path, index: Path) -> list[str]:
     """The command that mounts `document`."""
     more = f"index_dir={index},read_ahead={READ_AHEAD}B,log_file={index}/log"
     return [str(ZARRFS), "mount", str(document), str(mountpoint), "-o", more]

@@ -69,7 +69,7 @@ def zarrfs_of_files(*options: str) -> Contender:
 
 
 @contextlib.contextmanager
-def mounted(tree: Run, document: Path, *options: str) -> Iterator[Place]:
+def mounted(tree: Run, document: Path | str, *options: str) -> Iterator[Place]:
     """`document`, freshly mounted by zarrfs."""
     with _directory(tree, "mnt-") as mountpoint:
         command = peers.zarrfs_command(document, mountpoint, tree.index)

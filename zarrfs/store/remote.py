@@ -53,7 +53,8 @@ log = logging.getLogger("zarrfs.store")
 
 _FRESH = 1.0  # seconds for which it is believed that a value is the same, where its bytes come without a word of that
 
-_WALK, _AHEAD = 2, 128  # directories that make a walk; that are listed ahead of it
+_WALK = 2  # directories that make a walk
+_AHEAD, _BESIDE = 256, 64  # that are listed ahead of it, in all and of those in one directory
 _TICK = 0.001  # seconds: so that what is told from now on is believed, with metadata_ttl=0s, too
 _NAMES = 1  # what a table of names means
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
@@ -83,6 +84,7 @@ class FsspecStore:
         self._asking: dict[str, trio.Event] = {}
         self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
         self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
+        self._reached: dict[str, tuple[str, float]] = {}  # the last name in a directory that was one of them, and when
         self._walked = 0  # directories listed one after the other, each within one that was listed
         self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
 
@@ -414,27 +416,39 @@ class FsspecStore:
     # -- listings ahead of a reader that goes through a tree
 
     def _list_ahead(self, prefix: str) -> None:
-        """Ask for the listings of the directories that come next: those in this one, and after it."""
-        now, above, name = time.time(), *split_key(prefix)
-        places = [(prefix, "")] + ([(above, name)] if prefix else [])
-        for directory, after in places:
-            if not self.names.listed(directory, now):
-                continue
-            for child, known in self.names.children(directory, after, None, now):
-                key = join_key(directory, child)
-                if len(self._ahead) >= _AHEAD:
-                    return
-                listed = known.entry is None or not known.entry.directory or key in self._listings
-                if not listed and not self.names.listed(key, now):
-                    self._ahead.add(key)
-                    self._listings[key] = trio.Event()
-                    in_background(self._one_ahead, key)
+        """Ask for the listings of the directories that come next: those in this one, and a few after it."""
+        self._list_below(prefix, "", _BESIDE)
+        if prefix:
+            above, name = split_key(prefix)
+            beside = sum(split_key(key)[0] == above for key in self._ahead)
+            self._list_below(above, name, _BESIDE - beside)
+
+    def _list_below(self, directory: str, after: str, most: int) -> None:
+        """Ask for the listings of up to `most` directories in one, after a name and those that were asked for."""
+        now = time.time()
+        if most <= 0 or len(self._ahead) >= _AHEAD or not self.names.listed(directory, now):
+            return
+        was = self._reached.pop(directory, ("", 0.0))
+        after = max(after, was[0]) if was[1] + self.names.ttl > now else after
+        for child, known in self.names.children(directory, after, None, now):
+            if most <= 0 or len(self._ahead) >= _AHEAD:
+                break
+            after, key = child, join_key(directory, child)
+            listed = known.entry is None or not known.entry.directory or key in self._listings
+            if not listed and not self.names.listed(key, now):
+                most -= 1
+                self._ahead.add(key)
+                self._listings[key] = trio.Event()
+                in_background(self._one_ahead, key)
+        self._reached[directory] = after, now
+        if len(self._reached) > 2 * _AHEAD:
+            self._reached.pop(next(iter(self._reached)))
 
     async def _one_ahead(self, key: str) -> None:
         try:
             await self._listed(key)
-            self._list_ahead(key)
-        except (StoreError, ReadError) as exc:  # a reader that goes there asks again and gets the error
+            self._list_below(key, "", _BESIDE)  # the walk goes there first
+        except (StoreError, ReadError) as exc:  # a reader that goes there asks, and gets the error
             log.debug("%s", exc)
             self._walked = 0
         finally:
