@@ -87,6 +87,10 @@ SCRIPTS = {
     "damaged: …": "zarrfs check zlib",
     "numcodecs has no such codec here": "zarrfs check nosuch",
     "left out of view=v3: …": "m -o view=v3 objects mnt; ls mnt; log",
+    "…: is a symbolic link to …: leads to …, which is out of the store (-o allow_path=DIR)":
+        "ln -s ../data.bin zlib/1; ro zlib 1",
+    "…: is a symbolic link to …, which is not there (git annex get fetches it)":
+        "ln -s .git/annex/objects/k/k zlib/1; ro zlib 1",
     "Read-only file system": "m refs.json mnt; echo >mnt/new",
     "…: is in use by another mount (process …)":
         "m -o upperdir=empty refs.json mnt; m -o upperdir=empty refs.json zlib",

@@ -116,7 +116,7 @@ def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("make", "entry", "rule"),
     [
-        (lambda place: os.symlink("x", place / "link"), "link", "a symbolic link"),
+        (lambda place: os.symlink("nowhere", place / "link"), "link", "to nowhere, which is not there"),
         (lambda place: (place / os.fsdecode(b"n\xff")).write_bytes(b"1"), "n", "not UTF-8"),
         (lambda place: (place / "dir").mkdir() or (place / "dir" / os.fsdecode(b"\xfe")).mkdir(), "dir/", "not UTF-8"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -118,7 +119,8 @@ def _copy(tree: Tree, place: _Place, how: Sending, kept: Kept) -> None:
 
     report, changed = Report(), list[str]()
     ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount does not show them
-    choice = Choice("differs", exclude=ours, jobs=how.jobs, keep_going=how.keep_going, sync=True)
+    unsupported = tuple(f"/{glob.escape(key)}" for key in kept.left_out)
+    choice = Choice("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
     try:
         os.makedirs(os.path.dirname(place.path), exist_ok=True)
     except OSError as exc:

@@ -115,6 +115,8 @@ def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
 def _check(key: str, info: Info, source: str) -> None:
     if info.kind is Kind.SYMLINK:
         raise SourceError(source, "a symbolic link, which no reference set can hold", key)
+    if info.unreadable:
+        raise SourceError(source, info.unreadable, key)
     try:
         key.encode()
     except UnicodeEncodeError:
