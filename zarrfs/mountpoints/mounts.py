@@ -59,12 +59,6 @@ def mount_at(mountpoint: str) -> Mount | None:
     return at[-1] if at and at[-1].fstype != "autofs" else None
 
 
-def is_zarrfs(device: int) -> bool:
-    """Return whether a device number (st_dev) is that of a mount of zarrfs in this mount namespace."""
-    name = f"{os.major(device)}:{os.minor(device)}"
-    return os.major(device) == 0 and any(mount.device == name and mount.fstype == FSTYPE for mount in mounts())
-
-
 def canonical(mountpoint: str) -> str:
     """`mountpoint` as mountinfo spells it; its last part is not resolved, as it may be a dead mount."""
     parent, name = os.path.split(os.path.abspath(mountpoint))

@@ -70,7 +70,7 @@ def open_directory(path: str, options: Options) -> FileSystemStore:
 
 def is_zarr(path: str) -> bool:
     """Return whether a directory has a metadata document of Zarr at its root, be it a link that leads nowhere."""
-    from zarrfs.zarr.documents import NODE_DOCUMENTS
+    from zarrfs.zarr import NODE_DOCUMENTS
 
     def has(name: str) -> bool:
         return os.path.lexists(os.path.join(path, name))

@@ -12,6 +12,8 @@ import os
 import stat
 from collections.abc import Sequence
 
+from zarrfs.transfer.othermounts import OTHER_MOUNTS
+
 _SYS_OPENAT2 = 437  # the same number on every architecture
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
 _PATH_MAX = 4096  # bytes that one system call takes, with the NUL
@@ -103,12 +105,13 @@ class BaseDirectory:
         flags = os.O_PATH | (os.O_NOFOLLOW if nofollow else 0)
         try:
             return self.open(path, flags, cached)
-        except BlockingIOError:
-            if not (allowed and self._kernel_caches and self._kernel_walks):
-                raise
-            found = self._find_cached(path, flags)
         except OSError as exc:
-            if exc.errno != errno.EXDEV:
+            if exc.errno not in (errno.EXDEV, errno.EAGAIN) or (cached and not allowed):
+                raise
+        try:
+            found = self._find_cached(path, flags)
+        except BlockingIOError:
+            if cached:
                 raise
             found = self._walk_out(path, nofollow)
         try:
@@ -120,10 +123,12 @@ class BaseDirectory:
 
     def _find_cached(self, path: bytes, flags: int) -> int:
         """As find(), where the kernel has all of it cached and no mount point lies on the way: that may be our own."""
+        if not (self._kernel_walks and self._kernel_caches):
+            raise BlockingIOError(errno.EAGAIN, "not cached")
         try:
             return _openat2(self.descriptor, path, flags | os.O_CLOEXEC, _NO_XDEV | _NO_MAGICLINKS | _CACHED)
         except OSError as exc:
-            if exc.errno != errno.EXDEV:
+            if exc.errno not in (errno.EXDEV, errno.EINVAL):  # the latter: Linux < 5.12
                 raise
             raise BlockingIOError(errno.EAGAIN, "not cached") from None
 
@@ -202,15 +207,15 @@ class BaseDirectory:
 
     def _walk_out(self, path: bytes, nofollow: bool) -> int:
         """Find `path` part by part wherever links lead. No part is asked for in a mount of zarrfs."""
-        from zarrfs.mountpoints.mounts import is_zarrfs  # few stores have links that lead out
-
         found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
-        device = os.fstat(found).st_dev
-        todo, links = _parts(path), 0
+        own, todo, links = OTHER_MOUNTS.device_of(found), _parts(path), 0
         try:
             while todo:
                 above, name = found, todo.pop(0)
                 found = _open_part(name, above, bool(todo))
+                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), which would ask its daemon
+                    os.close(above)
+                    raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
                 status = os.fstat(found)
                 if stat.S_ISLNK(status.st_mode) and (todo or not nofollow):
                     links += 1
@@ -224,10 +229,6 @@ class BaseDirectory:
                         os.close(above)
                     continue
                 os.close(above)
-                if status.st_dev != device:
-                    device = status.st_dev
-                    if is_zarrfs(device):
-                        raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
         except BaseException:
             os.close(found)
             raise

@@ -55,7 +55,7 @@ _FRESH = 1.0  # seconds for which it is believed that a value is the same, where
 
 _WALK = 2  # directories that make a walk
 _AHEAD, _BESIDE = 256, 64  # that are listed ahead of it, in all and of those in one directory
-_TICK = 0.001  # seconds: so that what is told from now on is believed, with metadata_ttl=0s, too
+_TICK = 0.001  # seconds: an answer that comes from now on is fresh, with metadata_ttl=0s, too
 _NAMES = 1  # what a table of names means
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 

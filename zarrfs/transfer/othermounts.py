@@ -45,7 +45,7 @@ class OtherMounts:
 
     def enter(self, descriptor: int, path: str) -> None:
         """Before a file is opened: `descriptor` (O_PATH) is of it. Loop where its mount waits for ours."""
-        device = self._device_of(descriptor)
+        device = self.device_of(descriptor)
         if device is None or device == self.device or self.device is None:
             return
         with self._entering:
@@ -60,7 +60,7 @@ class OtherMounts:
         """Before we are mounted, so nobody can wait for us: count the mount that `path` lies in."""
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            device = self._device_of(descriptor)
+            device = self.device_of(descriptor)
             if device is None or device in self._entered:
                 os.close(descriptor)
             else:
@@ -77,7 +77,7 @@ class OtherMounts:
         others = list(self._entered.values()) if hops > 0 else []
         return _YES if any(_asked(descriptor, device, hops - 1) for descriptor in others) else _NO
 
-    def _device_of(self, descriptor: int) -> int | None:
+    def device_of(self, descriptor: int) -> int | None:
         """st_dev of the zarrfs mount that an O_PATH descriptor is in, without asking that; None for anything else."""
         devices = self._mounts()
         if not devices:

@@ -86,7 +86,7 @@ class _Links(html.parser.HTMLParser):
 
 
 def _value(name: str, beside: str) -> Entry:
-    """A value, with its size and time where these are told."""
+    """An entry for a value, with size and time where the page has them."""
     match = _BESIDE.fullmatch(beside)
     if match is None:
         return Entry(name, False)

@@ -11,12 +11,12 @@ import marshal
 from collections.abc import Callable
 
 from zarrfs.transfer.api import Buffer
+from zarrfs.zarr import ATTRIBUTE_DOCUMENTS as ATTRIBUTE_DOCUMENTS
+from zarrfs.zarr import DOCUMENTS as DOCUMENTS
+from zarrfs.zarr import NODE_DOCUMENTS as NODE_DOCUMENTS
 from zarrfs.zarr import legacy, pickled, v2, v3
 from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
 
-NODE_DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", "__zmeta__", "meta")  # of which one makes a node
-ATTRIBUTE_DOCUMENTS = {".zarray": ".zattrs", ".zgroup": ".zattrs", "__zmeta__": "__zattr__", "meta": "attrs"}
-DOCUMENTS = (*NODE_DOCUMENTS, ".zmetadata", *dict.fromkeys(ATTRIBUTE_DOCUMENTS.values()))  # all names beside chunks
 DOCUMENT_MAX = 256 << 20  # bytes: no longer one is read
 Metadata = ArrayMetadata | GroupMetadata
 
