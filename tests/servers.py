@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from zarrfs.transfer import direct
+from zarrfs.net import direct
 
 _START_SECONDS = 20.0
 
@@ -450,7 +450,7 @@ def _post(url: str, body: bytes) -> None:
 
 
 _WITHOUT = {  # what a program runs first, so that it has neither DirectWeb nor obstore
-    "obstore": "import re\nfrom zarrfs.transfer import direct\ndirect._URL = re.compile('(?!)')\n",
+    "obstore": "import re\nfrom zarrfs.net import direct\ndirect._URL = re.compile('(?!)')\n",
     "fsspec": "import sys\nsys.modules['obstore'] = None\n",
 }
 

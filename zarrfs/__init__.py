@@ -23,7 +23,7 @@ def open_store(source: str, **options: Any) -> Store:
     Keyword arguments are options by name, with Python values: type="archive", blobs=("/srv/blobs",),
     storage={"s3": {"anon": True}}. Raises SourceError or UsageError. The store's methods run on trio.
     """
-    from zarrfs.options import Options, check_bounds
+    from zarrfs.config.options import Options, check_bounds
     from zarrfs.sources import open_source
 
     chosen: Options = Options(**options)

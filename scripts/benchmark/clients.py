@@ -35,8 +35,8 @@ NOTES = f"""\
 _SCRIPT = """
 import json, resource, sys, time
 import trio
-from zarrfs.options import parse
-from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.config.options import parse
+from zarrfs.store.remotefiles import RemoteFiles
 
 def spent():
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from zarrfs.cli.common import errors_told
+from zarrfs.config.options import parse
 from zarrfs.daemon import serve, session
-from zarrfs.options import parse
 
 
 async def broken(*args: Any) -> None:

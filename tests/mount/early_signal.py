@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 from zarrfs.cli.common import errors_told
+from zarrfs.config.options import parse
 from zarrfs.daemon import session
-from zarrfs.mountpoints import fusemount
-from zarrfs.options import parse
+from zarrfs.system import fusemount
 
 attach = fusemount.attach
 

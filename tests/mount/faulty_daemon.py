@@ -14,10 +14,10 @@ import tempfile
 from typing import Any
 
 from zarrfs import errors
+from zarrfs.config.options import Options
 from zarrfs.daemon import serve
+from zarrfs.documents.plan import Plan
 from zarrfs.fuse import operations, shown
-from zarrfs.options import Options
-from zarrfs.sources import Plan
 from zarrfs.store.indexfile import IndexWriter
 
 

@@ -17,8 +17,8 @@ import trio
 
 from tests.mount.mounting import daemon_pid, mounted
 from tests.store_contract import keys, listed
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
-from zarrfs.options import Options
 from zarrfs.store.remote import FsspecStore
 
 DELAY = 0.03  # seconds until a page comes

@@ -21,12 +21,12 @@ from tests.conftest import run
 from tests.mount.mounting import counters_of, log_of, mounted, until
 from tests.mount.test_semantics import error_of
 from tests.servers import Faulty, Nginx, Web, nginx
+from zarrfs.config.options import Options
 from zarrfs.errors import TargetChanged
-from zarrfs.options import Options
-from zarrfs.sources.unlisted import UnlistedStore
-from zarrfs.stage.walk import pieces
 from zarrfs.store.api import one_version
 from zarrfs.store.remote import FsspecStore
+from zarrfs.store.unlisted import UnlistedStore
+from zarrfs.store.walk import pieces
 
 __all__ = ["nginx"]
 

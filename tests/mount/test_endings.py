@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.mount.mounting import alive, daemon_pid, mount_lines
-from zarrfs.mountpoints import mounts
+from zarrfs.system import mounts
 
 # Opens an array, says so, waits for a line, reads it, and says what it saw.
 READER = """

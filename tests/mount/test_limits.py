@@ -148,7 +148,7 @@ def test_256_processes_that_read(tmp_path: Path) -> None:
 MOUNTER = """
 import os, sys
 from zarrfs.daemon import session
-from zarrfs.options import parse
+from zarrfs.config.options import parse
 count, directory = int(sys.argv[1]), sys.argv[2]
 running = 0
 def wait():

@@ -17,8 +17,8 @@ from tests.faultproxy import FaultProxy, proxy
 from tests.mount.mounting import counters_of, daemon_pid, log_of, mounted
 from tests.mount.remotevalues import Read, Value, cut, document, publish, read_all, wait_for, whole
 from tests.servers import Nginx, nginx
-from zarrfs.transfer.claims import FOLDER
-from zarrfs.transfer.diskfiles import LAYOUT
+from zarrfs.cache.diskfiles import LAYOUT
+from zarrfs.cache.leases import FOLDER
 
 __all__ = ["nginx", "proxy"]
 

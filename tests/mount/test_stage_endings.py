@@ -15,7 +15,7 @@ from tests.mount.staging import Node, eventually, is_mounted, kill, one_line
 from tests.mount.staging import node as node
 from tests.servers import S3
 from tests.servers import s3 as s3
-from zarrfs.mountpoints import mounts
+from zarrfs.system import mounts
 
 SOURCE = DATA / "zarr/v2_hier"
 

@@ -12,8 +12,8 @@ import pytest
 from tests.conftest import DATA, PROGRAM, run
 from tests.mount.staging import Node, eventually, one_line
 from tests.mount.staging import node as node
+from zarrfs.copying.staging_directory import Filling
 from zarrfs.store.api import Info, Kind
-from zarrfs.store.filling import Filling
 
 SOURCE = DATA / "zarr/v2_hier"
 

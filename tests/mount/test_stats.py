@@ -24,8 +24,8 @@ from tests.conftest import PROGRAM, run
 from tests.mount.mounting import counters_of, daemon_pid, mounted
 from tests.servers import Nginx, nginx
 from zarrfs.errors import MountError
-from zarrfs.monitoring import statistics
-from zarrfs.monitoring.metrics import METRICS
+from zarrfs.metrics import statistics
+from zarrfs.metrics.counters import METRICS
 
 __all__ = ["nginx"]
 

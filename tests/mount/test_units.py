@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.mount.mounting import mount_lines
-from zarrfs.mountpoints import mounts
+from zarrfs.system import mounts
 
 UNITS = Path(__file__).parents[2] / "systemd"
 INSTALLED = "/usr/bin/zarrfs"  # what the units name

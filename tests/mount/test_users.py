@@ -130,7 +130,7 @@ def test_allow_other_takes_a_line_of_fuse_conf(text: str | None, mode: int, says
             assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         else:
             assert "/nonexistent.json: no such file" in done.stderr
-    skipping = "from zarrfs.mountpoints import requirements; requirements.check = lambda *a: None"
+    skipping = "from zarrfs.system import requirements; requirements.check = lambda *a: None"
     skipping += "; from zarrfs.cli import main; main()"
     done = machine.run("python", "-c", skipping, "mount", SOURCE, "mnt", "-o", "allow_other", user="ann")
     assert (done.returncode == 0) == (not says), done.stderr
@@ -162,7 +162,7 @@ def test_reasons_of_the_machine(machine: Machine) -> None:
     refused("too many mounts of FUSE (0): mount_max is 0, root can raise it in /etc/fuse.conf")
     refused("too many mounts of FUSE", command=f"zarrfs mount --foreground {SOURCE} mnt")
     program = machine.command("python")[-1]
-    skipping = "from zarrfs.mountpoints import requirements; requirements.check = lambda *a: None"
+    skipping = "from zarrfs.system import requirements; requirements.check = lambda *a: None"
     for way in ("", "--foreground "):  # what only fusermount3 knows is in the one line, too
         late = f"{skipping}; from zarrfs.cli import main; main()"
         refused("fusermount3: too many FUSE filesystems mounted: mount_max is 0",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from zarrfs.config.options import parse
 from zarrfs.daemon import session
 from zarrfs.fuse import pagecache
-from zarrfs.options import parse
 
 
 async def refused(mountpoint: str, size: int) -> bool:

@@ -22,23 +22,23 @@ from typing import Any
 
 import trio
 
+from zarrfs.config.options import TABLE, Options
+from zarrfs.copying.arraycheck import ArrayChecks
+from zarrfs.copying.check import check
+from zarrfs.copying.checkreport import Report
 from zarrfs.errors import ZarrfsError
-from zarrfs.options import TABLE, Options
 from zarrfs.sources import open_plan, plan_source
-from zarrfs.stage.arraycheck import ArrayChecks
-from zarrfs.stage.check import check
-from zarrfs.stage.checkreport import Report
-from zarrfs.stage.walk import walk
 from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.walk import walk
 
 TIME_MAX = 10.0  # seconds
 _MEMORY_MAX = 4 << 30  # bytes of address space: so that a mistake does not take the machine
 _WINDOW = 1 << 20  # bytes read at each end of a file
 _ENTRIES_MAX = 5000
 _WARM = (
-    "zarrfs.sources.prepare", "zarrfs.sources.archive", "zarrfs.sources.references", "zarrfs.sources.templates",
-    "zarrfs.sources.zarrstore", "zarrfs.store.filesystem", "zarrfs.transfer.remote", "zarrfs.transfer.targets",
-    "zarrfs.views.arrays", "zarrfs.views.translated", "zarrfs.sources.blobs", "zarrfs.zarr.codecs", "orjson",
+    "zarrfs.sources.prepare", "zarrfs.archives.parse", "zarrfs.references.parse", "zarrfs.references.templates",
+    "zarrfs.sources.zarrstore", "zarrfs.store.directory", "zarrfs.store.remotefiles", "zarrfs.store.targets",
+    "zarrfs.views.arrays", "zarrfs.views.translated", "zarrfs.archives.blobs", "zarrfs.zarr.codecs", "orjson",
 )  # fmt: skip
 
 

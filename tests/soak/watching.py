@@ -7,7 +7,7 @@ At each quiesce nobody uses the mounts, no fault is injected and the kernel was 
 - descriptors and threads at most `MORE` above those at the first quiesce: pools that fill; with a directory of blocks
   258 descriptors more (docs/disk-cache.md, "Limits");
 - memory (RSS) at most a quarter and 64 MiB above that at the first quiesce, once the allocator has given back what it
-  keeps for use (SIGUSR1; zarrfs/transfer/memory.py). From the tenth quiesce of a daemon on, the least of the last
+  keeps for use (SIGUSR1; zarrfs/system/memory.py). From the tenth quiesce of a daemon on, the least of the last
   third of them is at most 16 MiB above the least of the third before: what grows for ever is found by that.
 """
 

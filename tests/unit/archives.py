@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.config.options import Options
+from zarrfs.documents.documents import Document
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
 from zarrfs.sources import open_source
-from zarrfs.sources.blobs import BlobReader
-from zarrfs.sources.documents import Document
 from zarrfs.sources.prepare import compile_document
 from zarrfs.store.api import Kind, join_key
 from zarrfs.store.index import IndexStore

@@ -13,7 +13,7 @@ import trio
 import zarr
 from hypothesis import strategies as st
 
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 
 Array = np.ndarray[Any, Any]

@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from tests.unit.archives import blobref
+from zarrfs.archives.blobrefs import sized
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, to_errno
-from zarrfs.options import Options
-from zarrfs.sources.blobrefs import sized
-from zarrfs.sources.blobs import BlobReader
 
 T = TypeVar("T")
 DATA = bytes(range(256)) * 40

@@ -13,7 +13,10 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from tests.unit.archives import Node
-from zarrfs.stage.archive import blobdir, contents, create, dump, walk
+from zarrfs.archives import blob_writer as blobdir
+from zarrfs.archives import contents, create
+from zarrfs.archives import dump_writer as dump
+from zarrfs.archives import inputs as walk
 from zarrfs.store.api import Kind
 
 BLOCK = 4096  # bytes of a block of the file systems that tests run on

@@ -8,9 +8,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskfiles import LAYOUT, Layout
-from zarrfs.transfer.versions import Version
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskfiles import LAYOUT, Layout
+from zarrfs.net.versions import Version
 
 MIB = 1 << 20
 ONE, TWO = Version('"one"', 1 << 40), Version('"two"', 1 << 40)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import trio
 
 from tests.unit.archives import opened
-from zarrfs.stage.materialise import Choice, Done, Report, materialise
+from zarrfs.copying.copy import Choice, Done, Report, materialise
 from zarrfs.store.api import Kind, Store
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 
 KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zarrfs.sources.gen import Gen, read_gen
-from zarrfs.sources.templates import Templates
+from zarrfs.references.gen import Gen, read_gen
+from zarrfs.references.templates import Templates
 
 
 def gen(item: dict[str, Any], names: tuple[str, ...] = (), limit: int = 10**6) -> Gen:

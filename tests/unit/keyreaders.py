@@ -11,9 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from zarrfs import sources
-from zarrfs.options import Options
+from zarrfs.config.options import Options
+from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.index import IndexStore
-from zarrfs.store.readahead import KeyReadAhead
 
 LATENCY = 0.03  # seconds of simulated time
 CHUNK, TINY = 100_000, 1000  # bytes of a value

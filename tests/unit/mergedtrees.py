@@ -13,9 +13,10 @@ import trio
 from hypothesis import strategies as st
 
 from tests.unit.refsets import KEYS, TARGET, random_sets
+from zarrfs.config.options import Options
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import IsDirectory, NotDirectory
-from zarrfs.options import Options
-from zarrfs.sources import Plan, open_plan, plan_source
+from zarrfs.sources import open_plan, plan_source
 from zarrfs.store.api import Kind, Store, join_key, split_key
 from zarrfs.store.overlay import Overlay
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import trio
 
 from tests.store_contract import keys
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.options import Options
+from zarrfs.references.parquet import ParquetStore
 from zarrfs.sources import open_source
-from zarrfs.sources.parquet import ParquetStore
 
 T = TypeVar("T")
 Reference = None | bytes | list[Any]  # absent, inline, [url] or [url, offset, size]

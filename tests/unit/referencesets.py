@@ -13,14 +13,14 @@ import jinja2
 import pytest
 import trio
 
+from zarrfs.config.options import Options
+from zarrfs.documents.compilation import Compilation
+from zarrfs.documents.documents import Document, JsonDocument
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
-from zarrfs.sources.compilation import Compilation
-from zarrfs.sources.documents import Document, JsonDocument
-from zarrfs.sources.references import compile_document
+from zarrfs.references.parse import compile_document
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
-from zarrfs.transfer.targets import Targets
+from zarrfs.store.targets import Targets
 
 SPEC_EXAMPLE = {
     "version": 1,

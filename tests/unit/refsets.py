@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarrfs import sources
 from zarrfs.cli import main
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.store.api import ReferenceStore
 from zarrfs.store.index import IndexStore
 

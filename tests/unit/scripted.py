@@ -11,10 +11,10 @@ from typing import Any
 import trio
 import trio.testing
 
-from zarrfs.options import parse
-from zarrfs.transfer.direct import DirectWeb
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.trust import Trust
+from zarrfs.config.options import parse
+from zarrfs.net.direct import DirectWeb
+from zarrfs.net.reach import Trust
+from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
 

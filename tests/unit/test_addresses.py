@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zarrfs.transfer.addresses import is_public, literal
+from zarrfs.net.addresses import is_public, literal
 
 NUMBERS = st.one_of(
     st.integers(0, 2**32 - 1),

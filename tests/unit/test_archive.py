@@ -13,9 +13,10 @@ import trio
 
 from tests.conftest import DATA
 from tests.unit.archives import D, F, L, blobref, file, opened, put, refused, tree
+from zarrfs.archives import parse as archive
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, UsageError
-from zarrfs.options import Options
-from zarrfs.sources import archive, plan_source
+from zarrfs.sources import plan_source
 from zarrfs.store.api import Kind
 
 SAMPLES = DATA / "archives"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.conftest import DATA
 from tests.unit.archives import tree
 from tests.unit.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
-from zarrfs.stage.archive.create import Making, Progress, create, expect
+from zarrfs.archives.create import Making, Progress, create, expect
 from zarrfs.store.api import Kind
 
 HOW = st.fixed_dictionaries(

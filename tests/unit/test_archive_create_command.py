@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from tests.conftest import PROGRAM, run
-from zarrfs.stage.archive import making
+from zarrfs.archives import create_options as making
 
 
 @pytest.fixture

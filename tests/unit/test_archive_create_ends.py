@@ -21,10 +21,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import PROGRAM, run
+from zarrfs.archives.blob_writer import BlobDirectory
+from zarrfs.archives.contents import Contents, identity_of
+from zarrfs.archives.create_options import Making
 from zarrfs.errors import SourceError
-from zarrfs.stage.archive.blobdir import BlobDirectory
-from zarrfs.stage.archive.contents import Contents, identity_of
-from zarrfs.stage.archive.making import Making
 
 KILLS = 3  # here; test_kills has been run with 100
 MEMORY = 300 << 10  # KiB

@@ -27,10 +27,10 @@ from tests.unit.archives import nodes_of
 from tests.unit.createdtrees import Model, expected, models, on_disk, shown, silent, small_pieces, write
 from tests.unit.test_archive_create import HOW
 from tests.unit.test_archive_create_ends import KILLS, MEMORY, peak, small_disk, write_tree
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives.create import Making, Progress, create
+from zarrfs.archives.dump_writer import check_name, header
 from zarrfs.errors import ReadError, UsageError
-from zarrfs.sources.blobs import BlobReader
-from zarrfs.stage.archive.create import Making, Progress, create
-from zarrfs.stage.archive.dump import check_name, header
 
 small_disk = small_disk
 

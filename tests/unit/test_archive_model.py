@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.archives import D, F, L, file, opened, put, tree
+from zarrfs.archives.parse import apart
 from zarrfs.errors import SourceError
-from zarrfs.sources.archive import apart
 from zarrfs.store.api import Kind
 from zarrfs.store.indexfile import Region
 

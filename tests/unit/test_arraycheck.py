@@ -18,10 +18,10 @@ from click.testing import CliRunner
 from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
-from zarrfs.stage.arraycheck import ArrayCheck, ArrayChecks
-from zarrfs.stage.check import check
-from zarrfs.stage.checkreport import Report
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.copying.arraycheck import ArrayCheck, ArrayChecks
+from zarrfs.copying.check import check
+from zarrfs.copying.checkreport import Report
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.zarr.documents import DOCUMENTS
 
 LIMIT = 64 << 20

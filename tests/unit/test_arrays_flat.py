@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import zarrfs
 from tests.unit.arraystores import Array, Shape, flat_bytes, shapes, with_view, write
 from zarrfs.errors import NotFound, ReadError
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.reading import read_array
 

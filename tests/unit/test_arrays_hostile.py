@@ -13,12 +13,12 @@ import pytest
 import trio
 
 from tests.unit.arraystores import with_view
+from zarrfs.copying.arraycheck import ArrayChecks
+from zarrfs.copying.check import check as run_check
+from zarrfs.copying.checkreport import Report
 from zarrfs.errors import ReadError
-from zarrfs.stage.arraycheck import ArrayChecks
-from zarrfs.stage.check import check as run_check
-from zarrfs.stage.checkreport import Report
 from zarrfs.store.api import Store
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.reading import read_array
 from zarrfs.views.translated import open_translated

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from tests.servers import Faulty
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.options import Options
 from zarrfs.sources import open_source
 from zarrfs.store.api import Store
 

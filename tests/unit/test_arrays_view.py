@@ -21,10 +21,10 @@ import zarrfs
 from tests.store_contract import StoreContract, Tree, keys, listed
 from tests.unit.arraystores import view_of, with_view
 from tests.zarrsamples import DRAFT, SAMPLES, Sample
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
-from zarrfs.options import Options
 from zarrfs.sources import open_source
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.arrays import ArraysView
 
 

@@ -21,13 +21,13 @@ from tests.fakeflux import content_db
 from tests.servers import Faulty
 from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, run, whole
+from zarrfs.archives.blobrefs import sized
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives.heldblobs import HeldBlobs
+from zarrfs.cache import diskblobs
+from zarrfs.cache.diskblobs import DiskBlobs
 from zarrfs.errors import ReadError, WrongHash
-from zarrfs.sources.blobrefs import sized
-from zarrfs.sources.blobs import BlobReader
-from zarrfs.sources.heldblobs import HeldBlobs
 from zarrfs.store.index import IndexStore
-from zarrfs.transfer import diskblobs
-from zarrfs.transfer.diskblobs import DiskBlobs
 
 MIB = 1 << 20
 
@@ -365,7 +365,7 @@ def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 MANY = """
 import sys
 from zarrfs.store.index import IndexStore
-from zarrfs.transfer.diskblobs import DiskBlobs
+from zarrfs.cache.diskblobs import DiskBlobs
 from tests.unit.archives import blobref
 disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
 for at in range(40):

@@ -25,12 +25,13 @@ from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.servers import S3, Faulty, Nginx
 from tests.unit.archives import blobref, file, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
+from zarrfs.archives import blobplaces, contentdb
+from zarrfs.archives.blobrefs import check_places, sized
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
-from zarrfs.monitoring.metrics import PLACE_METRICS
-from zarrfs.options import Options
-from zarrfs.sources import blobplaces, contentdb, open_plan, plan_source
-from zarrfs.sources.blobrefs import check_places, sized
-from zarrfs.sources.blobs import BlobReader
+from zarrfs.metrics.counters import PLACE_METRICS
+from zarrfs.sources import open_plan, plan_source
 
 OTHER = b"another blob" * 30
 LARGE = os.urandom((5 << 20) + 3)

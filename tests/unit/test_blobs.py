@@ -16,10 +16,10 @@ import trio.testing
 
 from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
+from zarrfs.archives import blobfiles, blobs
+from zarrfs.archives.blobrefs import canonical, check_places, sized
+from zarrfs.archives.blobs import BlobReader
 from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
-from zarrfs.sources import blobfiles, blobs
-from zarrfs.sources.blobrefs import canonical, check_places, sized
-from zarrfs.sources.blobs import BlobReader
 
 # -- reading
 
@@ -192,7 +192,7 @@ def test_in_the_mount_that_asks(tmp_path: Path) -> None:
 UNREADABLE = """
 import os, sys, trio
 from zarrfs.errors import AccessDenied
-from zarrfs.sources.blobs import BlobReader
+from zarrfs.archives.blobs import BlobReader
 
 if os.geteuid() == 0:
     os.setgid(65534)

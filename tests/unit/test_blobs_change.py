@@ -14,10 +14,10 @@ import trio.testing
 
 from tests.unit.archives import put
 from tests.unit.blobreading import DATA, REF, fails, run, whole
+from zarrfs.archives import blobfiles, blobs
+from zarrfs.archives.blobrefs import sized
+from zarrfs.archives.blobs import BlobReader
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.sources import blobfiles, blobs
-from zarrfs.sources.blobrefs import sized
-from zarrfs.sources.blobs import BlobReader
 
 # -- change
 

@@ -12,10 +12,10 @@ import trio
 import trio.testing
 
 from tests.servers import Faulty
+from zarrfs.config.options import Options
 from zarrfs.errors import TargetChanged
-from zarrfs.options import Options
-from zarrfs.transfer import ranges
-from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.net import ranges
+from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(300_000)
 

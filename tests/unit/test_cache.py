@@ -15,9 +15,9 @@ from fsspec.asyn import get_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zarrfs.cache.memory import BlockCache
 from zarrfs.errors import ReadError
-from zarrfs.transfer import bridge
-from zarrfs.transfer.cache import BlockCache
+from zarrfs.net import bridge
 
 
 class Source:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import run
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, found, taken, write
-from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskfiles import LAYOUT
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskfiles import LAYOUT
 
 A, B = "s3://bucket/a.nc", "https://me:word@host/b.nc"
 

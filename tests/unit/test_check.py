@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import trio
 
+from zarrfs.copying.check import READERS, check, check_again
+from zarrfs.copying.checkreport import Report
+from zarrfs.copying.twice import Digests
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.stage.check import READERS, check, check_again
-from zarrfs.stage.checkreport import Report
-from zarrfs.stage.twice import Digests
-from zarrfs.stage.walk import pieces, walk, with_sizes
 from zarrfs.store.api import Info, Kind
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
 from zarrfs.store.links import follow
+from zarrfs.store.walk import pieces, walk, with_sizes
 
 ERRORS = {
     "missing": TargetMissing,

@@ -19,7 +19,7 @@ from tests.conftest import DATA, PROGRAM
 PLAN = """
 import dataclasses, json, os, sys, threading
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.sources import plan_source
 forks, others, source, more = json.loads(sys.argv[1])
 real, made = os.fork, []
@@ -126,7 +126,7 @@ def test_a_fork_has_no_locks_of_ours_and_no_handlers(tmp_path: Path) -> None:
 def test_a_fault_is_told_with_its_traceback() -> None:
     script = """
 from zarrfs.sources import prepare, plan_source
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 def fail(*_): raise KeyError("x")
 prepare.prepare = fail
 plan_source("/x.json", Options(), forks=True)
@@ -144,7 +144,7 @@ def test_where_nobody_can_tell_how_it_has_ended(forks: bool, tmp_path: Path) -> 
     script = f"""
 import signal
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.sources import plan_source
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 for name in ("refs.json", "none.json"):

@@ -15,13 +15,14 @@ import pytest
 import trio
 
 from tests.servers import Faulty
+from zarrfs.cache import leases as claims
+from zarrfs.cache.diskfiles import LAYOUT, Layout
+from zarrfs.cache.leases import Claim, Claims, Turn
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
-from zarrfs.options import Options
-from zarrfs.transfer import claims, ranges
-from zarrfs.transfer.claims import Claim, Claims, Turn
-from zarrfs.transfer.diskfiles import LAYOUT, Layout
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.tasks import at_once
+from zarrfs.net import ranges
+from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(400_000)
 T = "http://h/t"

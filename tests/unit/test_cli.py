@@ -17,10 +17,11 @@ from click.testing import CliRunner, Result
 
 from tests.conftest import DATA, PROGRAM, run
 from tests.unit.test_check import Targets
-from zarrfs import options, sources
+from zarrfs import sources
 from zarrfs.cli import COMMANDS, common, main, meter, show
+from zarrfs.config import options
+from zarrfs.config.values import human
 from zarrfs.errors import NotFound, SourceError, UsageError
-from zarrfs.optionvalues import human
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region

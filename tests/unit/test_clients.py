@@ -15,12 +15,12 @@ import pytest
 import trio
 
 from tests.servers import GCS, S3, Faulty, Sftp
+from zarrfs.config.options import parse
 from zarrfs.errors import ReadError, TargetMissing
-from zarrfs.options import parse
-from zarrfs.transfer import direct
-from zarrfs.transfer.answers import Entry, Fetched
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.systems import System
+from zarrfs.net import direct
+from zarrfs.net.answers import Entry, Fetched
+from zarrfs.net.systems import System
+from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
 
@@ -172,8 +172,8 @@ def test_sftp(sftp: Sftp) -> None:
 
 _SCRIPT = """
 import json, sys, trio
-from zarrfs.options import parse
-from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.config.options import parse
+from zarrfs.store.remotefiles import RemoteFiles
 
 async def main():
     files = RemoteFiles(parse(json.loads(sys.argv[1])).options)

@@ -33,11 +33,11 @@ from tests.unit.refsets import TARGET, as_fsspec_reads, targets
 from tests.unit.refsets import entries as entries_of
 from zarrfs import sources
 from zarrfs.cli import main
-from zarrfs.options import Options
-from zarrfs.stage.commit import New, commit
-from zarrfs.stage.commitset import Choices, DataFile, references_of
-from zarrfs.stage.committree import Tree
-from zarrfs.stage.output import Output
+from zarrfs.config.options import Options
+from zarrfs.copying.commit import New, commit
+from zarrfs.copying.commitset import Choices, DataFile, references_of
+from zarrfs.copying.committree import Tree
+from zarrfs.references.output import Output
 from zarrfs.store.api import Kind
 
 # -- the property: a random source, random changes, and NEW shows what the mount would

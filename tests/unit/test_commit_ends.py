@@ -22,8 +22,8 @@ import trio
 
 from tests.conftest import PROGRAM, run
 from tests.unit.mergedtrees import changed, opened, write_source
-from zarrfs.stage.commit import New, commit
-from zarrfs.stage.discard import discard
+from zarrfs.copying.commit import New, commit
+from zarrfs.copying.discard import discard
 from zarrfs.store.whiteouts import RECORD
 
 VALUES = 128

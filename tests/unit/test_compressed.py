@@ -13,8 +13,8 @@ import pytest
 import trio
 import zstandard
 
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
 from zarrfs.sources import open_plan
 from zarrfs.sources.prepare import prepare
 

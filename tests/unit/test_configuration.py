@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import run
-from zarrfs import configuration
-from zarrfs.configfile import NEVER, OF_ONE_SOURCE
-from zarrfs.configuration import settings
+from zarrfs.config import effective as configuration
+from zarrfs.config.effective import settings
+from zarrfs.config.file import NEVER, OF_ONE_SOURCE
+from zarrfs.config.options import TABLE, Options
 from zarrfs.errors import UsageError
-from zarrfs.options import TABLE, Options
 
 SOURCE = "s3://bucket/climate/era5.json"
 
@@ -502,9 +502,9 @@ def test_every_command_takes_them(user: Path, references: Path) -> None:
 
 
 def test_nothing_is_imported_for_files_that_are_not_there(user: Path) -> None:
-    code = "import sys; from zarrfs.configuration import settings; settings([], ['/x']); print([*sys.modules])"
+    code = "import sys; from zarrfs.config.effective import settings; settings([], ['/x']); print([*sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"tomllib", "zarrfs.configfile", "ctypes"} & set(eval(done.stdout))
+    assert not {"tomllib", "zarrfs.config.file", "ctypes"} & set(eval(done.stdout))
 
 
 def test_names_of_sets_to_be_merged(user: Path, tmp_path: Path) -> None:

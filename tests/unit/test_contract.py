@@ -17,14 +17,14 @@ import pytest
 import zarrfs.store
 from tests.servers import S3, Nginx
 from tests.store_contract import StoreContract, Tree, WritableContract
-from zarrfs.options import Options
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.config.options import Options
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.remote import FsspecStore
+from zarrfs.store.targets import Targets
 from zarrfs.store.validated import ValidatedOverlay
-from zarrfs.transfer.targets import Targets
 
 _numbers = itertools.count()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from zarrfs.monitoring.metrics import LATENCY, TEXTS
+from zarrfs.metrics.counters import LATENCY, TEXTS
 
 DASHBOARDS = Path(__file__).parents[2] / "docs/dashboards"
 ALERTS = DASHBOARDS / "alerts.yml"

@@ -16,8 +16,8 @@ from tests.unit.refsets import done, entries, refs
 from zarrfs import sources
 from zarrfs.errors import SourceError
 from zarrfs.sources.prepare import prepare
-from zarrfs.stage import destination
-from zarrfs.stage.destination import placed
+from zarrfs.store import destination
+from zarrfs.store.destination import placed
 
 ARRAY = {"x/.zarray": '{"shape":[3],"chunks":[1]}'} | {f"x/{n}": ["/t", n, 1] for n in range(3)}
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.unit.scripted import VALUE, Peer, Scripted, asked, cut, get, head, part, right, run
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.transfer.answers import Transient
-from zarrfs.transfer.direct import DirectWeb
+from zarrfs.net.answers import Transient
+from zarrfs.net.direct import DirectWeb
 
 PART = VALUE[10:110]
 LONG = VALUE * 300  # 3 MB: more than is waited for at once

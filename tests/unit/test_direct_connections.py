@@ -14,9 +14,9 @@ import trio.testing
 from tests.servers import free_port
 from tests.unit.scripted import VALUE, Peer, Scripted, get, head, right, run, well
 from zarrfs.errors import AccessDenied
-from zarrfs.transfer import direct
-from zarrfs.transfer.answers import Transient
-from zarrfs.transfer.direct import DirectWeb
+from zarrfs.net import direct
+from zarrfs.net.answers import Transient
+from zarrfs.net.direct import DirectWeb
 
 PART = VALUE[10:110]
 

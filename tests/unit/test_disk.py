@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, content, found, write
+from zarrfs.cache import disk
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskadmin import clear
+from zarrfs.cache.diskfiles import LAYOUT
 from zarrfs.errors import UsageError
-from zarrfs.transfer import disk
-from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskadmin import clear
-from zarrfs.transfer.diskfiles import LAYOUT
-from zarrfs.transfer.versions import Version
+from zarrfs.net.versions import Version
 
 SIZE = 256 * MIB
 T = "https://host/data.nc"

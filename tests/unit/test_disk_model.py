@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, found, write
-from zarrfs.transfer import disk
-from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskadmin import clear
-from zarrfs.transfer.versions import Version
+from zarrfs.cache import disk
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskadmin import clear
+from zarrfs.net.versions import Version
 
 SIZE = 256 * MIB
 SMALL_UNIT = 64

@@ -11,11 +11,12 @@ import trio
 from trio.testing import trio_test
 
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, content, found, write
-from zarrfs.transfer import cachedopen, diskfiles
-from zarrfs.transfer.cachedopen import is_local, open_cached
-from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskfiles import LAYOUT, Damaged, Layout
-from zarrfs.transfer.tasks import Round
+from zarrfs.cache import diskfiles
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskfiles import LAYOUT, Damaged, Layout
+from zarrfs.concurrency.tasks import Round
+from zarrfs.system import cachedopen
+from zarrfs.system.cachedopen import is_local, open_cached
 
 SIZE = 256 * MIB
 T = "https://host/data.nc"

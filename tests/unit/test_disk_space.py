@@ -22,10 +22,10 @@ import pytest
 
 from tests.conftest import tmpfs
 from tests.unit.diskblocks import MIB, ONE, TWO, blocks, churn, content, found, ranges, taken, write
-from zarrfs.transfer import disk, diskspace
-from zarrfs.transfer.disk import DiskCache
-from zarrfs.transfer.diskfiles import LAYOUT, Layout
-from zarrfs.transfer.diskspace import Ages, Space, cost
+from zarrfs.cache import disk, diskspace
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskfiles import LAYOUT, Layout
+from zarrfs.cache.diskspace import Ages, Space, cost
 
 T = "https://host/data.nc"
 FORK = multiprocessing.get_context("fork")

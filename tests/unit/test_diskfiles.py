@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from zarrfs.transfer.diskfiles import Handle, Layout
+from zarrfs.cache.diskfiles import Handle, Layout
 
 
 def test_threads_that_open_a_directory_at_once_share_one_descriptor(tmp_path: Path) -> None:

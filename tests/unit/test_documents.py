@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.referencesets import compiled
+from zarrfs.documents import documents
+from zarrfs.documents.documents import Document, JsonDocument
 from zarrfs.errors import SourceError
-from zarrfs.sources import documents
-from zarrfs.sources.documents import Document, JsonDocument
 
 
 @pytest.fixture(params=[16, 64, 300, 1 << 20], autouse=True)

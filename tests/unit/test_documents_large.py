@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.referencesets import compiled
+from zarrfs.documents.documents import DEPTH_MAX, Document, JsonDocument
 from zarrfs.errors import SourceError
-from zarrfs.sources.documents import DEPTH_MAX, Document, JsonDocument
 
 MIB = 1 << 20
 SIZE = 6 * MIB

@@ -25,12 +25,13 @@ from tests.unit.createdtrees import Model, models, write
 from tests.unit.test_archive_create import HOW
 from tests.unit.test_archive_dump import made
 from zarrfs import sources
+from zarrfs.archives import blobplaces
+from zarrfs.archives import dump_reader as dumptar
+from zarrfs.archives.blobrefs import DUMP, sized
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives.dump_reader import DumpIndex, document, go_through, lay_out
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
-from zarrfs.sources import blobplaces, dumptar
-from zarrfs.sources.blobrefs import DUMP, sized
-from zarrfs.sources.blobs import BlobReader
-from zarrfs.sources.dumptar import DumpIndex, document, go_through, lay_out
 
 LIMIT = 1 << 30
 

@@ -17,14 +17,18 @@ from hypothesis import strategies as st
 from tests.fakeflux import dump_tar
 from tests.unit.archives import blobref, file
 from tests.unit.blobreading import run, whole
-from zarrfs.options import Options
-from zarrfs.sources import Plan, blobplaces, documents, dumptar, open_plan, prepare
-from zarrfs.sources.blobrefs import sized
-from zarrfs.sources.blobs import BlobReader
+from zarrfs.archives import blobplaces
+from zarrfs.archives import dump_reader as dumptar
+from zarrfs.archives.blobrefs import sized
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.config.options import Options
+from zarrfs.documents import documents
+from zarrfs.documents.plan import Plan
+from zarrfs.sources import open_plan, prepare
 
 SCAN = """
 import os, sys
-from zarrfs.sources.dumptar import DumpIndex, run_local, scan
+from zarrfs.archives.dump_reader import DumpIndex, run_local, scan
 index, file = DumpIndex(), os.open(sys.argv[1], os.O_RDONLY)
 run_local(scan(os.fstat(file).st_size, index), file)
 print(index.fault, len(index.blobs))

@@ -12,10 +12,10 @@ import trio
 
 from tests.servers import S3, Faulty, Nginx, free_port
 from tests.unit.test_zarrstore import put
+from zarrfs.config.options import Options
+from zarrfs.documents.documents import Document
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
 from zarrfs.sources import fetching, open_plan, plan_source, prepare
-from zarrfs.sources.documents import Document
 from zarrfs.sources.fetching import read_document
 from zarrfs.sources.zarrstore import plan_remote
 

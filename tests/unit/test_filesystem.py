@@ -30,7 +30,7 @@ from zarrfs.errors import (
     TargetMissing,
 )
 from zarrfs.store.api import Info, Kind
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.staging import RESERVED
 
 
@@ -322,7 +322,7 @@ def test_reserved_names_are_no_keys(store: FileSystemStore) -> None:
 
 _CRASH = """
 import os, shutil, signal, sys, trio
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 moment, base = sys.argv[1:]
 
 def die(*arguments, **more):

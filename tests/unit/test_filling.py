@@ -10,11 +10,11 @@ import pytest
 
 from tests.conftest import tmpfs
 from tests.unit.extracting import write
+from zarrfs.copying import staging_directory as filling
+from zarrfs.copying.staging_directory import Filling, Folder
 from zarrfs.errors import SourceError
-from zarrfs.store import filling
 from zarrfs.store.api import Info, Kind
-from zarrfs.store.filesystem import FileSystemStore
-from zarrfs.store.filling import Filling, Folder
+from zarrfs.store.directory import FileSystemStore
 
 
 def test_new_files_on_another_file_system_are_not_taken_for_old_ones(

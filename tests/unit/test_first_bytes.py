@@ -9,9 +9,9 @@ import pytest
 
 from tests.servers import Faulty
 from tests.unit.test_remote import OPTIONS, PART, using
+from zarrfs.config.options import parse
 from zarrfs.errors import TargetChanged, TargetMissing
-from zarrfs.options import parse
-from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = os.urandom(10_000)
 

@@ -16,10 +16,10 @@ from tests.conftest import run as zarrfs
 from tests.fakeflux import FakeFlux, dump_tar
 from tests.servers import S3, Nginx
 from tests.unit.archives import blobref, file
+from zarrfs.archives.dump_reader import split_member
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
 from zarrfs.sources import open_source, plan_source
-from zarrfs.sources.dumptar import split_member
 
 SMALL, LARGE = b"small\n", os.urandom(300_000)
 ARCHIVE = [

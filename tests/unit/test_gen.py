@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gens import gen, rows
-from zarrfs.sources.gen import TemplateError, json_type, read_gen
+from zarrfs.references.gen import TemplateError, json_type, read_gen
 
 WHOLE = "expected a whole number, not"
 GOOD = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 2}}}

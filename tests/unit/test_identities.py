@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.servers import GCS, S3, Nginx, Sftp
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.store.api import Info
 from zarrfs.store.remote import FsspecStore
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from zarrfs.config.options import parse
 from zarrfs.errors import ReadError
-from zarrfs.options import parse
-from zarrfs.transfer import identity
-from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.net import identity
+from zarrfs.store.remotefiles import RemoteFiles
 
 AWS = "X-Amz-Algorithm=AWS4&X-Amz-Credential={0}&X-Amz-Date={0}&X-Amz-Expires=9&X-Amz-Signature={0}"
 SAS = "sv=2024&se={0}&sp=r&sr=b&sig={0}"

@@ -20,8 +20,8 @@ from tests.conftest import PROGRAM, run
 from tests.servers import Nginx
 from tests.unit.referencesets import compiled
 from zarrfs import sources
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
 from zarrfs.sources import open_source
 from zarrfs.sources.prepare import prepare
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from zarrfs.config.options import Options
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
-from zarrfs.sources import Plan, open_plan
+from zarrfs.sources import open_plan
 from zarrfs.sources.prepare import prepare
 from zarrfs.store.indexfile import MAGIC
 

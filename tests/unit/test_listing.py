@@ -13,12 +13,12 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.fuse import listing
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.writes import WritableOperations
-from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper

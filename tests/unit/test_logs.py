@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarrfs.monitoring import logs
-from zarrfs.monitoring.loglines import json_line, text_line
-from zarrfs.monitoring.logplaces import File, Journal, Syslog, priority
-from zarrfs.monitoring.logs import Queued
+from zarrfs.metrics import logs
+from zarrfs.metrics.loglines import json_line, text_line
+from zarrfs.metrics.logplaces import File, Journal, Syslog, priority
+from zarrfs.metrics.logs import Queued
 
 ABOUT = {"mountpoint": "/mnt/data", "source": "https://a.example/refs.json"}
 FACTS = {

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from tests.servers import Nginx
 from tests.unit.archives import D, F, L, file, opened, put, tree
 from tests.unit.extracting import Found, extract, look, snapshot, write
+from zarrfs.config.options import Options
+from zarrfs.copying.copy import Done, _Run
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
-from zarrfs.stage.materialise import Done, _Run
-from zarrfs.store.api import Info, Kind
-from zarrfs.store.filesystem import FileSystemStore
-from zarrfs.store.indexentries import Entry
+from zarrfs.store.api import Entry, Info, Kind
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.remote import FsspecStore
 
 BIG = 20 << 20  # bytes: more than is written in one piece

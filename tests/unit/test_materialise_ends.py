@@ -25,12 +25,12 @@ import trio.testing
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.unit.archives import D, file, opened, put
 from tests.unit.extracting import extract, snapshot, write
+from zarrfs.copying import staging_directory as filling
+from zarrfs.copying.staging_directory import Filling
+from zarrfs.copying.staging_journal import forget
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.store import filling
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.filesystem import FileSystemStore
-from zarrfs.store.filling import Filling
-from zarrfs.store.fillingnotes import forget
+from zarrfs.store.directory import FileSystemStore
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
 

@@ -22,16 +22,16 @@ import trio
 from tests.conftest import PROGRAM, run
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
+from zarrfs.archives import blobplaces
+from zarrfs.archives.blobs import BlobReader
+from zarrfs.copying.copy import Choice, Done, Report, _Run, materialise
+from zarrfs.copying.copy_processes import Forked
+from zarrfs.copying.staging_directory import Filling
 from zarrfs.errors import AccessDenied, ReadError, SourceError
-from zarrfs.sources import blobplaces
-from zarrfs.sources.blobs import BlobReader
-from zarrfs.stage.keyglobs import Picking
-from zarrfs.stage.materialise import Choice, Done, Report, _Run, materialise
-from zarrfs.stage.materialiseforked import Forked
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.filesystem import FileSystemStore
-from zarrfs.store.filling import Filling
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.indexfile import open_database
+from zarrfs.store.keyglobs import Picking
 
 
 def archive_of(blobs: Path, files: int) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from zarrfs.options import Options
-from zarrfs.transfer.memory import memory_limit, suggested
+from zarrfs.config.options import Options
+from zarrfs.system.memory import memory_limit, suggested
 
 MIB, GIB = 1 << 20, 1 << 30
 V1_UNLIMITED = 9223372036854771712  # the kernel's word for none, in version 1
@@ -104,7 +104,7 @@ def test_this_machine() -> None:
 
 _THREADS = """
 import threading
-from zarrfs.transfer.memory import heap
+from zarrfs.system.memory import heap
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -139,7 +139,7 @@ def test_threads_that_are_idle_keep_no_memory_each() -> None:
 
 
 _HEAP = """
-from zarrfs.transfer.memory import heap
+from zarrfs.system.memory import heap
 
 heap()
 blocks = []

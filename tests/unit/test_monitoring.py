@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
+from zarrfs.config.options import parse
 from zarrfs.errors import MountError, UsageError
-from zarrfs.monitoring import publish
-from zarrfs.monitoring.publish import File, Watch
-from zarrfs.options import parse
+from zarrfs.metrics import publish
+from zarrfs.metrics.publish import File, Watch
 
 ABOUT = {"source": "https://a.example/refs.json", "kind": "references", "pid": 4711}
 

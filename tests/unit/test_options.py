@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarrfs.configfile import NEVER, read_file
+from zarrfs.config.file import NEVER, read_file
+from zarrfs.config.options import TABLE, Options, bounds_of, default_text, parse, split_commas
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.values import flag, lifetime, natural, niceness, octal, seconds, size, user_id
 from zarrfs.errors import UsageError
-from zarrfs.options import TABLE, Options, bounds_of, default_text, parse, split_commas
-from zarrfs.optionvalues import flag, lifetime, natural, niceness, octal, seconds, size, user_id
-from zarrfs.redaction import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.store_contract import Tree, WritableContract, check_tree
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay
 from zarrfs.store.upper import Upper
 

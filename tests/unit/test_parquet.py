@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from tests.store_contract import StoreContract, Tree, children, keys, listed
 from tests.unit.parquetsets import Reference, ask, chunks_of, columns, tree_of, write_record, write_set, zarray
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, SourceError
-from zarrfs.options import Options
+from zarrfs.references.parquet import ParquetStore
+from zarrfs.references.parquetset import json_text
 from zarrfs.sources import open_source, plan_source
-from zarrfs.sources.parquet import ParquetStore
-from zarrfs.sources.parquetset import json_text
 from zarrfs.store.api import Kind, ReferenceStore
 
 _numbers = itertools.count()

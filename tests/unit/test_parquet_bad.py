@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from tests.servers import S3, Faulty, Nginx
 from tests.store_contract import listed
 from tests.unit.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
+from zarrfs.config.options import Options
+from zarrfs.copying.check import check
+from zarrfs.copying.checkreport import Report
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, TargetChanged, TargetMissing
-from zarrfs.options import Options
-from zarrfs.sources import Plan, plan_source
-from zarrfs.sources.parquet import ParquetStore
-from zarrfs.sources.parquetset import Bound
-from zarrfs.sources.recordfile import parse_record
-from zarrfs.stage.check import check
-from zarrfs.stage.checkreport import Report
+from zarrfs.references.parquet import ParquetStore
+from zarrfs.references.parquetset import Bound
+from zarrfs.references.recordfile import parse_record
+from zarrfs.sources import plan_source
 
 VALUES = {str(number): b"%d" % number for number in range(10)}
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tests.unit.parquetsets import ask, tree_of, zarray
 from zarrfs.errors import SourceError
-from zarrfs.sources.parquet import ParquetStore
-from zarrfs.sources.parquetset import json_text
-from zarrfs.stage import parquetwriter
-from zarrfs.stage.parquetwriter import ParquetWriter
+from zarrfs.references import parquetwriter
+from zarrfs.references.parquet import ParquetStore
+from zarrfs.references.parquetset import json_text
+from zarrfs.references.parquetwriter import ParquetWriter
 from zarrfs.store.api import Reference
 
 

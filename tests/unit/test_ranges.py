@@ -5,9 +5,9 @@ from __future__ import annotations
 import trio
 
 from tests.servers import Faulty
-from zarrfs.options import Options
-from zarrfs.transfer.ranges import Ranges
-from zarrfs.transfer.remote import RemoteFiles
+from zarrfs.config.options import Options
+from zarrfs.net.ranges import Ranges
+from zarrfs.store.remotefiles import RemoteFiles
 
 
 def test_a_reader_that_leaves_before_its_request_is_sent(faulty: Faulty) -> None:

@@ -14,7 +14,7 @@ import trio.lowlevel
 
 from tests.unit.keyreaders import CHUNK, TINY, Outcome, RecordingStore, a_store, grid, listed, read_all
 from zarrfs.errors import ReadError
-from zarrfs.store.readahead import KeyReadAhead
+from zarrfs.prefetch.readahead import KeyReadAhead
 
 SQUARE = grid(100, 100)
 

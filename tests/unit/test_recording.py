@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from tests.unit.keyreaders import RecordingStore
 from zarrfs import sources
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
-from zarrfs.store.api import Buffer, Store
-from zarrfs.store.recording import BLOCK, Record, Recorder, Warmed, read_record, records_to_warm, warm
+from zarrfs.prefetch.recording import BLOCK, Record, Recorder, Warmed, read_record, records_to_warm, warm
+from zarrfs.store.api import Store
+from zarrfs.system.buffers import Buffer
 
 HEADER = '{"zarrfs": "record", "version": 1}\n'
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarrfs.cli.arguments import shown_arguments
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import cleaned, is_secret, shown_item, shown_storage, without_secrets
 from zarrfs.errors import ReadError
-from zarrfs.options import Options
-from zarrfs.redaction import cleaned, is_secret, shown_item, shown_storage, without_secrets
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.systems import store_host
+from zarrfs.net.systems import store_host
+from zarrfs.store.remotefiles import RemoteFiles
 
 
 @pytest.mark.parametrize(

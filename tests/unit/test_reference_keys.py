@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.referencesets import compiled, refusal
-from zarrfs.sources import references
+from zarrfs.references import parse as references
 from zarrfs.store import indexdirs
 from zarrfs.store.api import Kind, join_key
 

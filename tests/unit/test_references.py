@@ -14,9 +14,9 @@ from fsspec.implementations.reference import ReferenceFileSystem
 from tests.conftest import DATA
 from tests.unit.referencesets import SPEC_EQUIVALENT, SPEC_EXAMPLE, compiled, refusal
 from zarrfs import sources
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, SourceError
-from zarrfs.options import Options
-from zarrfs.sources.references import detect
+from zarrfs.references.parse import detect
 
 # -- the samples and the example of the specification
 

@@ -27,8 +27,8 @@ from tests.conftest import PROGRAM, run
 from tests.unit.refsets import TARGET, as_fsspec_reads, done, entries, random_sets, refs, targets
 from zarrfs import sources
 from zarrfs.cli.refs import running
+from zarrfs.references import output
 from zarrfs.sources.prepare import prepare
-from zarrfs.stage import output
 
 OPENERS = {"json": bytes, "json.gz": gzip.decompress, "json.xz": lzma.decompress, "json.bz2": bz2.decompress,
            "json.zst": lambda data: zstandard.ZstdDecompressor().decompressobj().decompress(data)}  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.unit.refsets import done, entries, random_sets, refs
 from tests.unit.test_refs_convert import _in_this_process, written
-from zarrfs.stage.merge import split_prefix
+from zarrfs.references.merge import split_prefix
 
 __all__ = ["_in_this_process"]
 

@@ -20,6 +20,7 @@ import trio.testing
 
 from tests.servers import S3, Faulty, free_port
 from tests.store_contract import listed
+from zarrfs.config.options import Options
 from zarrfs.errors import (
     AccessDenied,
     NotFound,
@@ -28,13 +29,12 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.options import Options
+from zarrfs.net import ranges
+from zarrfs.net.answers import Transient
+from zarrfs.net.systems import ThreadSystem
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
-from zarrfs.transfer import ranges
-from zarrfs.transfer.answers import Transient
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.systems import ThreadSystem
+from zarrfs.store.remotefiles import RemoteFiles
 
 pytestmark = pytest.mark.usefixtures("either_client")
 

@@ -12,14 +12,14 @@ import trio.testing
 
 from tests.servers import Faulty, Nginx
 from tests.store_contract import keys, listed
+from zarrfs.config.options import Options
 from zarrfs.errors import (
     AccessDenied,
     ReadError,
 )
-from zarrfs.options import Options
+from zarrfs.net import http, ranges, webpages
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
-from zarrfs.transfer import http, ranges, webpages
 
 pytestmark = pytest.mark.usefixtures("either_client")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from zarrfs.stage import removal
-from zarrfs.stage.removal import remove_written
+from zarrfs.copying import removal
+from zarrfs.copying.removal import remove_written
+from zarrfs.copying.staging_directory import Filling
+from zarrfs.copying.staging_journal import Spans, changed_now, kept
 from zarrfs.store.api import Info, Kind
-from zarrfs.store.filling import Filling
-from zarrfs.store.fillingnotes import Spans, changed_now, kept
 
 
 def span(tmp_path: Path, write: Callable[[], object]) -> Spans:
@@ -120,7 +120,7 @@ def test_what_somebody_else_removes_ends_nothing(
 
 REMOVE = """
 import sys, json
-from zarrfs.stage.removal import remove_written
+from zarrfs.copying.removal import remove_written
 print(remove_written(sys.argv[1], json.loads(sys.argv[2])))
 """
 POWERLESS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", "--inh-caps=-all"]

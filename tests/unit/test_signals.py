@@ -74,7 +74,7 @@ sys.exit(mount_helper.main())
 def test_the_child_that_compiles(number: signal.Signals, lose: str) -> None:
     program = f"""
 import dataclasses, json
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.sources import child, prepare
 def slow(*_):
     {lose}({number:d})
@@ -90,7 +90,7 @@ def test_a_deadline() -> None:
     program = """
 from zarrfs.errors import TimedOut
 from zarrfs.jobs.deadline import Deadline
-from zarrfs.signals import raise_again
+from zarrfs.system.signals import raise_again
 raise_again()
 try:
     with Deadline(50).armed():
@@ -104,7 +104,7 @@ except TimedOut:
 
 def test_twice() -> None:
     program = """
-from zarrfs.signals import raise_again
+from zarrfs.system.signals import raise_again
 raise_again()
 class Slow:
     def __del__(self):
@@ -123,7 +123,7 @@ except KeyboardInterrupt:
 
 def test_other_exceptions_are_told() -> None:
     program = """
-from zarrfs.signals import raise_again
+from zarrfs.system.signals import raise_again
 raise_again()
 class Wrong:
     def __del__(self):

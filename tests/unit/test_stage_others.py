@@ -15,12 +15,12 @@ import pytest
 import trio
 
 from tests.conftest import run
+from zarrfs.config.options import Options
 from zarrfs.errors import MountError
 from zarrfs.jobs import cleaning, copies, processes, records, running, stagein, stageout
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking
-from zarrfs.options import Options
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
 

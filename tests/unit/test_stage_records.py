@@ -18,7 +18,7 @@ from zarrfs.jobs import nodelocal, processes, records, reports, sending, stageou
 from zarrfs.jobs.deadline import Deadline
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import why_stale
-from zarrfs.mountpoints.mounts import Mount
+from zarrfs.system.mounts import Mount
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from zarrfs.cli import main, screen
 from zarrfs.cli.figures import hosts, milliseconds, table
-from zarrfs.monitoring.exposition import exposition
-from zarrfs.monitoring.metrics import ERROR_METRICS, HOST_METRICS, LATENCY, METRICS, PLACE_METRICS, TEXTS
-from zarrfs.monitoring.statistics import Statistics
-from zarrfs.transfer.meters import Latency
+from zarrfs.metrics.counters import ERROR_METRICS, HOST_METRICS, LATENCY, METRICS, PLACE_METRICS, TEXTS
+from zarrfs.metrics.exposition import exposition
+from zarrfs.metrics.statistics import Statistics
+from zarrfs.net.meters import Latency
 
 METER = Latency()
 for _number in range(1, 101):

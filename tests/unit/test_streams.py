@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from tests.servers import Nginx
-from zarrfs.options import Options
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.streams import Streams
+from zarrfs.cache.streams import Streams
+from zarrfs.config.options import Options
+from zarrfs.store.remotefiles import RemoteFiles
 
 PART = 512 << 10
 

@@ -13,13 +13,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import links
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
-from zarrfs.options import Options
-from zarrfs.redaction import links
-from zarrfs.transfer import local, urls
-from zarrfs.transfer.api import TargetReader
-from zarrfs.transfer.local import LocalFiles
-from zarrfs.transfer.targets import Targets
+from zarrfs.store.targetreader import TargetReader
+from zarrfs.store.targets import Targets
+from zarrfs.system import localfiles as local
+from zarrfs.system.localfiles import LocalFiles
 
 pytestmark = pytest.mark.usefixtures("either_client")
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
 from zarrfs.sources import open_plan, plan_source
 from zarrfs.store.index import IndexStore
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from tests.unit.gens import gen, rows
 from tests.unit.referencesets import Plain
 from zarrfs import sources
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
-from zarrfs.sources import templates as module
-from zarrfs.sources.gen import TemplateError
-from zarrfs.sources.templates import Budget, Templates
+from zarrfs.references import templates as module
+from zarrfs.references.gen import TemplateError
+from zarrfs.references.templates import Budget, Templates
 
 NAMED = {"u": "server/path", "f": "<{{c}}>", "t": "{{u}}/t", "g": "{{f(c=a)}}{{ b | default('-') }}"}
 
@@ -363,7 +363,7 @@ def test_rows_leave_no_limit_behind_between_them(limits: Any) -> None:
 
 def test_lower_limits_of_others_stay() -> None:
     code = (
-        "import resource\nfrom zarrfs.sources.templates import Budget\n"
+        "import resource\nfrom zarrfs.references.templates import Budget\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (3, 3))\n"
         "with Budget(100).bounded(): assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"
         "assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"

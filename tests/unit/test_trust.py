@@ -16,11 +16,11 @@ import trio
 
 from tests.servers import S3
 from tests.unit.recording import VALUE, Recorder, recording
+from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.options import Options, parse
-from zarrfs.transfer.local import LocalFiles
-from zarrfs.transfer.targets import Targets
-from zarrfs.transfer.trust import Trust
+from zarrfs.net.reach import Trust
+from zarrfs.store.targets import Targets
+from zarrfs.system.localfiles import LocalFiles
 
 REMOTE = "http://data.test/dir/set.json"
 

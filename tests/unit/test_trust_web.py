@@ -14,9 +14,9 @@ import trio
 
 from tests.servers import Faulty
 from tests.unit.recording import VALUE, Recorder, recording
+from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError, to_errno
-from zarrfs.options import Options, parse
-from zarrfs.transfer.targets import Targets
+from zarrfs.store.targets import Targets
 
 pytestmark = pytest.mark.usefixtures("either_client")
 

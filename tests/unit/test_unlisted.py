@@ -13,10 +13,10 @@ from tests.conftest import DATA
 from tests.servers import Faulty, Nginx
 from tests.store_contract import Tree, directories, keys, listed
 from tests.unit.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
+from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.options import Options
-from zarrfs.sources.unlisted import UnlistedStore, node_of
 from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.unlisted import UnlistedStore, node_of
 
 # -- servers that do not
 

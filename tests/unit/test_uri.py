@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zarrfs.errors import UsageError
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.uri import path_of_uri
 
 

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.gens import gen, rows
-from zarrfs.sources import templates as module
-from zarrfs.sources import vectors
-from zarrfs.sources.gen import Gen, TemplateError
-from zarrfs.sources.templates import Budget, Templates
+from zarrfs.references import templates as module
+from zarrfs.references import vectors
+from zarrfs.references.gen import Gen, TemplateError
+from zarrfs.references.templates import Budget, Templates
 
 NAMED = {
     "u": "U/p", "n": "40", "p": "%03d", "b": "{:>4}|", "f": "<{{c}}>", "g": "{{f(c=a)}}{{ b | default('-') }}",
@@ -188,7 +188,7 @@ def test_batches_are_bounded_and_in_order() -> None:
 
 def test_a_small_item_does_without_numpy() -> None:
     code = (
-        "import sys\nfrom zarrfs.sources.gen import read_gen\nfrom zarrfs.sources.templates import Templates\n"
+        "import sys\nfrom zarrfs.references.gen import read_gen\nfrom zarrfs.references.templates import Templates\n"
         "item = {'key': '{{i}}', 'url': 'u', 'dimensions': {'i': {'stop': %d}}}\n"
         "batches = list(Templates({}).batches(read_gen([item], (), 10**6)[0]))\n"
         "assert sum(len(batch.keys) for batch in batches) == %d\nassert ('numpy' in sys.modules) == %s\n"

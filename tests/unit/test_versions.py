@@ -14,12 +14,12 @@ import trio
 import trio.testing
 from pyfuse3 import FlagT, InodeT
 
+from zarrfs.config.options import Options
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.versions import Version
 from zarrfs.fuse.xattrs import SOURCE_XATTR
-from zarrfs.options import Options
 from zarrfs.store.api import Info
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 
 CONTEXT = cast(pyfuse3.RequestContext, None)
 

@@ -18,7 +18,8 @@ from zarr.core.metadata import ArrayV2Metadata
 from tests.unit.viewstores import v0, v1, v2, v3
 from zarrfs.zarr import asv2, asv3
 from zarrfs.zarr.documents import load_json, parse_node
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 from zarrfs.zarr.strictjson import strict_json
 
 OBJECTS = {"dtype": "|O", "fill_value": None}

@@ -11,7 +11,7 @@ import trio
 
 from tests.servers import Faulty
 from tests.unit.viewstores import GROUP_2, v2
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.sources import open_source
 from zarrfs.views.arrays import ArraysView
 from zarrfs.views.translated import TranslatedView

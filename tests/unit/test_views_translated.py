@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from tests.store_contract import Tree, keys, listed
 from tests.unit.viewstores import GROUP_2, GROUP_3, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.views.translated import TranslatedView, open_translated
 
 MIXED = [["a", "<i4"], ["b", ">f8"]]

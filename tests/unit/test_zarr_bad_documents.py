@@ -13,7 +13,7 @@ from zarrfs.zarr.documents import (
     NODE_DOCUMENTS,
     parse_node,
 )  # fmt: skip
-from zarrfs.zarr.model import MetadataError
+from zarrfs.zarr.errors import MetadataError
 
 COMMON: list[tuple[dict[str, Any], str]] = [
     ({"shape": [-1, 6]}, "shape: expected whole numbers, 0 or more"), ({"shape": ...}, "shape is missing"),

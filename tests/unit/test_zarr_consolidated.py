@@ -10,7 +10,8 @@ import pytest
 from tests.zarrsamples import ROOT
 from zarrfs.zarr.consolidated import consolidated
 from zarrfs.zarr.documents import NODE_DOCUMENTS, load_json, parse_document
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 
 @pytest.mark.parametrize(("store", "name"), [("v2_hier", ".zmetadata"), ("v3_hier", "zarr.json")])

@@ -23,9 +23,10 @@ from zarrfs.zarr.documents import (
     parse_document,
     parse_node,
 )  # fmt: skip
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.keys import DEFAULT, FLAT, NESTED, V0, KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
-from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 
 
 def read(path: Path) -> ArrayMetadata | GroupMetadata:

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.zarrdocuments import V3
 from tests.zarrsamples import DRAFT, Sample
 from zarrfs.zarr import draft, dtypes
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 
 @pytest.mark.parametrize("sample", DRAFT, ids=lambda sample: sample.label)

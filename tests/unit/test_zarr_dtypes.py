@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.dtypes import DataType, as_v2, as_v3, parse_v2, parse_v3
-from zarrfs.zarr.model import MetadataError
+from zarrfs.zarr.errors import MetadataError
 
 ORDERS = st.sampled_from(["<", ">"])
 SCALARS = st.one_of(

@@ -15,9 +15,9 @@ from tests.zarrsamples import DRAFT, ROOT
 from zarrfs.zarr import draft
 from zarrfs.zarr.consolidated import consolidated
 from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_document, parse_node
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.fillvalues import as_v2, as_v3
-from zarrfs.zarr.keys import nested
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
 
 GENUINE = [
     (path.name, path.read_bytes())

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarrfs.zarr.documents import DOCUMENTS, parse_document
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate, nested
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.keys import DEFAULT, DRAFT, FLAT, NESTED, V0, KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata, nested
 
 
 @pytest.mark.parametrize(

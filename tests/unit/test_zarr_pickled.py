@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from tests.unit.test_zarr_dtypes import STRUCTS
 from tests.zarrsamples import SAMPLES, Sample
 from zarrfs.zarr.documents import parse_node
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 PICKLED = [sample for sample in SAMPLES if sample.store.name.startswith("v0_pickled")]
 

@@ -16,9 +16,8 @@ from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from tests.unit.zarrchunks import array_of, assembled, parsed
-from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
+from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk, inner_array, sharding_of
 from zarrfs.zarr.model import ArrayMetadata
-from zarrfs.zarr.sharding import inner_array, sharding_of
 
 NONE = (1 << 64) - 1
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}

@@ -16,15 +16,15 @@ from tests.conftest import DATA
 from tests.servers import S3, Nginx, free_port
 from tests.store_contract import children, directories, keys, listed
 from tests.unit.zarrstores import OPTIONS, SAMPLES, put, tree_of, with_store
+from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, SourceError
-from zarrfs.options import Options
 from zarrfs.sources import open_plan, plan_source
 from zarrfs.sources.fetching import read_document
-from zarrfs.sources.unlisted import UnlistedStore
 from zarrfs.sources.zarrstore import plan_directory, plan_remote
 from zarrfs.store.api import Kind, Store
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.remote import FsspecStore
+from zarrfs.store.unlisted import UnlistedStore
 
 TIME_NS = 1_234_567_890 * 10**9
 

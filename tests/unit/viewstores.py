@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.store_contract import Tree
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.store.api import Store
-from zarrfs.store.filesystem import FileSystemStore
+from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
-from zarrfs.transfer.targets import Targets
+from zarrfs.store.targets import Targets
 from zarrfs.views.translated import TranslatedView, open_translated
 
 numbers = itertools.count()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli.common import SETTINGS, errors_told, process_options
-from zarrfs.signals import raise_again
+from zarrfs.system.signals import raise_again
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from zarrfs.redaction import HIDDEN, cleaned, shown_item
+from zarrfs.config.redaction import HIDDEN, cleaned, shown_item
 
 _OPTIONS = re.compile(r"-[A-Za-np-z]*o|--option")  # the next word is a list of options
 _ATTACHED = re.compile(r"(-[A-Za-np-z]*o=?|--option=)(.+)", re.DOTALL)  # or they are in the same one
@@ -52,7 +52,7 @@ def shown_arguments(arguments: Sequence[str]) -> list[str]:
 
 def _shown_list(text: str) -> str:
     """The items of one -o; what follows a storage option and is no option may be the rest of its value."""
-    from zarrfs.options import TABLE
+    from zarrfs.config.options import TABLE
 
     found: list[str] = []
     hiding = False

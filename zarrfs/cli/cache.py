@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common, show
-from zarrfs.options import Options, Parsed
-from zarrfs.optionvalues import human, seconds, size
+from zarrfs.config.options import Options, Parsed
+from zarrfs.config.values import human, seconds, size
 
 if TYPE_CHECKING:
+    from zarrfs.cache.diskadmin import Target
     from zarrfs.sources.kept import Kept
-    from zarrfs.transfer.diskadmin import Target
 
 EPILOG = """\b
 Examples:
@@ -39,8 +39,8 @@ def cache() -> None:
 @common.source_options("index_dir", "cache_dir")
 def ls(as_json: bool, parsed: Parsed) -> None:
     """List the indexes that are kept, and the targets that blocks are kept of, the one last used first."""
+    from zarrfs.cache.diskadmin import targets
     from zarrfs.sources.kept import kept
-    from zarrfs.transfer.diskadmin import targets
 
     directory = parsed.options.cache_dir
     blocks = [] if directory is None else targets(directory)
@@ -59,8 +59,8 @@ def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, p
     An index is made anew when it is needed again; one that a mount uses stays until that ends. Blocks are fetched
     again.
     """
+    from zarrfs.cache.diskadmin import prune as prune_blocks
     from zarrfs.sources.kept import prune as prune_indexes
-    from zarrfs.transfer.diskadmin import prune as prune_blocks
 
     age, limit = _limits(older_than, max_size)
     indexes, left = prune_indexes(parsed.options, age, limit, dry_run)
@@ -77,8 +77,8 @@ def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, p
 @common.source_options("index_dir", "cache_dir")
 def clear(as_json: bool, parsed: Parsed) -> None:
     """Remove everything: all indexes, and all blocks in --cache-dir. Mounts that use them go on."""
+    from zarrfs.cache.diskadmin import clear as clear_blocks
     from zarrfs.sources.kept import prune as prune_indexes
-    from zarrfs.transfer.diskadmin import clear as clear_blocks
 
     directory = parsed.options.cache_dir
     blocks = [] if directory is None else clear_blocks(directory)
@@ -102,8 +102,8 @@ def verify(as_json: bool, parsed: Parsed) -> None:
 
 
 def _verify(options: Options) -> dict[str, int]:
+    from zarrfs.cache.diskadmin import verify as verify_blocks
     from zarrfs.sources.kept import verify as verify_indexes
-    from zarrfs.transfer.diskadmin import verify as verify_blocks
 
     blocks = None if options.cache_dir is None else verify_blocks(options.cache_dir)
     indexes, bad = verify_indexes(options)

@@ -8,7 +8,7 @@ import sys
 import click
 
 from zarrfs.cli import common
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 EPILOG = """\b
 Examples:
@@ -41,9 +41,9 @@ def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], pars
     """
     import trio
 
-    from zarrfs.sources import Plan
-    from zarrfs.stage.walk import pieces
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
+    from zarrfs.store.walk import pieces
 
     async def body(store: Store, plan: Plan) -> None:
         output = trio.wrap_file(sys.stdout.buffer)

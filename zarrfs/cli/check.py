@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common, meter, show
-from zarrfs.options import Parsed
-from zarrfs.optionvalues import human
+from zarrfs.config.options import Parsed
+from zarrfs.config.values import human
 
 if TYPE_CHECKING:
-    from zarrfs.stage.arraycheck import ArrayCheck
-    from zarrfs.stage.checkreport import Report
-    from zarrfs.stage.twice import First
+    from zarrfs.copying.arraycheck import ArrayCheck
+    from zarrfs.copying.checkreport import Report
+    from zarrfs.copying.twice import First
 
 EPILOG = """\b
 Examples:
@@ -54,12 +54,13 @@ def check(
     With --twice SOURCE is opened anew and read a second time, nothing of it from a cache: values whose bytes are
     others than the first time are reported as changed, also where a server tells no versions.
     """
-    from zarrfs.sources import Plan, discard, open_plan, plan_source
-    from zarrfs.stage.arraycheck import ArrayChecks
-    from zarrfs.stage.check import check, check_again
-    from zarrfs.stage.checkreport import Report
+    from zarrfs.copying.arraycheck import ArrayChecks
+    from zarrfs.copying.check import check, check_again
+    from zarrfs.copying.checkreport import Report
+    from zarrfs.documents.plan import Plan
+    from zarrfs.sources import discard, open_plan, plan_source
     from zarrfs.store.api import Store
-    from zarrfs.transfer.memory import memory_limit
+    from zarrfs.system.memory import memory_limit
 
     report = Report(keep=first)
     if twice:  # blocks on the disk would be the same ones
@@ -83,7 +84,7 @@ def check(
         arrays = ArrayChecks(store, not no_decode, memory)
         digests = None
         if twice:
-            from zarrfs.stage.twice import Digests
+            from zarrfs.copying.twice import Digests
 
             digests = Digests()
         with watched(report, options.log_level == "error"):
@@ -140,7 +141,7 @@ def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
 
 def _tell(report: Report) -> None:
     """Write a report for people to read."""
-    from zarrfs.stage.checkreport import BAD_KINDS
+    from zarrfs.copying.checkreport import BAD_KINDS
 
     out = sys.stdout.write
     out(f"{'ok':14}{report.ok:>12,}  {human(report.read)} read\n")

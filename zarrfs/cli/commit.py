@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs import optionvalues
 from zarrfs.cli import common, show
 from zarrfs.cli.refs import running
+from zarrfs.config import values as optionvalues
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
 FORMATS = ("references", "archive", "directory", "zip")  # as stage.commit
@@ -59,8 +59,8 @@ def commit(
     file beside NEW, NEW.data. Larger files of an archive go to blobs in --blobs (the first one). Neither SOURCE
     nor the changes are touched; a mount that writes to --upperdir must be ended first.
     """
-    from zarrfs.stage.commit import New, new_format
-    from zarrfs.stage.commit import commit as write
+    from zarrfs.copying.commit import New, new_format
+    from zarrfs.copying.commit import commit as write
     from zarrfs.store.overlay import Overlay
 
     if parsed.options.upperdir is None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from zarrfs import optionvalues
+from zarrfs.config import values as optionvalues
+from zarrfs.config.redaction import cleaned
 from zarrfs.errors import UsageError, ZarrfsError, internal_error, message_line, reason_of
-from zarrfs.redaction import cleaned
 
 if TYPE_CHECKING:
-    from zarrfs import options
-    from zarrfs.sources import Plan
+    from zarrfs.config import options
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ Function = Callable[..., Any]
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SHORT = {"foreground": "-f"}
 _VERBOSITY = "zarrfs.log_level"  # in click's context: what -v, -q or -d said, to the group or to the command
-_TAKES = ("zarrfs.transfer.remote",)  # what most sources take
+_TAKES = ("zarrfs.store.remotefiles",)  # what most sources take
 _PREFIX = "option_"  # of click's parameter names, so that a command's own never collide with the table's
 
 
@@ -76,7 +76,7 @@ def source_options(
     "" they are so, too, but the command names its file in another way.
     """
 
-    from zarrfs import options
+    from zarrfs.config import options
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -108,12 +108,12 @@ def source_options(
 
 def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
     """What the command line, variables and files say together; names in `given` become what they stand for."""
-    from zarrfs.configuration import settings
+    from zarrfs.config.effective import settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
     split: list[tuple[str, str]] = []
     if "sources" in given:
-        from zarrfs.stage.merge import split_prefix
+        from zarrfs.references.merge import split_prefix
 
         split = [split_prefix(text) for text in given["sources"]]
     found = settings(said, [*(given[name] for name in names), *(source for _prefix, source in split)], defaults)
@@ -126,7 +126,7 @@ def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -
 
 def _click_option(name: str) -> Callable[[Function], Function]:
     """The long option of one row of the table; its value is parsed by the table, not by click."""
-    from zarrfs import options
+    from zarrfs.config import options
 
     about = options.TABLE[name].metadata
     names = [f"--{name.replace('_', '-')}", _PREFIX + name]
@@ -237,8 +237,8 @@ def run_on_stores(
     What `reads` no files is not told that their blobs are missing, and takes none of the modules that are imported
     meanwhile.
     """
+    from zarrfs.archives.blobrefs import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_source
-    from zarrfs.sources.blobrefs import NO_BLOBS
 
     chosen = dataclasses.replace(parsed.options, names_since=time.time())
     _prepare_output(chosen.log_level)
@@ -268,7 +268,7 @@ def run_on_stores(
                         say(f"warning: {where}{warning}")
         import trio
 
-        from zarrfs.transfer.memory import keep_what_is_here
+        from zarrfs.system.memory import keep_what_is_here
 
         keep_what_is_here()  # modules: to go through them again and again takes a twentieth of a copy's time
         return trio.run(run, plans)

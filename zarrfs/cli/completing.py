@@ -16,8 +16,8 @@ from click.shell_completion import (
     get_completion_class,
 )
 
-from zarrfs.options import TABLE
-from zarrfs.optionvalues import flag
+from zarrfs.config.options import TABLE
+from zarrfs.config.values import flag
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
@@ -95,11 +95,9 @@ add_completion_class(Fish, "fish")
 
 def script(shell: str) -> str:
     """The program that makes `shell` ask us."""
-    from zarrfs.cli import main
-
     found = get_completion_class(shell)
     assert found is not None
-    return found(main, {}, "zarrfs", VARIABLE).source()
+    return found(click.get_current_context().find_root().command, {}, "zarrfs", VARIABLE).source()
 
 
 def teach(command: click.Command) -> None:
@@ -129,7 +127,7 @@ def _mountpoints(ctx: click.Context, parameter: click.Parameter, incomplete: str
     """Of `zarrfs mount` a directory, of all others what zarrfs has mounted."""
     if ctx.info_name == "mount":
         return [CompletionItem(incomplete, type="dir")]
-    from zarrfs.mountpoints.mounts import FSTYPE, mounts
+    from zarrfs.system.mounts import FSTYPE, mounts
 
     found = [mount.mountpoint for mount in mounts() if mount.fstype == FSTYPE]
     quoted = os.environ.get(VARIABLE, "").startswith("bash")  # the other shells quote whatever they are given

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs import options
 from zarrfs.cli import common, show
-from zarrfs.redaction import shown_storage, without_secrets
+from zarrfs.config import options
+from zarrfs.config.redaction import shown_storage, without_secrets
 
 if TYPE_CHECKING:
-    from zarrfs.configuration import Layer
+    from zarrfs.config.effective import Layer
 
 EPILOG = """\b
 Examples:
@@ -38,7 +38,7 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
     Each option is one line: its name, its value and its origin; values of storage options are hidden. Options that
     nobody says have their defaults, or those of the command.
     """
-    from zarrfs import configuration
+    from zarrfs.config import effective as configuration
 
     with common.errors_told(common.verbosity() == "debug"):
         said = [part for item in items for part in options.split_commas(item)]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common, show
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
 EPILOG = """\b
@@ -34,7 +34,7 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
     A directory is told where it is new, gone, or has another mode; where its entries changed, these are told.
     What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
     """
-    from zarrfs.stage import difference
+    from zarrfs.copying import difference
     from zarrfs.store.overlay import Overlay
 
     if parsed.options.upperdir is None:

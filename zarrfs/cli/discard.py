@@ -7,8 +7,8 @@ import sys
 import click
 
 from zarrfs.cli import common
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 EPILOG = """\b
 Examples:
@@ -25,7 +25,7 @@ def discard(yes: bool, parsed: Parsed) -> None:
 
     A directory without the record that zarrfs writes there is left alone, and so is one that is mounted.
     """
-    from zarrfs.stage.discard import discard as empty
+    from zarrfs.copying.discard import discard as empty
 
     path = parsed.options.upperdir
     if path is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zarrfs.cli import show
-from zarrfs.monitoring.statistics import Statistics
-from zarrfs.optionvalues import human
+from zarrfs.config.values import human
+from zarrfs.metrics.statistics import Statistics
 
 _WIDTH = 12
 _DISK = ("remote", "disk")

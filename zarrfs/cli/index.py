@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli import common
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
 
 EPILOG = """\b
 Examples:
@@ -34,7 +34,7 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
     """
     from zarrfs.errors import SourceError
     from zarrfs.sources import discard, plan_source
-    from zarrfs.stage.destination import check_destination
+    from zarrfs.store.destination import check_destination
 
     if output is not None:
         check_destination(output, "index", force)  # compiling may take long
@@ -54,9 +54,9 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
 
 def _write(plan: Plan, output: str, force: bool) -> None:
     from zarrfs.errors import UsageError
+    from zarrfs.references.streams import local_path
     from zarrfs.sources.indexfiles import copy_index
-    from zarrfs.stage.destination import placed
-    from zarrfs.stage.references import local_path
+    from zarrfs.store.destination import placed
 
     source = local_path(plan.source)
     if source is not None and os.path.exists(output) and os.path.samefile(source, output):

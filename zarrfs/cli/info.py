@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from zarrfs.cli import common, meter, nodetext, show
-from zarrfs.options import Options, Parsed
-from zarrfs.optionvalues import human
-from zarrfs.redaction import without_secrets
+from zarrfs.config.options import Options, Parsed
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.values import human
 
 EPILOG = """\b
 Examples:
@@ -41,12 +41,12 @@ def info(
     that. Of a directory, links_out counts the symbolic links that lead out of it, links_allowed those of them that
     allow_path= covers.
     """
+    from zarrfs.copying.arrayinfo import Survey, survey
+    from zarrfs.documents.plan import Plan
     from zarrfs.errors import UsageError
-    from zarrfs.sources import Plan
-    from zarrfs.stage.arrayinfo import Survey, survey
-    from zarrfs.stage.destination import check_destination
+    from zarrfs.net.versions import unversioned
     from zarrfs.store.api import Kind, Store
-    from zarrfs.transfer.versions import unversioned
+    from zarrfs.store.destination import check_destination
 
     if page is not None:
         if no_count:
@@ -83,7 +83,7 @@ def info(
 
 
 async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
-    from zarrfs.sources.parquet import ParquetStore
+    from zarrfs.references.parquet import ParquetStore
     from zarrfs.store.index import IndexStore
 
     about = {
@@ -118,7 +118,7 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
 
 async def _absent_records(store: Any, ask: bool) -> dict[str, int]:
     """The record files of a Parquet set that are not in it, where they can be counted."""
-    from zarrfs.sources.parquet import ParquetStore
+    from zarrfs.references.parquet import ParquetStore
 
     found = await store.absences(ask=ask) if isinstance(store, ParquetStore) else None
     return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
@@ -137,7 +137,7 @@ async def _of_entry(store: Any, key: str) -> dict[str, Any]:
 def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> None:
     from zarrfs.cli.infopage import page
     from zarrfs.errors import SourceError
-    from zarrfs.stage.destination import placed
+    from zarrfs.store.destination import placed
 
     if "nodes" not in about:
         raise SourceError(without_secrets(source), "no groups or arrays of Zarr there")

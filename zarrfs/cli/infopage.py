@@ -6,7 +6,7 @@ import html
 from typing import Any
 
 from zarrfs.cli import nodetext
-from zarrfs.optionvalues import human
+from zarrfs.config.values import human
 
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

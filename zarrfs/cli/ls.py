@@ -8,7 +8,7 @@ import sys
 import click
 
 from zarrfs.cli import common, show
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 EPILOG = """\b
 Examples:
@@ -31,9 +31,9 @@ def ls(source: str, key: str, detailed: bool, recursive: bool, as_json: bool, pa
 
     A size that takes a question to a server is asked for with -l only; without, it is null in JSON.
     """
-    from zarrfs.sources import Plan
-    from zarrfs.stage.walk import entries, with_sizes
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Info, Store
+    from zarrfs.store.walk import entries, with_sizes
 
     def line(at: str, info: Info) -> str:
         if as_json:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from zarrfs.optionvalues import human
+from zarrfs.config.values import human
 
 _QUIET_FOR = 0.5  # seconds before the line is shown,
 _EVERY = 0.2  # and between one and the next

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from zarrfs.cli.common import SETTINGS, say, source_options
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 EPILOG = """\b
 Examples:

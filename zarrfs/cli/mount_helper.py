@@ -13,11 +13,11 @@ import sys
 from itertools import pairwise
 
 from zarrfs.cli.arguments import hide_secrets
-from zarrfs.configuration import settings
+from zarrfs.config.effective import settings
+from zarrfs.config.options import TABLE, Parsed, parse, split_commas
+from zarrfs.config.redaction import cleaned, without_secrets
 from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error, message_line, reason_of
-from zarrfs.options import TABLE, Parsed, parse, split_commas
-from zarrfs.redaction import cleaned, without_secrets
-from zarrfs.signals import raise_again
+from zarrfs.system.signals import raise_again
 
 # Words that mount(8) keeps from its helpers, and what it says where they do not hold
 _KEPT = {
@@ -107,7 +107,7 @@ def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fak
     `whole`: the items come from mount(8), which has put in what fstab or the kernel says.
     """
     from zarrfs.daemon import telling
-    from zarrfs.mountpoints import kernelflags, mounts
+    from zarrfs.system import kernelflags, mounts
 
     place = mounts.canonical(mountpoint)
     mount = mounts.mount_at(place)

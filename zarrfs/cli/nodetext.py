@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zarrfs.optionvalues import human
+from zarrfs.config.values import human
 
 _HEADER = ("", "shape", "dtype", "chunks", "codecs", "initialised", "decoded", "stored", "ratio")
 _NUMBERS = 5  # columns from here on are numbers

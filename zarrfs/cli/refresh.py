@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from zarrfs.cli.common import SETTINGS, errors_told
-from zarrfs.options import split_commas
+from zarrfs.config.options import split_commas
 
 EPILOG = """\b
 Examples:
@@ -32,7 +32,7 @@ was changed, and the last line says why. docs/running-changes.md tells more."""
 def refresh(mountpoint: str, force: bool, items: tuple[str, ...], as_json: bool) -> None:
     """Let the mount at MNT, or around it, show what its source is now: all of it, as its parts belong together."""
     from zarrfs.daemon import telling
-    from zarrfs.monitoring.statistics import mount_of
+    from zarrfs.metrics.statistics import mount_of
 
     with errors_told():
         at = mount_of(mountpoint)

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from zarrfs.cli import figures, show
-from zarrfs.monitoring.statistics import Statistics, timed
-from zarrfs.optionvalues import human
+from zarrfs.config.values import human
+from zarrfs.metrics.statistics import Statistics, timed
 
 HISTORY = 40  # intervals that are shown
 _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"

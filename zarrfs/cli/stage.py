@@ -11,13 +11,13 @@ import click
 
 from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
+from zarrfs.config.options import Parsed
 from zarrfs.errors import TimedOut, UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
     from zarrfs.jobs.deadline import Deadline
     from zarrfs.jobs.stagein import Wish
-    from zarrfs.sources import Plan
     from zarrfs.store.api import Store
 
 TIMED_OUT = 124  # as timeout(1)
@@ -83,10 +83,10 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     to; DIR is made, too. A manifest has a line of JSON for each file: key, size, mtime_ns, sha256; one whose name ends
     in .sha256 is one for `sha256sum -c`, from within DEST.
     """
+    from zarrfs.config.redaction import without_secrets
     from zarrfs.jobs import reports
     from zarrfs.jobs.deadline import Deadline
     from zarrfs.jobs.stagein import Wish
-    from zarrfs.redaction import without_secrets
 
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
@@ -123,8 +123,8 @@ def _mount(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, 
 
 
 def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
+    from zarrfs.copying.copy_report import Report
     from zarrfs.jobs import copies, stagein
-    from zarrfs.stage.materialisereport import Report
 
     progress, linked = Report(), 0
     manifest = None if given["no_manifest"] else given["manifest"] or f"{wish.dest.rstrip('/')}.manifest.jsonl"

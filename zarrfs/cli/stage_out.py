@@ -12,8 +12,8 @@ import click
 
 from zarrfs.cli import common, meter, show
 from zarrfs.cli.refs import running
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
     from zarrfs.jobs.stageout import Kept, Tree
@@ -76,9 +76,9 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
 
 
 def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: Kept) -> None:
+    from zarrfs.archives.create import Making, Progress
     from zarrfs.cli.archive.create import made
     from zarrfs.jobs import sending, stageout
-    from zarrfs.stage.archive.create import Making, Progress
 
     quiet = parsed.options.log_level == "error"
     if output is None:

@@ -24,7 +24,7 @@ Everything is counted from when the mount was made. docs/stats.md says what each
 @click.option("--prometheus", "form", flag_value="prometheus", help="Write metrics for Prometheus.")
 def stats(mountpoint: str, form: str | None) -> None:
     """Show what the mount at MNT, or around it, has counted: reads, hits, requests, bytes from each tier."""
-    from zarrfs.monitoring.statistics import statistics
+    from zarrfs.metrics.statistics import statistics
 
     with errors_told():
         counted = statistics(mountpoint)
@@ -32,7 +32,7 @@ def stats(mountpoint: str, form: str | None) -> None:
             about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
             text = json.dumps({**about, **counted.counters}) + "\n"
         elif form == "prometheus":
-            from zarrfs.monitoring.exposition import exposition
+            from zarrfs.metrics.exposition import exposition
 
             text = exposition(counted)
         else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zarrfs.cli.common import SETTINGS, errors_told, say
-from zarrfs.optionvalues import seconds
+from zarrfs.config.values import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -54,7 +54,7 @@ def _watch(path: str, interval: float, once: bool) -> None:
 
     from zarrfs.cli.screen import frame, since
     from zarrfs.errors import MountError
-    from zarrfs.monitoring.statistics import statistics, still_there
+    from zarrfs.metrics.statistics import statistics, still_there
 
     first = statistics(path)
     history = [first]

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import click
 
 from zarrfs.cli import common, show
+from zarrfs.config.options import Parsed
 from zarrfs.errors import NotDirectory
-from zarrfs.options import Parsed
 from zarrfs.store.api import Info, Kind, Store, join_key
 
 EPILOG = """\b
@@ -27,7 +27,7 @@ Examples:
 @common.source_options("source", "fetch", log_level="warning")
 def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
     """Draw SOURCE, or its directory KEY, as a tree."""
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
 
     async def body(store: Store, plan: Plan) -> None:
         if (await store.info(start)).kind is not Kind.DIRECTORY:

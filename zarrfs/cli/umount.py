@@ -20,7 +20,7 @@ unmounted: its users are named instead. --lazy does it all the same."""
 @click.option("-l", "--lazy", is_flag=True, help="Detach even while the mount is in use.")
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount MOUNTPOINT and wait until its daemon has ended."""
-    from zarrfs.mountpoints import mounts
+    from zarrfs.system import mounts
 
     with errors_told():
         mounts.end(mountpoint, lazy)

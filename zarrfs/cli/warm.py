@@ -9,9 +9,9 @@ import sys
 import click
 
 from zarrfs.cli import common
+from zarrfs.config.options import Parsed
+from zarrfs.config.values import human
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
-from zarrfs.optionvalues import human
 
 EPILOG = """\b
 Examples:
@@ -31,9 +31,9 @@ def warm(source: str, file: str, as_json: bool, parsed: Parsed) -> None:
     FILE was written by a mount with -o record=. What SOURCE has no more is left out; the exit status is 1 if
     anything else could not be read.
     """
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
+    from zarrfs.prefetch.recording import read_record, warm
     from zarrfs.store.api import Store
-    from zarrfs.store.recording import read_record, warm
 
     if parsed.options.cache_dir is None or parsed.options.cache == "none":
         raise UsageError("there is nowhere to keep what is fetched: -o cache_dir=DIR names a directory")

@@ -9,7 +9,7 @@ import trio
 
 from zarrfs.errors import MountError
 from zarrfs.fuse.operations import Operations
-from zarrfs.mountpoints import mounts
+from zarrfs.system import mounts
 
 log = logging.getLogger("zarrfs")
 

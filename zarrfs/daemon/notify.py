@@ -9,8 +9,8 @@ import socket
 
 import trio
 
+from zarrfs.config.redaction import without_secrets
 from zarrfs.fuse.operations import Operations
-from zarrfs.redaction import without_secrets
 
 log = logging.getLogger("zarrfs")
 

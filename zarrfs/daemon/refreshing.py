@@ -13,15 +13,16 @@ from typing import Any
 
 import trio
 
+from zarrfs.config.options import Options
 from zarrfs.daemon import notify
 from zarrfs.daemon.invalidation import Invalidation
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import Version
-from zarrfs.options import Options
-from zarrfs.sources import Plan, check_view, discard, fingerprint, open_plan, plan_source
-from zarrfs.sources.parquet import ParquetStore
+from zarrfs.references.parquet import ParquetStore
+from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
 from zarrfs.store.api import Store
 from zarrfs.store.index import IndexStore
 

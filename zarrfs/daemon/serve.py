@@ -19,22 +19,23 @@ from typing import Any
 import pyfuse3
 import trio
 
+from zarrfs.config.options import Options
 from zarrfs.daemon import invalidation, notify
 from zarrfs.daemon.idle import unmount_when_idle
 from zarrfs.daemon.refreshing import Refresher, forbid_device
 from zarrfs.daemon.settings import Settings
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
-from zarrfs.monitoring import logs, process, publish, report
-from zarrfs.mountpoints import fusemount, mounts
-from zarrfs.options import Options
-from zarrfs.sources import Plan, check_view, open_plan
+from zarrfs.metrics import logs, process, publish, report
+from zarrfs.prefetch.recording import Record, Recorder, records_to_warm, warm_mount
+from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
-from zarrfs.store.recording import Record, Recorder, records_to_warm, warm_mount
-from zarrfs.transfer.memory import give_back, keep_what_is_here
-from zarrfs.transfer.othermounts import OTHER_MOUNTS
+from zarrfs.system import fusemount, mounts
+from zarrfs.system.memory import give_back, keep_what_is_here
+from zarrfs.system.othermounts import OTHER_MOUNTS
 
 log = logging.getLogger("zarrfs")
 

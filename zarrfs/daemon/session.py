@@ -20,14 +20,15 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from zarrfs.archives.blobrefs import absolute
+from zarrfs.config.options import Options, Parsed
+from zarrfs.config.redaction import without_secrets
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError, UsageError, ZarrfsError
-from zarrfs.monitoring import logs
-from zarrfs.mountpoints import mounts, requirements
-from zarrfs.options import Options, Parsed
-from zarrfs.redaction import without_secrets
-from zarrfs.sources import Plan, absolute_source, discard, plan_source
-from zarrfs.sources.blobrefs import absolute
-from zarrfs.transfer.machine import close_descriptors, end_with_parent, readable
+from zarrfs.metrics import logs
+from zarrfs.sources import absolute_source, discard, plan_source
+from zarrfs.system import mounts, requirements
+from zarrfs.system.machine import close_descriptors, end_with_parent, readable
 
 log = logging.getLogger("zarrfs")
 

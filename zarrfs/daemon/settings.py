@@ -8,10 +8,10 @@ from typing import Any
 
 import trio
 
+from zarrfs.config.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Options, parse, split_commas
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.errors import UsageError
 from zarrfs.fuse.shown import ShownOperations
-from zarrfs.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Options, parse, split_commas
 
 log = logging.getLogger("zarrfs")
 

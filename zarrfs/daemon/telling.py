@@ -12,8 +12,8 @@ from typing import Any
 
 from zarrfs.errors import MountError, UsageError
 from zarrfs.fuse.control import PART, REFRESH, SET
-from zarrfs.monitoring.statistics import why
-from zarrfs.mountpoints import mounts
+from zarrfs.metrics.statistics import why
+from zarrfs.system import mounts
 
 _ANSWER = 10.0  # seconds that a daemon under load has to answer
 _FIRST, _LONGEST = 0.01, 0.5  # seconds between questions

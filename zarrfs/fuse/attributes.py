@@ -26,13 +26,13 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
+from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
 from zarrfs.fuse.nodes import NodeTable, file_of
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.shown import OpenFile, handler
 from zarrfs.fuse.staleness import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
-from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any
 
-from zarrfs.monitoring.metrics import METRICS, PLACE_METRICS
+from zarrfs.metrics.counters import METRICS, PLACE_METRICS
 
 _ANY = "*"  # any name
 _DISK, _AHEAD = ("remote", "disk"), ("read_ahead",)

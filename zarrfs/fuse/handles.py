@@ -13,13 +13,13 @@ import pyfuse3
 import trio
 from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToken, RequestContext
 
+from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, Refused
 from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.fuse.shown import OpenFile, handler
-from zarrfs.options import Options
 from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Found, Merged, Overlay
-from zarrfs.transfer.local import read_file
+from zarrfs.system.localfiles import read_file
 
 
 @dataclasses.dataclass(slots=True)

@@ -28,6 +28,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
+from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, to_errno
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.listing import DirectoryHandle
@@ -46,12 +47,12 @@ from zarrfs.fuse.xattrs import (
     bounded,
     first_of,
 )
-from zarrfs.options import Options
-from zarrfs.store.api import Buffer, Info, Kind, PartialStore, Store, check_key, join_key, split_key
-from zarrfs.store.recording import Recorder
-from zarrfs.transfer.local import read_file
-from zarrfs.transfer.othermounts import OTHER_MOUNTS
-from zarrfs.transfer.othermounts import XATTR as WAITS_XATTR
+from zarrfs.prefetch.recording import Recorder
+from zarrfs.store.api import Info, Kind, PartialStore, Store, check_key, join_key, split_key
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import read_file
+from zarrfs.system.othermounts import OTHER_MOUNTS
+from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
 _ABSENT_MAX = 65_536  # names that are remembered
 _DAY = 86_400.0

@@ -11,8 +11,8 @@ import pyfuse3
 import trio
 
 from zarrfs.errors import ZarrfsError
-from zarrfs.mountpoints import mounts
 from zarrfs.store.api import Store
+from zarrfs.system import mounts
 
 log = logging.getLogger("zarrfs")
 

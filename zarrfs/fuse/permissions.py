@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.store.api import Info, Kind, ordinary_mode
 
 

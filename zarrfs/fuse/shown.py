@@ -23,7 +23,7 @@ from zarrfs.fuse.counted import Counted
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.versions import Version
-from zarrfs.monitoring import process
+from zarrfs.metrics import process
 from zarrfs.store.api import Info, Store, Validator, join_key
 
 P = ParamSpec("P")

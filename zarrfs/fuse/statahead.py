@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections import OrderedDict
 
+from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Kind, Store, join_key, split_key
-from zarrfs.transfer.tasks import at_once
 
 _RECENT = 60.0  # seconds after which a listing says nothing of what is asked
 _PLACES = 64  # directories that are remembered

@@ -6,12 +6,12 @@ import dataclasses
 import logging
 from typing import Any
 
+from zarrfs.config.options import Options
 from zarrfs.errors import ZarrfsError
 from zarrfs.fuse.pagecache import Pusher
-from zarrfs.options import Options
+from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.api import AdjustableStore, DescriptorStore, PrefetchStore, Store, ValidatedStore
-from zarrfs.store.readahead import KeyReadAhead
-from zarrfs.transfer.memory import memory_limit
+from zarrfs.system.memory import memory_limit
 
 log = logging.getLogger("zarrfs")
 

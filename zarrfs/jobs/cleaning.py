@@ -15,8 +15,8 @@ from zarrfs.errors import MountError, ZarrfsError
 from zarrfs.jobs import nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record
 from zarrfs.jobs.unstage import Taking, keep, unstage, why_stale
-from zarrfs.mountpoints import mounts
-from zarrfs.transfer.machine import readable
+from zarrfs.system import mounts
+from zarrfs.system.machine import readable
 
 _PATIENCE = 120.0  # seconds for what one user has staged, besides --timeout
 _OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # directories that are made on a node
@@ -102,7 +102,7 @@ def _remove_leftovers(tell: Callable[[str], None]) -> None:
 
 
 def _remove_leftover(path: str, tell: Callable[[str], None]) -> None:
-    from zarrfs.stage.destination import remove_tree
+    from zarrfs.store.destination import remove_tree
 
     if os.path.islink(path) or any(nodelocal.beneath(mount.mountpoint, path) for mount in mounts.mounts()):
         return

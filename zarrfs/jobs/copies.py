@@ -11,22 +11,22 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
+from zarrfs.config.options import Options, Parsed
+from zarrfs.copying.copy_report import Choice, Report
+from zarrfs.copying.staging_journal import forget, kept
 from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking, unstage
-from zarrfs.options import Options, Parsed
 from zarrfs.sources import fingerprint
-from zarrfs.stage.materialisereport import Choice, Report
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.fillingnotes import forget, kept
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
-    from zarrfs.stage.materialisewrite import Done
+    from zarrfs.copying.copy_threads import Done
+    from zarrfs.documents.plan import Plan
 
-TAKES = "zarrfs.transfer.remote", "zarrfs.stage.materialise"  # what is imported while the source is planned
+TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # what is imported while the source is planned
 _FIELDS = {"key", "size", "mtime_ns", "sha256", "how"}  # of a line of a manifest
 _LINE = 1 << 16  # bytes that one has at most
 SUMS = ".sha256"  # a manifest of this name is one for sha256sum -c
@@ -82,7 +82,7 @@ async def write(
 
     UsageError, SourceError as materialise().
     """
-    from zarrfs.stage.materialise import materialise
+    from zarrfs.copying.copy import materialise
 
     linking = _Links(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns

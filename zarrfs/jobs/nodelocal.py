@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from zarrfs.errors import UsageError
-from zarrfs.mountpoints import mounts
+from zarrfs.system import mounts
 
 # Types of file systems that several nodes see, or that are served by a program: as mountinfo has them.
 _SHARED = frozenset(

@@ -42,7 +42,7 @@ def write(path: str | None, report: dict[str, Any]) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    from zarrfs.stage.destination import placed
+    from zarrfs.store.destination import placed
 
     if os.path.islink(path) and os.lstat(path).st_uid not in (0, os.geteuid()):
         raise UsageError(f"{path}: is a link that another user has made")  # as anybody can in /tmp

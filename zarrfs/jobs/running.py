@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, NamedTuple, NoReturn
 
+from zarrfs.config.options import Parsed
 from zarrfs.errors import MountError
 from zarrfs.jobs import keeper, nodelocal, processes, stagein
 from zarrfs.jobs.processes import Process
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking, unstage
-from zarrfs.options import Parsed
 
 FAILED, NOT_EXECUTABLE, NOT_FOUND = 125, 126, 127  # as env(1), timeout(1) and others have it
 VARIABLE = "ZARRFS_MOUNT"

@@ -15,16 +15,16 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.jobs.stageout import File, Kept, Tree, files, holds
-from zarrfs.options import Options
-from zarrfs.redaction import without_secrets
+from zarrfs.net.answers import Transient
+from zarrfs.net.openers import class_of
+from zarrfs.net.reach import Trust
+from zarrfs.net.systems import failure, raise_from
 from zarrfs.store.whiteouts import PREFIX, RECORD
-from zarrfs.transfer import urls
-from zarrfs.transfer.answers import Transient
-from zarrfs.transfer.openers import class_of
-from zarrfs.transfer.systems import failure, raise_from
-from zarrfs.transfer.trust import Trust
 
 _JOBS = 16  # files at once, unless told otherwise
 _PAUSE = 0.5  # seconds before a request is repeated; then twice as long each time
@@ -94,10 +94,10 @@ def _copy(tree: Tree, place: _Place, how: Sending, kept: Kept) -> None:
     """Copy a tree to a directory as zarrfs archive extract does: modes, times, links, holes, empty directories."""
     import trio
 
-    from zarrfs.stage.materialise import Choice, Report, materialise
-    from zarrfs.stage.materialisewrite import Done
+    from zarrfs.copying.copy import Choice, Report, materialise
+    from zarrfs.copying.copy_threads import Done
     from zarrfs.store.api import Kind
-    from zarrfs.store.filesystem import FileSystemStore
+    from zarrfs.store.directory import FileSystemStore
 
     def done(found: Done) -> None:
         if found.kind is Kind.FILE:

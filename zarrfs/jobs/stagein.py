@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from zarrfs.config.options import Parsed
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import MountError, UsageError
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import Taking, unstage, why_dead, why_stale
-from zarrfs.mountpoints import mounts
-from zarrfs.options import Parsed
-from zarrfs.redaction import without_secrets
+from zarrfs.system import mounts
 
 _FORBIDDEN = re.compile(r"filesystem type (0x[0-9a-f]+) is forbidden")  # fusermount3's words
 

@@ -9,17 +9,17 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from zarrfs.archives.create import Making, Progress, create
+from zarrfs.archives.dump_writer import MAIN
 from zarrfs.errors import MountError, SourceError, UsageError
 from zarrfs.jobs import nodelocal, records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import at, mount_of
-from zarrfs.mountpoints import mounts
-from zarrfs.stage.archive.create import Making, Progress, create
-from zarrfs.stage.archive.dump import MAIN
-from zarrfs.stage.destination import placed, sync_file_system
-from zarrfs.stage.output import DUMP, archive_form, compressor
+from zarrfs.references.output import DUMP, archive_form, compressor
+from zarrfs.store.destination import placed, sync_file_system
 from zarrfs.store.upper import Upper
 from zarrfs.store.whiteouts import OPAQUE, hidden_name, reserved
+from zarrfs.system import mounts
 
 
 class Tree(NamedTuple):

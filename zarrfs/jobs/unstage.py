@@ -12,8 +12,8 @@ from typing import NamedTuple
 from zarrfs.errors import MountError
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
-from zarrfs.mountpoints import mounts
-from zarrfs.transfer.machine import boot
+from zarrfs.system import mounts
+from zarrfs.system.machine import boot
 
 _POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
 
@@ -197,12 +197,12 @@ def _remove(record: Record, how: Taking) -> None:
     if not record.mounted and (record.local or how.copies):
         _remove_copy(record, how.tell)
     elif how.again and record.note:
-        from zarrfs.store.fillingnotes import put
+        from zarrfs.copying.staging_journal import put
 
         with contextlib.suppress(OSError):  # then it is in the way, as any other file
             put(record.place, record.note)
     if how.upper and record.upper:
-        from zarrfs.stage.discard import discard
+        from zarrfs.copying.discard import discard
 
         if os.path.isdir(record.upper):
             discard(record.upper, lambda count: True)
@@ -217,7 +217,7 @@ def _remove(record: Record, how: Taking) -> None:
 
 def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
     """Remove a directory of the node; of any other what the copy has written, and nobody has changed since."""
-    from zarrfs.stage.destination import remove_tree
+    from zarrfs.store.destination import remove_tree
 
     place = os.path.realpath(record.place)
     inside = [mount.mountpoint for mount in mounts.mounts() if nodelocal.beneath(mount.mountpoint, place)]
@@ -237,8 +237,8 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
 
 
 def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
-    from zarrfs.stage.removal import remove_written
-    from zarrfs.store.fillingnotes import forget, kept
+    from zarrfs.copying.removal import remove_written
+    from zarrfs.copying.staging_journal import forget, kept
 
     note = record.note or kept(record.place, record.mark)  # the latter where the copy was killed
     if note is not None and note != record.note:

@@ -16,33 +16,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from zarrfs.config.options import Options
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import ReadError, SourceError, UsageError
-from zarrfs.options import Options
 from zarrfs.store.api import Store, ValidatedStore
+from zarrfs.store.targetreader import TargetReader
 from zarrfs.store.uri import path_of_uri
-from zarrfs.transfer.api import TargetReader
 
 _DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How to open a source; plain values, ready for JSON."""
-
-    source: str  # as it is shown: without credentials
-    kind: str  # references, archive or zarr
-    path: str | None = None  # a local directory
-    url: str | None = None  # an fsspec URL
-    index: str | None = None  # an index file
-    temporary: bool = False  # the index is ours alone: open, then unlink
-    origin: str = ""  # the URL of a document from the network, which decides what it may reach; "" for a local one
-    private: bool = False  # whether that document's server has an address that is not public
-    base: str = ""  # what relative target URLs are relative to, with a trailing "/"
-    mtime_ns: int | None = None  # of the document
-    lists: bool = True  # whether the server behind `url` can list
-    warnings: tuple[str, ...] = ()
-    digest: str = ""  # SHA-256 of the document, hexadecimal, where its index notes it
-    blobs: tuple[str, ...] = ()  # where blobs lie if -o blobs= does not say
-    named: str = ""  # of a mount: as the user has named it, to be planned again from any directory; never shown
 
 
 def plan_source(
@@ -63,7 +45,7 @@ def plan_source(
 
 def absolute_source(source: str) -> str:
     """`source` as it is found from any directory."""
-    from zarrfs.sources.blobrefs import is_flux
+    from zarrfs.archives.blobrefs import is_flux
 
     path = None if is_flux(source) else path_of_uri(source)
     return source if path is None else os.path.abspath(path)
@@ -71,10 +53,10 @@ def absolute_source(source: str) -> str:
 
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
     if options.blobs:  # not only when an archive is compiled: its index may be there already
-        from zarrfs.sources.blobrefs import check_places
+        from zarrfs.archives.blobrefs import check_places
 
         check_places(options.blobs)
-    from zarrfs.sources.blobrefs import is_flux
+    from zarrfs.archives.blobrefs import is_flux
 
     path = None if is_flux(source) else path_of_uri(source)
     if path is not None and options.type != "archive" and os.path.isdir(path):
@@ -162,7 +144,7 @@ def _open_bare(plan: Plan, options: Options) -> Store:
     if plan.index is not None:
         return _open_index(plan, plan.index, options)
     if plan.kind == "references":
-        from zarrfs.sources.parquet import open_set
+        from zarrfs.references.parquet import open_set
 
         return open_set(plan, options)
     if plan.path is not None:
@@ -179,11 +161,11 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
 
     targets: TargetReader
     if plan.kind == "archive":
-        from zarrfs.sources.blobs import BlobReader
+        from zarrfs.archives.blobs import BlobReader
 
         targets = BlobReader(options.blobs or plan.blobs, options)
     else:
-        from zarrfs.transfer.targets import Targets
+        from zarrfs.store.targets import Targets
 
         targets = Targets(options, plan.base, plan.origin, plan.private)
     store = IndexStore(path, targets, plan.mtime_ns)

@@ -11,21 +11,20 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from zarrfs.archives.dump_reader import document, run_remote, split_member
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import links, without_secrets
+from zarrfs.documents.compressed import is_compressed, is_tar
 from zarrfs.errors import AccessDenied, ReadError, SourceError, TargetMissing
-from zarrfs.options import Options
-from zarrfs.redaction import links, without_secrets
-from zarrfs.sources.blobrefs import is_tar
-from zarrfs.sources.compressed import is_compressed
-from zarrfs.sources.dumptar import document, run_remote, split_member
+from zarrfs.net.answers import Entry, too_large
 from zarrfs.store.indexfile import MAGIC
-from zarrfs.transfer.answers import Entry, too_large
-from zarrfs.transfer.memory import memory_limit
+from zarrfs.system.memory import memory_limit
 
 if TYPE_CHECKING:  # importing these takes longer than all the rest
     import outcome
 
-    from zarrfs.transfer.remote import RemoteFiles
-    from zarrfs.transfer.systems import System
+    from zarrfs.net.systems import System
+    from zarrfs.store.remotefiles import RemoteFiles
 
 T = TypeVar("T")
 Known = Callable[[str, bool], bool]
@@ -67,7 +66,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
     import trio
 
     async def main() -> T:
-        from zarrfs.transfer.remote import RemoteFiles
+        from zarrfs.store.remotefiles import RemoteFiles
 
         files = RemoteFiles(options)
         try:

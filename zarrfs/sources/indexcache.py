@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
 from zarrfs.store.indexfile import read_notes
 
 INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")

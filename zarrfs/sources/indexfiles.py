@@ -8,11 +8,11 @@ import os
 import shutil
 import sqlite3
 
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.documents.documents import Document
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
-from zarrfs.options import Options
-from zarrfs.redaction import without_secrets
-from zarrfs.sources import Plan
-from zarrfs.sources.documents import Document
 from zarrfs.store.indexcheck import first_fault
 from zarrfs.store.indexfile import read_notes
 

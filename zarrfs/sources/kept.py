@@ -9,8 +9,8 @@ import os
 import time
 from collections.abc import Iterator
 
+from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import Options
 from zarrfs.sources.indexcache import ABANDONED, INDEX_NAME, NAMES_NAME, SCRATCH_NAME, IndexCache, verified
 from zarrfs.store.indexfile import read_notes
 

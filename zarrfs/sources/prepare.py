@@ -21,29 +21,30 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from zarrfs.archives.blobrefs import DUMP, FLUX, is_flux
+from zarrfs.archives.dump_reader import document, run_local, split_member
+from zarrfs.config.options import TABLE, Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.urls import protocols, same_server
+from zarrfs.documents.compilation import Compilation, Validation
+from zarrfs.documents.compressed import is_tar
+from zarrfs.documents.documents import Document, JsonDocument
+from zarrfs.documents.plan import Plan
+from zarrfs.documents.progress import Progress
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.options import TABLE, Options
-from zarrfs.redaction import without_secrets
-from zarrfs.signals import End
-from zarrfs.sources import Plan
-from zarrfs.sources.blobrefs import DUMP, FLUX, is_flux, is_tar
-from zarrfs.sources.compilation import Compilation, Validation
-from zarrfs.sources.documents import Document, JsonDocument
-from zarrfs.sources.dumptar import document, run_local, split_member
+from zarrfs.net.answers import too_large
+from zarrfs.references.parse import APART
 from zarrfs.sources.indexcache import IndexCache
 from zarrfs.sources.indexfiles import adopt, plan_index
-from zarrfs.sources.progress import Progress
-from zarrfs.sources.references import APART
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
-from zarrfs.transfer.answers import too_large
-from zarrfs.transfer.machine import end_with_parent
-from zarrfs.transfer.urls import protocols, same_server
+from zarrfs.system.machine import end_with_parent
+from zarrfs.system.signals import End
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
 _PEEK = 512  # bytes that tell what a file is
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # what it begins with; the latter: with nothing in it
-DOCUMENT_KINDS = {"archive": "zarrfs.sources.archive", "references": "zarrfs.sources.references"}
+DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
 
 def prepare(source: str, options: Options) -> Plan:
@@ -69,7 +70,7 @@ def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
 
 
 def _fetch_flux(source: str, options: Options) -> Document:
-    from zarrfs.sources import flux
+    from zarrfs.archives import flux
 
     data = flux.document(source, options.request_timeout)
     if len(data) > options.document_limit:
@@ -243,7 +244,7 @@ def _judged(plan: Plan) -> Plan:
     """`plan` with Plan.private: nothing but its document has been fetched in this process."""
     if not plan.origin:
         return plan
-    from zarrfs.transfer.web import met_private_only
+    from zarrfs.net.web import met_private_only
 
     return dataclasses.replace(plan, private=met_private_only())
 

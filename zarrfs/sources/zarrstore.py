@@ -8,20 +8,20 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import IO, TYPE_CHECKING, cast
 
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
-from zarrfs.options import Options
-from zarrfs.redaction import without_secrets
+from zarrfs.references.parquetset import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
-from zarrfs.sources.parquetset import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
-from zarrfs.transfer import urls
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
+    from zarrfs.net.systems import System
     from zarrfs.store.api import Info, Store
-    from zarrfs.store.filesystem import FileSystemStore
+    from zarrfs.store.directory import FileSystemStore
     from zarrfs.store.remote import FsspecStore
-    from zarrfs.transfer.remote import RemoteFiles
-    from zarrfs.transfer.systems import System
+    from zarrfs.store.remotefiles import RemoteFiles
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: names of chunks come from the grids of arrays (-o grid=)"
@@ -31,7 +31,7 @@ _PIECE = 1 << 20  # bytes of a document read at a time
 
 def plan_directory(source: str, path: str, options: Options) -> Plan:
     """Plan the local directory `path`. SourceError where it cannot be read, or is no Zarr store."""
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
 
     path = os.path.abspath(path)
     try:
@@ -56,7 +56,7 @@ def open_directory(path: str, options: Options) -> FileSystemStore:
     Zarr stores and views follow links: a reader of a chunk wants its bytes. Other directories keep them, and so does
     the lower directory of `upperdir=`, but for links out of it, which lead elsewhere in the mount. SourceError.
     """
-    from zarrfs.store.filesystem import FileSystemStore, Links
+    from zarrfs.store.directory import FileSystemStore, Links
 
     links = Links.KEEP
     if options.links == "follow" or options.view is not None:
@@ -122,8 +122,8 @@ def plan_remote(url: str, options: Options) -> Plan:
 def open_remote(plan: Plan, options: Options) -> Store:
     """The store of a plan made by plan_remote; touches no network."""
     from zarrfs.sources.indexcache import IndexCache
-    from zarrfs.sources.unlisted import UnlistedStore
     from zarrfs.store.remote import FsspecStore
+    from zarrfs.store.unlisted import UnlistedStore
 
     assert plan.url is not None
     store = FsspecStore(plan.url, options, IndexCache(options).for_names())
@@ -134,7 +134,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.sources.indexcache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.zarr.documents import DOCUMENTS
@@ -190,7 +190,7 @@ async def _plan_set(
     files: RemoteFiles, system: System, path: str, url: str, document: bytes, options: Options
 ) -> Plan:
     """Plan the set in the Parquet layout at `url`, with its `.zmetadata`."""
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
 
     shown = without_secrets(url)
     warnings = _checked_set(system.shown(system.child(path, DOCUMENT)), document, options)
@@ -216,7 +216,7 @@ async def _root_document(
     files: RemoteFiles, system: System, path: str, names: Sequence[str]
 ) -> tuple[str, bytes] | None:
     """(name, bytes) of a metadata document at the root, `.zmetadata` first; None where there is none."""
-    from zarrfs.sources.unlisted import node_of
+    from zarrfs.store.unlisted import node_of
 
     for name in sorted(names, key=lambda name: name != DOCUMENT):
         try:

@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterat
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from zarrfs.errors import InvalidKey, NameTooLong, TargetChanged
-from zarrfs.transfer.api import Buffer as Buffer
+from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
-    from zarrfs.options import Options
-    from zarrfs.store.indexentries import Entry
+    from zarrfs.config.options import Options
 
 NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
 
@@ -43,6 +42,10 @@ class Info(NamedTuple):
     identity: int | None = None  # changes when another file takes the name; None: nobody can tell
     unreadable: str = ""  # why its bytes cannot be had, where that is known without opening it
 
+
+PlainPart = tuple[int, int, Buffer | None, str, int]  # start, length, data, url and offset of a Part
+# name, kind, size, mode, mtime_ns, held and target of an Info; of what a file is made, None where nobody can tell
+Entry = tuple[str, int, int | None, int | None, int | None, int | None, str | None, list[PlainPart] | None]
 
 SET_IDS = stat.S_ISUID | stat.S_ISGID
 

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import trio
 
+from zarrfs.concurrency.tasks import at_once, in_background
+from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
-from zarrfs.options import Options
-from zarrfs.store.api import Buffer, Info, Kind, Reference, Usage, keys_below, split_key
-from zarrfs.store.indexentries import TARGET_MAX, Entry, entries_of
+from zarrfs.store.api import Entry, Info, Kind, Reference, Usage, keys_below, split_key
+from zarrfs.store.indexentries import TARGET_MAX, entries_of
 from zarrfs.store.indexfile import ROOT, Place, open_database
-from zarrfs.transfer.api import TargetReader, WholeReader
-from zarrfs.transfer.tasks import at_once, in_background
+from zarrfs.store.targetreader import TargetReader, WholeReader
+from zarrfs.system.buffers import Buffer
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"

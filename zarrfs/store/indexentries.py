@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 
-from zarrfs.store.api import Buffer, Kind
+from zarrfs.store.api import Entry, Kind, PlainPart
 from zarrfs.store.indexfile import Place
 
 TARGET_MAX = 4095  # bytes of a symbolic link's target
@@ -21,9 +21,6 @@ LEFT JOIN target t ON t.id=r.target
 WHERE e.parent=? AND {which} ORDER BY e.name, r.start
 """
 _ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kind=0"
-PlainPart = tuple[int, int, Buffer | None, str, int]  # start, length, data, url and offset of a Part
-# name, kind, size, mode, mtime_ns, held and target of an Info; of what a file is made, None where nobody can tell
-Entry = tuple[str, int, int | None, int | None, int | None, int | None, str | None, list[PlainPart] | None]
 
 
 def entries_of(

@@ -20,9 +20,10 @@ from typing import NamedTuple, Self
 from urllib.parse import quote
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Buffer, Kind
+from zarrfs.store.api import Kind
 from zarrfs.store.indexdirs import ROOT as ROOT
 from zarrfs.store.indexdirs import Directories
+from zarrfs.system.buffers import Buffer
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows

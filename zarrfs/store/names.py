@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from zarrfs.net.answers import Entry
 from zarrfs.store.api import join_key, split_key
-from zarrfs.transfer.answers import Entry
 
 _FILE, _DIRECTORY, _ABSENT = range(3)
 _MEMORY = 8 << 20  # bytes of the table that are in memory

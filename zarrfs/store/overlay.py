@@ -18,7 +18,6 @@ import trio
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
-    Buffer,
     Getter,
     Info,
     Kind,
@@ -33,13 +32,14 @@ from zarrfs.store.api import (
     ordinary_mode,
     split_key,
 )
-from zarrfs.store.copying import same_time, write_sparse
-from zarrfs.store.lower import OnLower
 from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.upper import NamesLock, Upper
 from zarrfs.store.uri import file_uri
 from zarrfs.store.whiteouts import RECORD, reserved
-from zarrfs.transfer.local import read_file
+from zarrfs.store.wrapping import OnLower
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import read_file
+from zarrfs.system.sparse import same_time, write_sparse
 
 log = logging.getLogger("zarrfs.store")
 

@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError
+from zarrfs.net.answers import Page
 from zarrfs.store.api import key_rule
 from zarrfs.store.names import END, Names, encoded
-from zarrfs.transfer.answers import Page
-from zarrfs.transfer.tasks import in_background
 
 log = logging.getLogger("zarrfs.store")
 

@@ -13,6 +13,11 @@ from typing import Any
 
 import trio
 
+from zarrfs.concurrency.tasks import at_once, in_background
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.values import FOREVER
 from zarrfs.errors import (
     AccessDenied,
     InvalidKey,
@@ -25,29 +30,14 @@ from zarrfs.errors import (
     TargetChanged,
     TargetMissing,
 )
-from zarrfs.options import Options
-from zarrfs.optionvalues import FOREVER
-from zarrfs.redaction import without_secrets
-from zarrfs.store.api import (
-    Buffer,
-    Info,
-    Kind,
-    Usage,
-    Validator,
-    check_key,
-    join_key,
-    keys_below,
-    name_rule,
-    split_key,
-)
+from zarrfs.net.answers import Entry, Page
+from zarrfs.net.systems import System
+from zarrfs.net.versions import note_unversioned
+from zarrfs.store.api import Info, Kind, Usage, Validator, check_key, join_key, keys_below, name_rule, split_key
 from zarrfs.store.names import Known, Names, span_of
 from zarrfs.store.pages import Pages
-from zarrfs.transfer import urls
-from zarrfs.transfer.answers import Entry, Page
-from zarrfs.transfer.remote import RemoteFiles
-from zarrfs.transfer.systems import System
-from zarrfs.transfer.tasks import at_once, in_background
-from zarrfs.transfer.versions import note_unversioned
+from zarrfs.store.remotefiles import RemoteFiles
+from zarrfs.system.buffers import Buffer
 
 log = logging.getLogger("zarrfs.store")
 

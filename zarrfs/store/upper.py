@@ -20,9 +20,9 @@ import trio
 
 from zarrfs.errors import SourceError
 from zarrfs.store.api import join_key, split_key
-from zarrfs.store.beneath import BaseDirectory
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.whiteouts import OPAQUE, PREFIX, RECORD, hidden_name, reserved, whiteout_name
+from zarrfs.system.beneath import BaseDirectory
 
 _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)

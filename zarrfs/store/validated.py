@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from zarrfs.store.api import Buffer, ValidatedStore, Validator
+from zarrfs.store.api import ValidatedStore, Validator
 from zarrfs.store.overlay import Overlay
+from zarrfs.system.buffers import Buffer
 
 
 class ValidatedOverlay(Overlay):

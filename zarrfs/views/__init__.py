@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zarrfs.options import Options
+from zarrfs.config.options import Options
 from zarrfs.store.api import Store
 
 

@@ -16,28 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.options import Options
-from zarrfs.store.api import (
-    Buffer,
-    Info,
-    Kind,
-    Store,
-    Usage,
-    check_key,
-    join_key,
-    keys_below,
-    name_rule,
-    split_key,
-)
-from zarrfs.store.lower import OnLower
-from zarrfs.transfer.memory import heap
-from zarrfs.transfer.tasks import at_once
+from zarrfs.store.api import Info, Kind, Store, Usage, check_key, join_key, keys_below, name_rule, split_key
+from zarrfs.store.wrapping import OnLower
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import heap
 from zarrfs.views.decoding import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.documents import dump_json
 from zarrfs.zarr.dtypes import as_v2
-from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 if TYPE_CHECKING:
     from zarrfs.views.flat import FlatArray  # numpy is not waited for when a mount starts

@@ -10,16 +10,17 @@ import numpy as np
 import trio
 
 from zarrfs.errors import NotFound, ReadError, StoreError
-from zarrfs.store.api import Buffer, Info, Kind, Store, join_key
+from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.links import resolve
-from zarrfs.transfer.memory import quarter
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Slices
 from zarrfs.views.decoding import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
-from zarrfs.zarr.codecs import decode_chunk, decoder_of
+from zarrfs.zarr.codecs import ShardIndex, Sharding, decode_chunk, decoder_of, inner_array, sharding_of
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
-from zarrfs.zarr.sharding import ShardIndex, Sharding, inner_array, sharding_of
+from zarrfs.zarr.model import ArrayMetadata
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")

@@ -12,7 +12,8 @@ from zarrfs.store.api import join_key, split_key
 from zarrfs.views.hierarchy import Hierarchy
 from zarrfs.zarr import asv2, asv3
 from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
-from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 log = logging.getLogger("zarrfs")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from zarrfs.transfer.tasks import in_background
+from zarrfs.concurrency.tasks import in_background
 
 T = TypeVar("T")
 

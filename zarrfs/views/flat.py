@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import trio
 
+from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.errors import ZarrfsError
-from zarrfs.store.api import Buffer, PrefetchStore, Store
-from zarrfs.transfer.tasks import at_once, in_background
+from zarrfs.store.api import PrefetchStore, Store
+from zarrfs.system.buffers import Buffer
 from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
 from zarrfs.views.chunks import KEPT, Array, Chunks, part_of
 from zarrfs.views.decoding import DecodedCache

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import trio
 
+from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
-from zarrfs.store.api import Buffer, Info, Kind, PrefetchStore, Store, join_key, split_key
+from zarrfs.store.api import Info, Kind, PrefetchStore, Store, join_key, split_key
 from zarrfs.store.links import follow
-from zarrfs.transfer.tasks import at_once
+from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import draft
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
 from zarrfs.zarr.documents import (
@@ -24,9 +25,10 @@ from zarrfs.zarr.documents import (
     parse_document,
     parse_node,
 )
-from zarrfs.zarr.keys import KeyTemplate, nested
+from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
-from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
 from zarrfs.zarr.v3 import Experimental
 
 _INLINE = 256 << 10  # bytes: reading more of JSON keeps others waiting, unless a thread does it

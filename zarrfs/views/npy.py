@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 if TYPE_CHECKING:
     from zarrfs.zarr.dtypes import DataType

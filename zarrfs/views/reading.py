@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.api import PrefetchStore, Store
-from zarrfs.transfer.tasks import at_once
 from zarrfs.views.chunks import Chunks, part_of
 from zarrfs.views.decoding import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
-    Buffer,
     DescriptorStore,
     Info,
     Kind,
@@ -29,12 +28,14 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.links import resolve
-from zarrfs.store.lower import OnLower
+from zarrfs.store.wrapping import OnLower
+from zarrfs.system.buffers import Buffer
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import asv2, asv3
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 from zarrfs.zarr.strictjson import strict_json
 
 log = logging.getLogger("zarrfs")

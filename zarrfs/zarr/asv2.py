@@ -8,7 +8,8 @@ from __future__ import annotations
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.asv3 import DIMENSIONS, plain_keys
 from zarrfs.zarr.codecorder import PREFIX
-from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.strictjson import strict_json
 
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # in the order of blosc's numbers

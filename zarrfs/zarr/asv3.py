@@ -12,8 +12,9 @@ import struct
 
 from zarrfs.zarr import dtypes, fillvalues
 from zarrfs.zarr.codecorder import PREFIX, check_order
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
-from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.strictjson import strict_json
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names

@@ -5,8 +5,9 @@ Source: Zarr v3 core, "Codecs"; numcodecs; which of them zarr-python 3.1 takes i
 
 from __future__ import annotations
 
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.members import TO_ARRAYS
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 PREFIX = "numcodecs."
 _FILTERS = TO_ARRAYS - {"categorize"}

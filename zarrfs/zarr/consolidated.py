@@ -5,9 +5,9 @@ Source: zarr-python 2.3 (`.zmetadata`); zarr-python 3 (`consolidated_metadata` o
 
 from __future__ import annotations
 
-from zarrfs.transfer.api import Buffer
+from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.documents import load_json
-from zarrfs.zarr.model import JSON, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
 
 CONSOLIDATED = ("zarr.json", ".zmetadata")  # what may have consolidated metadata; who has the first one is of v3
 

@@ -10,12 +10,13 @@ import json
 import marshal
 from collections.abc import Callable
 
-from zarrfs.transfer.api import Buffer
+from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import ATTRIBUTE_DOCUMENTS as ATTRIBUTE_DOCUMENTS
 from zarrfs.zarr import DOCUMENTS as DOCUMENTS
 from zarrfs.zarr import NODE_DOCUMENTS as NODE_DOCUMENTS
 from zarrfs.zarr import legacy, pickled, v2, v3
-from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 DOCUMENT_MAX = 256 << 20  # bytes: no longer one is read
 Metadata = ArrayMetadata | GroupMetadata

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zarrfs.transfer.api import Buffer
+from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import fillvalues, members
 from zarrfs.zarr.documents import load_json
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.keys import DRAFT, KeyTemplate
 from zarrfs.zarr.members import required
-from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 from zarrfs.zarr.v2 import data_type, is_order_f
 
 META_ROOT, DATA_ROOT = "meta/root", "data/root"

@@ -12,7 +12,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarrfs.zarr.model import JSON, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from zarrfs.zarr.dtypes import DataType
-from zarrfs.zarr.model import JSON, ArrayMetadata, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.model import ArrayMetadata
 
 Fill = tuple[bytes | None, JSON]  # the bytes of an item, and the value itself where items have no fixed size
 Read = Callable[[JSON, DataType], bytes]

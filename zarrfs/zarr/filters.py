@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from zarrfs.zarr.errors import JSON, CodecError
 from zarrfs.zarr.forms import OBJECTS_LIMIT, Array, Builder, Context, Decode, Form
 from zarrfs.zarr.frames import unshuffle
-from zarrfs.zarr.model import JSON, CodecError
 
 _NUMBERS = "biufcmM"  # kinds of dtypes that filters have to do with
 _OBJECT = np.dtype(object)

@@ -21,8 +21,8 @@ from typing import IO, Any
 import numpy as np
 
 from zarrfs.errors import reason_of
-from zarrfs.transfer.machine import readable
-from zarrfs.zarr.model import JSON, CodecError
+from zarrfs.system.machine import readable
+from zarrfs.zarr.errors import JSON, CodecError
 
 _COPIES = 4  # of the decoded chunk and of the stored one, that a codec may need on its way
 _SLACK = 256 << 20  # bytes: stacks of threads, tables

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zarrfs.zarr.model import JSON, CodecError
+from zarrfs.zarr.errors import JSON, CodecError
 
 Array = np.ndarray[Any, Any]
 OBJECTS_LIMIT = 1 << 30  # bytes of a chunk whose items have no fixed size

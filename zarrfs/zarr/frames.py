@@ -13,14 +13,14 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.zarr.model import CodecError
+from zarrfs.zarr.errors import CodecError
 
 if TYPE_CHECKING:
     import ctypes
 
     import numpy as np
 
-    from zarrfs.transfer.api import Buffer
+    from zarrfs.system.buffers import Buffer
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

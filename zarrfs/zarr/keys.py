@@ -11,8 +11,8 @@ import functools
 import re
 from collections.abc import Iterator
 
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.model import ArrayMetadata, MetadataError
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _DIGITS = frozenset("0123456789")
@@ -212,11 +212,3 @@ FLAT = KeyTemplate()  # v1, v2, and v3's encoding "v2"
 NESTED = KeyTemplate(separator="/")
 DEFAULT = KeyTemplate.joined("c", "/")  # of v3
 DRAFT = KeyTemplate(prefix="c", separator="/", scalar="c0")  # experimental v3
-
-
-def nested(array: ArrayMetadata) -> KeyTemplate | None:
-    """The other way in which chunks of `array` may be called ("0/0"), where its document leaves that open.
-
-    None where the document says it, or both are the same. Who can look at names decides: old stores nest.
-    """
-    return NESTED if array.keys_assumed and array.ndim > 1 else None

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from zarrfs.transfer.api import Buffer
+from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import dtypes, fillvalues, members
 from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import FLAT, V0
 from zarrfs.zarr.members import required
-from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec
 from zarrfs.zarr.v2 import check_format, is_order_f
 
 _META_MAX = 1 << 20  # bytes: no document of Zarr v1 is nearly as long

@@ -10,8 +10,9 @@ from typing import Any
 
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.dtypes import DataType, Endian
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.grid import Grid
-from zarrfs.zarr.model import JSON, CodecSpec, MetadataError
+from zarrfs.zarr.model import CodecSpec
 
 DIMENSIONS_MAX = 64  # numpy has no more
 _EXTENT_MAX = (1 << 63) - 1  # items, bytes of a chunk: what a process can address at all

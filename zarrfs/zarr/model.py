@@ -9,29 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from zarrfs.errors import ZarrfsError
+from zarrfs.zarr.errors import JSON
+from zarrfs.zarr.keys import NESTED, KeyTemplate
 
 if TYPE_CHECKING:
     from zarrfs.zarr.dtypes import DataType
     from zarrfs.zarr.grid import Grid
-    from zarrfs.zarr.keys import KeyTemplate
 
 Generation = Literal["v0", "v1", "v2", "v3", "v3-draft"]  # v0: also its pickled predecessor
-JSON = Any  # what json.loads() gives
-
-
-class MetadataError(ZarrfsError):
-    """A metadata document that breaks a rule, or asks for what nobody here understands; str() is the rule."""
-
-
-class CodecError(MetadataError):
-    """A chunk that does not decode, or a codec that is missing; str() names the codec first."""
-
-    def __init__(self, codec: str, reason: str) -> None:
-        self.codec, self.reason = codec, reason
-        super().__init__(f"{codec}: {reason}")
 
 
 class CodecSpec(NamedTuple):
@@ -79,3 +66,11 @@ class GroupMetadata:
     generation: Generation
     attributes: Mapping[str, JSON]
     implied: bool = False
+
+
+def nested(array: ArrayMetadata) -> KeyTemplate | None:
+    """The other way in which chunks of `array` may be called ("0/0"), where its document leaves that open.
+
+    None where the document says it, or both are the same. Who can look at names decides: old stores nest.
+    """
+    return NESTED if array.keys_assumed and array.ndim > 1 else None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zarrfs.zarr import dtypes, fillvalues
-from zarrfs.zarr.model import JSON, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
 
 _LENGTH_MAX = 1 << 20  # bytes: such a document has less than 1000
 _VERSION = 3  # of the state of a dtype; 4 has a metadata member more

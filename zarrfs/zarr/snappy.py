@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zarrfs.zarr.model import CodecError
+from zarrfs.zarr.errors import CodecError
 
 if TYPE_CHECKING:
-    from zarrfs.transfer.api import Buffer
+    from zarrfs.system.buffers import Buffer
 
 _NAME = "snappy"
 

@@ -12,10 +12,10 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from zarrfs.zarr.model import JSON, CodecError
+from zarrfs.zarr.errors import JSON, CodecError
 
 if TYPE_CHECKING:
-    from zarrfs.transfer.api import Buffer
+    from zarrfs.system.buffers import Buffer
 
 _GZIP = 16 + 15  # wbits of zlib: gzip's header and trailer
 _FIRST_PIECE = 4 << 10  # bytes fed to a further member at first: what it leaves over is copied

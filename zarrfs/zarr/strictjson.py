@@ -8,7 +8,7 @@ import math
 import orjson
 
 from zarrfs.zarr.documents import dump_json
-from zarrfs.zarr.model import JSON, MetadataError
+from zarrfs.zarr.errors import JSON, MetadataError
 
 
 def strict_json(value: JSON) -> bytes:

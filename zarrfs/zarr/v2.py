@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from zarrfs.zarr import dtypes, fillvalues, members
 from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.keys import FLAT, NESTED
 from zarrfs.zarr.members import required
-from zarrfs.zarr.model import JSON, ArrayMetadata, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 _SEPARATORS = {None: FLAT, ".": FLAT, "/": NESTED}
 

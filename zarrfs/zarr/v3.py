@@ -11,9 +11,10 @@ from typing import Any
 
 from zarrfs.zarr import dtypes, fillvalues, members
 from zarrfs.zarr.dtypes import Endian
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
 from zarrfs.zarr.members import required
-from zarrfs.zarr.model import JSON, ArrayMetadata, CodecSpec, GroupMetadata, MetadataError
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 from zarrfs.zarr.v2 import check_format
 
 _GROUP = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}

@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from zarrfs import optionvalues
 from zarrfs.cli import common
+from zarrfs.config import values as optionvalues
 from zarrfs.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.stage.archive.making import Making
+    from zarrfs.archives.create_options import Making
 
 EPILOG = """\b
 Examples:
@@ -89,9 +89,9 @@ def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None,
 
 
 def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
+    from zarrfs.archives.create import Making, Progress, expect
+    from zarrfs.archives.create import create as write
     from zarrfs.cli import meter, show
-    from zarrfs.stage.archive.create import Making, Progress, expect
-    from zarrfs.stage.archive.create import create as write
 
     if not paths:
         raise UsageError("say what is to be archived: PATHs, or --files-from ('.' is all that is in DIR)")
@@ -130,8 +130,8 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 @contextlib.contextmanager
 def _opened(output: str, force: bool, making: Making) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
     """The file to write to, and (device, inode) of what is not to be archived because of it."""
-    from zarrfs.stage.destination import placed
-    from zarrfs.stage.output import STDOUT, archive_form, compressor
+    from zarrfs.references.output import STDOUT, archive_form, compressor
+    from zarrfs.store.destination import placed
 
     if output == STDOUT:
         file = sys.stdout.buffer
@@ -154,8 +154,8 @@ def _opened(output: str, force: bool, making: Making) -> Iterator[tuple[IO[bytes
 
 def _dump(output: str, name: str | None) -> str | None:
     """The name of the archive in a tar, if that is what is written."""
-    from zarrfs.stage.archive.dump import MAIN
-    from zarrfs.stage.output import DUMP, archive_form
+    from zarrfs.archives.dump_writer import MAIN
+    from zarrfs.references.output import DUMP, archive_form
 
     if archive_form(output, dumps=True) == DUMP:
         return MAIN if name is None else name

@@ -13,12 +13,12 @@ import click
 from zarrfs.cli import common, show
 from zarrfs.cli.archive import opening
 from zarrfs.cli.refs.running import orderly_end
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
-    from zarrfs.stage.treediff import Difference
+    from zarrfs.copying.treediff import Difference
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
 EPILOG = """\b
@@ -45,8 +45,8 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
 
     What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
     """
-    from zarrfs.stage.treediff import LETTERS, differences
-    from zarrfs.stage.treediff import as_json as json_of
+    from zarrfs.copying.treediff import LETTERS, differences
+    from zarrfs.copying.treediff import as_json as json_of
 
     if archive == opening.STDIN == other:
         raise UsageError("-: only one of the two can be standard input")
@@ -56,7 +56,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
         return f"{text}: {_what(found)}" if detailed and found.what else text
 
     async def body(opened: list[tuple[Store, Plan]]) -> int:
-        from zarrfs.store.filesystem import FileSystemStore
+        from zarrfs.store.directory import FileSystemStore
 
         stores: list[Store] = []
         for store, plan in opened:

@@ -9,13 +9,13 @@ import click
 
 from zarrfs.cli import common, meter, show
 from zarrfs.cli.archive import opening
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
-    from zarrfs.stage.materialisereport import Report
-    from zarrfs.stage.materialisewrite import Done
+    from zarrfs.copying.copy_report import Report
+    from zarrfs.copying.copy_threads import Done
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.index import IndexStore
 
 EPILOG = """\b
@@ -61,7 +61,7 @@ def extract(
     Every blob is compared with its hash. An archive that breaks a rule is refused, and nothing is written. A file that
     cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays.
     """
-    from zarrfs.stage.materialisereport import Choice, Report
+    from zarrfs.copying.copy_report import Choice, Report
 
     asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
     if len(asked) > 1:
@@ -73,7 +73,7 @@ def extract(
             sys.stdout.write(show.shown(found.key) + "\n")
 
     async def body(store: IndexStore, plan: Plan) -> None:
-        from zarrfs.stage.materialise import materialise
+        from zarrfs.copying.copy import materialise
 
         mark = f"archive {plan.digest}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
@@ -86,7 +86,7 @@ def extract(
         files = report.files + report.kept + report.resumed
         return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
 
-    opening.run_on_archive(archive, parsed, body, takes=("zarrfs.stage.materialise",))
+    opening.run_on_archive(archive, parsed, body, takes=("zarrfs.copying.copy",))
     sys.exit(_told(archive, report))
 
 

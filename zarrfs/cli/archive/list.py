@@ -10,10 +10,10 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.cli.archive import opening
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.index import IndexStore
 
 EPILOG = """\b
@@ -40,8 +40,8 @@ def list(
     parsed: Parsed,
 ) -> None:  # fmt: skip
     """List what ARCHIVE holds, or what PATTERNs pick of it. Blobs are not looked at."""
-    from zarrfs.stage.keyglobs import Globs, chosen
     from zarrfs.store.api import Info
+    from zarrfs.store.keyglobs import Globs, chosen
 
     def line(key: str, info: Info) -> str:
         if as_json:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zarrfs.cli import common
 from zarrfs.cli.refs.running import orderly_end
+from zarrfs.config.options import Parsed
 from zarrfs.errors import SourceError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
     from zarrfs.store.index import IndexStore
 
@@ -37,7 +37,7 @@ def run_on_archive(
         return await body(archive(store, plan), plan)
 
     with orderly_end(), given(source) as path:
-        return common.run_on_store(path, parsed, on_store, in_child, reads, ("zarrfs.sources.blobs", *takes))
+        return common.run_on_store(path, parsed, on_store, in_child, reads, ("zarrfs.archives.blobs", *takes))
 
 
 def archive(store: Store, plan: Plan) -> IndexStore:

@@ -10,10 +10,10 @@ import click
 from zarrfs.cli import common
 from zarrfs.cli.archive import opening
 from zarrfs.cli.check import told, watched
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.index import IndexStore
 
 EPILOG = """\b
@@ -35,9 +35,9 @@ one, or if ARCHIVE breaks a rule, else 0. --strict makes a path that is named tw
 @common.source_options("source", "fetch", log_level="warning")
 def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
     """Check ARCHIVE against all rules, read every byte of it, and compare every blob with its length and its hash."""
-    from zarrfs.stage.check import check
-    from zarrfs.stage.checkreport import Report
-    from zarrfs.transfer.memory import memory_limit
+    from zarrfs.copying.check import check
+    from zarrfs.copying.checkreport import Report
+    from zarrfs.system.memory import memory_limit
 
     report = Report(keep=first)
 

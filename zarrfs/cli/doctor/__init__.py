@@ -9,7 +9,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.cli.doctor.findings import PROBLEM, Finding, looked_at, shown
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 EPILOG = """\b
 Examples:

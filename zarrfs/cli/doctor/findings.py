@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import cleaned
 from zarrfs.errors import ZarrfsError
-from zarrfs.options import Options
-from zarrfs.redaction import cleaned
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _LIMIT = 3.0  # seconds: a directory of a dead server, or a mount whose daemon is stopped, never answers

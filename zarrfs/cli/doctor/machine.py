@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, problem_finding, size_text
+from zarrfs.config.options import Options
 from zarrfs.errors import MountError
-from zarrfs.mountpoints import mounts, requirements
-from zarrfs.options import Options
-from zarrfs.transfer.memory import memory_limit, quarter
+from zarrfs.system import mounts, requirements
+from zarrfs.system.memory import memory_limit, quarter
 
 _FILES = 4096  # open files, below which many readers of a directory run into the limit
 _LEAST = 512 << 20  # bytes of address space

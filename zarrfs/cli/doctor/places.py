@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, size_text
+from zarrfs.config.options import Options
 from zarrfs.errors import MountError
 from zarrfs.jobs import nodelocal
-from zarrfs.mountpoints import mounts
-from zarrfs.options import Options
+from zarrfs.system import mounts
 
 _ROOM = 64 << 20  # bytes: less is too little for the index of a large source
 _PACKAGES = {  # by what they serve
@@ -80,7 +80,7 @@ def leftovers(options: Options) -> Iterator[Finding]:
 
 def configuration(options: Options) -> Iterator[Finding]:
     """configuration: which files are read."""
-    from zarrfs import configuration as settings
+    from zarrfs.config import effective as settings
 
     read = []
     for path, _kind, outcome in settings.files(options.config):

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Check, Finding
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import cleaned, links, without_secrets
+from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, ReadError, StoreError, ZarrfsError
-from zarrfs.options import Options
-from zarrfs.redaction import cleaned, links, without_secrets
-from zarrfs.sources import Plan, discard, open_plan, plan_source
+from zarrfs.net.storeoptions import proxied
+from zarrfs.sources import discard, open_plan, plan_source
 from zarrfs.store.api import Kind, Store, join_key
-from zarrfs.transfer.storeoptions import proxied
 
 _READ = 4096  # bytes
 _LOOKED = 500  # entries, to find one with bytes in a target

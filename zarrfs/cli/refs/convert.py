@@ -8,7 +8,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.cli.refs import running
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 EPILOG = """\b
 Examples:

@@ -6,8 +6,8 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.cli.refs import running
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 EPILOG = """\b
 Examples:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs import optionvalues
 from zarrfs.cli import common
 from zarrfs.cli.refs import running
+from zarrfs.config import values as optionvalues
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
 EPILOG = """\b
@@ -49,8 +49,8 @@ def from_store(
     place: str, output: str | None, inline: int, relative: bool, written: dict[str, Any], parsed: Parsed
 ) -> None:
     """Make a reference set of the directory PLACE, a path or an fsspec URL, and all below it."""
-    from zarrfs.stage.fromstore import check_tree, references_of
-    from zarrfs.stage.references import notes_of_many
+    from zarrfs.references.fromstore import check_tree, references_of
+    from zarrfs.references.streams import notes_of_many
 
     to = running.output(output, written)
     if relative and to.base is None:

@@ -9,10 +9,10 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.cli.refs import running
-from zarrfs.options import Parsed
+from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Reference, Store
 
 EPILOG = """\b
@@ -42,8 +42,8 @@ def merge(
     parsed: Parsed,
 ) -> None:  # fmt: skip
     """Put the reference sets SRC... together, each under its PREFIX."""
-    from zarrfs.stage.merge import Part, groups, in_order, merged, split_prefix
-    from zarrfs.stage.references import entries, notes_of_many, reference_set, rewritten, written_urls
+    from zarrfs.references.merge import Part, groups, in_order, merged, split_prefix
+    from zarrfs.references.streams import entries, notes_of_many, reference_set, rewritten, written_urls
 
     to = running.output(output, written)
     split = [split_prefix(text) for text in sources]

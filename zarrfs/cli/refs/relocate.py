@@ -10,12 +10,12 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.cli.refs import running
+from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
-    from zarrfs.stage.relocate import Relocation
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.relocate import Relocation
     from zarrfs.store.api import ReferenceStore
 
 EPILOG = """\b
@@ -44,7 +44,7 @@ def relocate(
     written: dict[str, Any], parsed: Parsed,
 ) -> None:  # fmt: skip
     """Write the reference set SRC with other beginnings of its target URLs."""
-    from zarrfs.stage.relocate import Relocation, Rule, check_used
+    from zarrfs.references.relocate import Relocation, Rule, check_used
 
     if len(olds) != len(news):
         raise UsageError(f"{len(olds)} --from and {len(news)} --to: they come in pairs")

@@ -15,9 +15,9 @@ import click
 from zarrfs.cli import common
 
 if TYPE_CHECKING:
-    from zarrfs.options import Parsed
-    from zarrfs.sources import Plan
-    from zarrfs.stage.output import Output, Writer
+    from zarrfs.config.options import Parsed
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.output import Output, Writer
     from zarrfs.store.api import ReferenceStore
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def written_options(form: str = "--to") -> Callable[[Callable[..., Any]], Callab
 
 def output(path: str | None, written: dict[str, Any], usual: str | None = None, version: int = 1) -> Output:
     """Where to write; without a path, or where a name tells no form, `usual` is the form. UsageError."""
-    from zarrfs.stage.output import STDOUT, Output, output_format
+    from zarrfs.references.output import STDOUT, Output, output_format
 
     path = path or STDOUT
     form = output_format(path, written["said"], "json" if path == STDOUT else usual)
@@ -65,7 +65,7 @@ def output(path: str | None, written: dict[str, Any], usual: str | None = None, 
 
 def run_on_set(source: str, parsed: Parsed, body: Callable[[ReferenceStore, Plan], Awaitable[T]]) -> T:
     """As common.run_on_store, with the reference set that `source` is. SourceError where it is none."""
-    from zarrfs.stage.references import reference_set
+    from zarrfs.references.streams import reference_set
     from zarrfs.store.api import Store
 
     async def on_set(store: Store, plan: Plan) -> T:
@@ -85,7 +85,7 @@ def write_set(
 
     `check` is called when all is written, but not yet under its name, and may raise.
     """
-    from zarrfs.stage.references import entries, notes, rewritten, written_urls
+    from zarrfs.references.streams import entries, notes, rewritten, written_urls
 
     async def body(store: ReferenceStore, plan: Plan) -> None:
         urls = change(written_urls(plan, to), plan)

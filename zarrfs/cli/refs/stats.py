@@ -10,12 +10,12 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.cli.refs import running
-from zarrfs.options import Parsed
-from zarrfs.optionvalues import human
+from zarrfs.config.options import Parsed
+from zarrfs.config.values import human
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
-    from zarrfs.stage.refstats import Sized, Stats, Target
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.stats import Sized, Stats, Target
     from zarrfs.store.api import ReferenceStore
 
 EPILOG = """\b
@@ -38,7 +38,7 @@ array are counted where its metadata is inline."""
 @common.source_options("source", "fetch", log_level="warning")
 def stats(source: str, as_json: bool, top: int, parsed: Parsed) -> None:
     """Count what the reference set SRC holds: entries, targets and bytes, holes and overlaps, chunks of arrays."""
-    from zarrfs.stage.refstats import statistics
+    from zarrfs.references.stats import statistics
 
     async def body(store: ReferenceStore, plan: Plan) -> Stats:
         return await statistics(store, top, lambda references: running.progress(references, parsed))

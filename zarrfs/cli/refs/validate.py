@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarrfs.cli import common, show
+from zarrfs.config.options import Parsed
 from zarrfs.errors import SourceError
-from zarrfs.options import Parsed
 
 if TYPE_CHECKING:
-    from zarrfs.sources import Plan
-    from zarrfs.stage.validate import Fault
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.validate import Fault
     from zarrfs.store.api import Store
 
 EPILOG = """\b
@@ -33,7 +33,7 @@ errors, with --strict also if there are warnings, else 0. Targets are not looked
 @common.source_options("source", "fetch", log_level="warning")
 def validate(source: str, as_json: bool, parsed: Parsed) -> None:
     """Check the reference set SRC against the specification and the rules of zarrfs; tell all errors."""
-    from zarrfs.stage.validate import Fault, faults, validating
+    from zarrfs.references.validate import Fault, faults, validating
 
     report = _Report(as_json)
 

@@ -1,0 +1,411 @@
+"""File archives: the list, the dictionary, and the jobspec that carries one, compiled to an index.
+
+Sources: RFC 37 (file archive format), RFC 14 (attributes.system.files of a jobspec), RFC 10 (blobrefs). What
+the RFC leaves open is decided in docs/archives.md: an entry that breaks a rule refuses the whole archive, and
+what is merely odd is ignored with one warning of each kind.
+"""
+
+from __future__ import annotations
+
+import binascii
+import heapq
+import json
+import stat
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from zarrfs.archives.blobrefs import NO_BLOBS, canonical, check_places, sized
+from zarrfs.documents.compilation import Compilation
+from zarrfs.documents.documents import JsonDocument
+from zarrfs.errors import SourceError
+from zarrfs.references.parse import ZARR_METADATA
+from zarrfs.store.api import Kind, name_rule
+from zarrfs.store.indexfile import Region, int64
+
+MAX_SIZE = 2**62  # bytes of one file: what an archive may declare without holding it
+PATH_MAX = 4095  # bytes of a path, or of a symlink's target: what the kernel takes in one call
+
+_FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
+_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
+_OTHERS = {
+    0: "mode has no type bits",
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+
+
+def detect(document: Any) -> bool:
+    """Whether (the head of) a document is a file archive, and not a reference set."""
+    if isinstance(document, list):
+        return True
+    if not isinstance(document, dict) or not document:
+        return False
+    if _jobspec(document) is not None:
+        return True
+    # files may be called "refs" and "version", the keys of a reference set; as entries they have a mode
+    if any(name in document and not _is_entry(document[name]) for name in ("refs", "version")):
+        return False
+    if all(isinstance(value, dict) for value in document.values()):
+        return any(map(_is_entry, document.values()))
+    # an archive with a bad entry, which would else be a reference set whose values are the texts of the others
+    return any(_is_surely_entry(name, value) for name, value in document.items())
+
+
+def compile_document(document: JsonDocument, compilation: Compilation) -> None:
+    """Compile an archive into `compilation.writer`.
+
+    Raises SourceError naming the entry and the rule that it breaks, or UsageError for a place of blobs
+    (-o blobs=) that is not a directory.
+    """
+    check_places(compilation.options.blobs)
+    archive = _Archive(compilation)
+    files = _files(document.whole(), compilation)
+    if isinstance(files, list):
+        archive.add_list(files)
+    else:
+        archive.add_dictionary(files)
+    archive.check_parents()
+    archive.write()
+    archive.tell()
+
+
+def apart(regions: list[Region]) -> list[Region]:
+    """`regions` sorted and made non-overlapping: where they overlap, the one that comes later wins."""
+    regions = [region for region in regions if region.length]
+    if len(regions) < 2:
+        return regions
+    stops = [region.start + region.length for region in regions]
+    order = sorted(range(len(regions)), key=lambda index: regions[index].start)
+    ordered = [regions[index] for index in order]
+    if all(one.start + one.length <= two.start for one, two in pairwise(ordered)):
+        return ordered
+    bounds = sorted({*stops, *(region.start for region in regions)})
+    pieces: list[tuple[int, int, int]] = []  # (start, stop, index of its region)
+    covering: list[int] = []  # a heap of negated indexes: the latest region is on top
+    at = 0
+    for low, high in pairwise(bounds):
+        while at < len(order) and regions[order[at]].start <= low:
+            heapq.heappush(covering, -order[at])
+            at += 1
+        while covering and stops[-covering[0]] <= low:
+            heapq.heappop(covering)
+        if not covering:
+            continue
+        index = -covering[0]
+        if pieces and pieces[-1][1:] == (low, index):
+            low = pieces.pop()[0]
+        pieces.append((low, high, index))
+    found = []
+    for low, high, index in pieces:
+        start, _, url, offset = regions[index]
+        found.append(Region(low, high - low, url, offset + low - start))
+    return found
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and type(value.get("mode")) is int
+
+
+def _is_surely_entry(name: str, value: Any) -> bool:
+    """Return whether an object is the entry of a file, and not a value that a reference set holds itself."""
+    if not _is_entry(value) or name.endswith(ZARR_METADATA):
+        return False
+    return 0 <= value["mode"] <= 0o177777 and stat.S_IFMT(value["mode"]) in _KINDS
+
+
+def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
+    """The jobspec that `document` is, or that it holds under "jobspec" as a job shell's info does."""
+    inner = document.get("jobspec")
+    if isinstance(inner, dict) and not _is_entry(inner) and "attributes" in inner:
+        document = inner
+    attributes = document.get("attributes")
+    if not isinstance(attributes, dict) or _is_entry(attributes):
+        return None
+    system = attributes.get("system")
+    if isinstance(system, dict) and "files" in system:
+        return document
+    return document if {"resources", "tasks"} <= document.keys() else None
+
+
+def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any]:
+    """The archive proper."""
+    if isinstance(document, dict):
+        jobspec = _jobspec(document)
+        if jobspec is None:
+            return document
+        system = jobspec["attributes"].get("system")
+        if not isinstance(system, dict) or "files" not in system:
+            raise compilation.refuse("a jobspec without files (attributes.system.files)")
+        document = system["files"]
+    if isinstance(document, list | dict):
+        return document
+    raise compilation.refuse("an archive is a list or an object of entries")
+
+
+class _Entry(NamedTuple):
+    """An entry whose path, mode and mtime are checked; its content is not yet."""
+
+    shown: str
+    kind: Kind
+    mode: int
+    mtime_ns: int | None
+    fields: dict[str, Any]
+
+
+class _Archive:
+    """One archive on its way into the index."""
+
+    def __init__(self, compilation: Compilation) -> None:
+        self._compilation = compilation
+        self._writer = compilation.writer
+        self._entries: dict[str, _Entry] = {}
+        self._oddities: dict[str, tuple[int, str]] = {}  # what is ignored: how often, and first where
+        self._with_blobs = 0
+
+    # -- entries
+
+    def add_list(self, files: list[Any]) -> None:
+        for index, fields in enumerate(files):
+            if not isinstance(fields, dict):
+                raise self._refuse(f"[{index}]", "not an object")
+            path = fields.get("path")
+            if not isinstance(path, str):
+                rule = "path is not a string" if "path" in fields else "no path"
+                raise self._refuse(f"[{index}]", rule)
+            self._add(path, fields, path or f"[{index}]")
+
+    def add_dictionary(self, files: dict[str, Any]) -> None:
+        for path, fields in files.items():
+            if not isinstance(fields, dict):
+                raise self._refuse(path, "not an object")
+            if "path" in fields:
+                raise self._refuse(path, "a path inside an entry of a dictionary archive")
+            self._add(path, fields, path or '""')
+
+    def _add(self, path: str, fields: dict[str, Any], shown: str) -> None:
+        kind, mode = self._mode(shown, fields)
+        key = self._key(path, kind, shown)
+        entry = _Entry(shown, kind, mode, self._mtime(shown, fields), fields)
+        if key in self._entries:
+            if self._compilation.options.strict:
+                raise self._refuse(shown, "a path named more than once")
+            self._odd("a path named more than once: the last one wins", shown)
+        self._entries[key] = entry
+        if not fields.keys() <= _FIELDS:
+            self._odd("unknown keys: ignored", f"{_shown(shown)} ({_shown(min(fields.keys() - _FIELDS))})")
+
+    def _mode(self, path: str, fields: dict[str, Any]) -> tuple[Kind, int]:
+        mode = fields.get("mode")
+        if type(mode) is not int:
+            raise self._refuse(path, "mode is not an integer" if "mode" in fields else "no mode")
+        if not 0 <= mode <= 0o177777:
+            raise self._refuse(path, f"mode {_shown(mode)} is not that of a file")
+        form = stat.S_IFMT(mode)
+        kind = _KINDS.get(form)
+        if kind is None:
+            what = _OTHERS.get(form, f"an unknown type (mode {mode:o})")
+            raise self._refuse(path, f"{what}: neither a file, a directory nor a symlink")
+        return kind, stat.S_IMODE(mode)
+
+    def _mtime(self, path: str, fields: dict[str, Any]) -> int | None:
+        if "mtime" not in fields:
+            return None
+        mtime = fields["mtime"]
+        if type(mtime) is not int:
+            raise self._refuse(path, "mtime is not an integer")
+        if not int64(mtime * 10**9):
+            raise self._refuse(path, f"mtime {_shown(mtime)} does not fit 64 bits of nanoseconds")
+        return mtime * 10**9
+
+    def _key(self, path: str, kind: Kind, shown: str) -> str:
+        """`path` without "." and "//"."""
+        if not path:
+            raise self._refuse(shown, "an empty path")
+        if path[0] == "/":
+            raise self._refuse(shown, "an absolute path")
+        self._check_text(shown, path, "the path")
+        parts = path.split("/")
+        names = [part for part in parts if part not in ("", ".")]
+        for name in names:
+            rule = name_rule(name)
+            if rule:
+                raise self._refuse(shown, f"a path with {rule}")
+        if kind is not Kind.DIRECTORY:
+            what = "a symlink" if kind is Kind.SYMLINK else "a file"
+            if not names:
+                raise self._refuse(shown, f"the root is a directory, not {what}")
+            if parts[-1] != names[-1]:
+                raise self._refuse(shown, f"{what} whose path has a trailing slash")
+        return "/".join(names)
+
+    def _check_text(self, path: str, text: str, what: str) -> None:
+        """Refuse what no kernel takes as a path or as the target of a symlink."""
+        if "\0" in text:
+            raise self._refuse(path, f"{what} has a NUL character")
+        if len(self._utf8(path, text, what)) > PATH_MAX:
+            raise self._refuse(path, f"{what} is over {PATH_MAX} bytes (ENAMETOOLONG)")
+
+    def _utf8(self, path: str, text: str, what: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError as exc:
+            raise self._refuse(path, f"{what} has a lone surrogate at character {exc.start}") from None
+
+    def check_parents(self) -> None:
+        """Refuse a file or a symlink that has entries below it."""
+        keys = sorted(self._entries)
+        for key, entry in self._entries.items():
+            if entry.kind is Kind.DIRECTORY:
+                continue
+            prefix = key + "/"
+            at = bisect_left(keys, prefix)
+            if at < len(keys) and keys[at].startswith(prefix):
+                what = "a symlink" if entry.kind is Kind.SYMLINK else "a file"
+                raise self._refuse(entry.shown, f"{what} used as the parent of {_shown(keys[at])}")
+
+    # -- contents
+
+    def write(self) -> None:
+        """Everything into the index."""
+        for key, entry in self._entries.items():
+            if entry.kind is Kind.FILE:
+                self._write_file(key, entry)
+            elif entry.kind is Kind.SYMLINK:
+                self._write_symlink(key, entry)
+            else:
+                if not entry.fields.keys().isdisjoint(("data", "size", "encoding")):
+                    self._odd("data, size or encoding on a directory: ignored", entry.shown)
+                self._writer.directory(key, entry.mode, entry.mtime_ns)
+
+    def _write_symlink(self, key: str, entry: _Entry) -> None:
+        target = entry.fields.get("data")
+        if not isinstance(target, str) or not target:
+            raise self._refuse(entry.shown, "a symlink whose data is not its target")
+        self._check_text(entry.shown, target, "the target")
+        if not entry.fields.keys().isdisjoint(("size", "encoding")):
+            self._odd("size or encoding on a symlink: ignored", entry.shown)
+        self._writer.symlink(key, target, entry.mtime_ns)
+
+    def _write_file(self, key: str, entry: _Entry) -> None:
+        fields = entry.fields
+        size = self._size(entry)
+        if "data" not in fields:
+            if "encoding" in fields:
+                raise self._refuse(entry.shown, "encoding without data")
+            if size is None:
+                raise self._refuse(entry.shown, "neither size nor data")
+            self._writer.regions(key, size, (), entry.mode, entry.mtime_ns)
+        elif fields.get("encoding") == "blobvec":
+            if size is None:
+                raise self._refuse(entry.shown, "a blobvec without size")
+            regions = apart(list(self._regions(entry, size)))
+            self._with_blobs += bool(regions)
+            self._writer.regions(key, size, regions, entry.mode, entry.mtime_ns)
+        else:
+            self._write_inline(key, entry, self._content(entry, size), size)
+
+    def _write_inline(self, key: str, entry: _Entry, data: bytes, size: int | None) -> None:
+        if size is None:
+            size = len(data)
+        if size < len(data):
+            raise self._refuse(entry.shown, f"size {size} is smaller than its data, {len(data)} bytes")
+        if size > len(data) and not self._compilation.options.compat:
+            raise self._refuse(
+                entry.shown, f"size {size} is larger than its data, {len(data)} bytes (-o compat adds zeros)"
+            )
+        self._writer.inline(key, data, entry.mode, entry.mtime_ns, size)
+
+    def _size(self, entry: _Entry) -> int | None:
+        if "size" not in entry.fields:
+            return None
+        size = entry.fields["size"]
+        if type(size) is not int:
+            raise self._refuse(entry.shown, "size is not an integer")
+        if size < 0:
+            raise self._refuse(entry.shown, f"a negative size, {_shown(size)}")
+        if size > MAX_SIZE:
+            raise self._refuse(entry.shown, f"size {_shown(size)} is over {MAX_SIZE}")
+        return size
+
+    def _content(self, entry: _Entry, size: int | None) -> bytes:
+        """The bytes that an entry holds itself."""
+        data = entry.fields["data"]
+        if "encoding" not in entry.fields:
+            if data == "" and size == 0:  # how jobspecs carry an empty file
+                return b""
+            return self._json(entry, data)
+        encoding = entry.fields["encoding"]
+        if encoding not in ("utf-8", "base64"):
+            raise self._refuse(entry.shown, f"encoding {_shown(encoding)} is not utf-8, base64 or blobvec")
+        if not isinstance(data, str):
+            raise self._refuse(entry.shown, f"{encoding} data is not a string")
+        return self._utf8(entry.shown, data, "data") if encoding == "utf-8" else self._base64(entry, data)
+
+    def _json(self, entry: _Entry, data: Any) -> bytes:
+        """JSON content: compact, in the order of insertion, not ASCII-escaped."""
+        try:
+            text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except RecursionError:
+            raise self._refuse(entry.shown, "JSON content nested too deeply") from None
+        except ValueError:
+            raise self._refuse(entry.shown, "JSON content with a number that is not JSON's (NaN)") from None
+        return self._utf8(entry.shown, text, "JSON content")
+
+    def _base64(self, entry: _Entry, data: str) -> bytes:
+        """Decoded; the padding may be missing, and nothing else may be wrong."""
+        bare = data.rstrip("=")
+        padding = -len(bare) % 4
+        try:
+            if padding == 3 or len(data) - len(bare) > padding:
+                raise binascii.Error("wrong length or padding")
+            return binascii.a2b_base64(bare + "=" * padding, strict_mode=True)
+        except ValueError as exc:  # binascii.Error is one
+            raise self._refuse(entry.shown, f"malformed base64: {str(exc).lower()}") from None
+
+    def _regions(self, entry: _Entry, size: int) -> Iterator[Region]:
+        """The regions of a blobvec, in its order, checked one by one."""
+        blobvec = entry.fields["data"]
+        if not isinstance(blobvec, list):
+            raise self._refuse(entry.shown, "a blobvec that is not a list")
+        for index, region in enumerate(blobvec):
+            if not isinstance(region, list) or len(region) != 3:
+                raise self._refuse(entry.shown, f"region {index} is not [offset, size, blobref]")
+            start, length, blobref = region
+            if type(start) is not int or type(length) is not int:
+                raise self._refuse(entry.shown, f"region {index}: offset and size are integers")
+            if start < 0 or length < 0:
+                raise self._refuse(entry.shown, f"region {index}: a negative offset or size")
+            if length > size - start:
+                raise self._refuse(entry.shown, f"region {index} ends past size {size}")
+            known = canonical(blobref) if isinstance(blobref, str) else None
+            if known is None:
+                raise self._refuse(entry.shown, f"region {index}: {_shown(blobref)} is not a blobref")
+            yield Region(start, length, sized(known, length))
+
+    # -- what there is to say
+
+    def _refuse(self, path: str, rule: str) -> SourceError:
+        return self._compilation.refuse(rule, _shown(path))
+
+    def _odd(self, what: str, where: str) -> None:
+        count, first = self._oddities.get(what, (0, where))
+        self._oddities[what] = (count + 1, first)
+
+    def tell(self) -> None:
+        """The warnings: one of each kind."""
+        for what, (count, first) in self._oddities.items():
+            more = f" and {count - 1} more" if count > 1 else ""
+            self._compilation.warn(f"{_shown(first)}{more}: {what}")
+        if self._with_blobs and not self._compilation.options.blobs:
+            what = "1 file needs" if self._with_blobs == 1 else f"{self._with_blobs} files need"
+            self._compilation.warn(f"{what} {NO_BLOBS}")
+
+
+def _shown(value: Any) -> str:
+    """A value of the document in a message: one line, and not without end."""
+    text = value if isinstance(value, str) and value.isprintable() else ascii(value)
+    return text if len(text) <= 200 else text[:200] + "..."

@@ -1,0 +1,520 @@
+"""Blocks: ranges of targets by way of the cache in memory, the one on disk, and requests to servers.
+
+The first bytes that come of a target tell its version, by tag and size; bytes of another version are an error
+from then on, or with stale=reread the target is read anew. On disk, blocks lie under the version that they are of.
+What another process that shares the disk is about to fetch is waited for (claims.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from zarrfs.cache.memory import Ahead, BlockCache
+from zarrfs.cache.runs import Runs
+from zarrfs.cache.wanted import Wanted
+from zarrfs.concurrency.tasks import Round, in_background
+from zarrfs.config.options import Options
+from zarrfs.errors import ReadError, TargetChanged
+from zarrfs.net.answers import Entry, Fetched
+from zarrfs.net.ranges import TINY, Ranges
+from zarrfs.net.systems import System
+from zarrfs.net.versions import Pin, differs, note_unversioned, version_from, version_of
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import heap, memory_limit
+
+if TYPE_CHECKING:
+    from zarrfs.cache.disk import DiskCache
+    from zarrfs.cache.leases import Claim
+
+log = logging.getLogger("zarrfs.transfer")
+
+_UNIT = 1 << 20  # bytes: what is claimed at once for many tiny values
+_LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
+_PINS = 65_536  # targets whose version is remembered
+_AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
+_READERS, _WRITERS = 16, 2  # threads that read blocks from the disk, and that write them
+_PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
+_USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
+
+
+class Blocks:
+    """The blocks of one RemoteFiles."""
+
+    def __init__(self, options: Options) -> None:
+        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
+        self.ranges = Ranges(options, self._keep_run)
+        self._heap = heap()
+        self._options = options
+        self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
+        self._disk: DiskCache | None = None
+        if options.cache_dir is not None and options.cache != "none":
+            from zarrfs.cache.disk import DiskCache
+
+            self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free)
+        self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
+        ahead = min(options.prefetch, self.cache.max_bytes // 4)
+        self._beginning = trio.CapacityLimiter(options.host_requests)
+        self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
+        self._writes = self._unkept = self._hit_bytes = 0
+        self._round = Round(_AT_ONCE)
+        self._beating = False
+        self._written = trio.Event()
+
+    async def get(self, wanted: Wanted, taken: int) -> Buffer:
+        """The block, cut at the end of the target, of which the caller takes `taken` bytes.
+
+        ReadError and its kinds; TargetChanged for another version.
+        """
+        key = wanted.key
+        found = self.cache.peek(key)
+        if found is not None:
+            self._hit_bytes += taken
+            return found
+        # what fail_after() does, at a third of its cost
+        with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
+            return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted))
+        where = wanted.system.shown(wanted.path)
+        raise ReadError(where, f"not read within {self._options.read_timeout:g} s (-o read_timeout=)")
+
+    async def look(self, wanted: Wanted) -> Entry | None:
+        """Stat a value by a request for its first block, `wanted`, which is kept for its reader.
+
+        None where the answer does not tell: ask. ReadError.
+        """
+        if self._disk is not None:
+            known = await trio.to_thread.run_sync(self._disk.version, wanted.target, 0.0, limiter=self._readers)
+            if known is not None:  # the bytes may be there
+                return None
+        self._pins.pop(wanted.at, None)
+        await self.get(wanted._replace(alone=True), 0)
+        pin = self._pins.pop(wanted.at, None)
+        head = None if pin is None else pin.head
+        if head is None or head.total is None:
+            self.cache.drop(lambda key: key == wanted.key)
+            return None
+        found = Entry("", False, head.total, head.mtime_ns, head.tag, head.html, (head.tag or "").startswith('"'))
+        self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, head.total), expected=found).key)
+        return found
+
+    def ahead(self, wanted: Wanted) -> Ahead | None:
+        """Fetch a block before anybody asks; as BlockCache.ahead()."""
+        return self.cache.ahead(wanted.key, wanted.stop - wanted.start, lambda: self._obtain(wanted, ahead=True))
+
+    async def begin(self, wanted: Wanted) -> int | None:
+        """The size of a target, whose first block, `wanted`, comes into the cache with it; None: ask. ReadError."""
+        if self._disk is not None:
+            return None
+        most = wanted.stop
+        async with self._beginning:
+            if not self.cache.reserve(most):
+                return None
+            try:
+                found = await self.ranges.fetch(wanted.system, wanted.path, 0, most, True)
+            finally:
+                self.cache.release(most)
+        self._check(wanted, found)
+        if found.total is not None and found.ranged:
+            self.cache.put_ahead(wanted._replace(stop=min(most, found.total)).key, found.data)
+        return found.total
+
+    async def prefetch(self, wanted: Sequence[Wanted]) -> None:
+        """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
+        wanted = [one for one in wanted if not self.cache.has(one.key)]
+        found: dict[Hashable, Buffer] = {}
+        claims: dict[Hashable, Claim] = {}
+        if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
+            found, claims = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
+        started = []
+        for one in wanted:
+            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key), claims))
+            if ahead is not None:
+                started.append(ahead)
+            else:
+                self._leave(claims.pop(one.key, None), one)
+        try:
+            for ahead in started:
+                await ahead.done.wait()
+        finally:
+            for ahead in started:
+                ahead.let_go()
+            for one in wanted if claims else ():  # those of what was cancelled before it began
+                self._leave(claims.pop(one.key, None), one)
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options; a smaller bound on the disk holds from the next block on."""
+        self._options = options
+        self.ranges.adjust(options)
+        self.cache.resize(memory_limit(options))
+        self._beginning.total_tokens = options.host_requests
+        self._runs.ahead = min(options.prefetch, self.cache.max_bytes // 4)
+        if self._disk is not None:
+            self._disk.resize(options.cache_size, options.cache_min_free)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters."""
+        cache = {**self.cache.stats(), "hit_bytes": self._hit_bytes}
+        disk = {} if self._disk is None else {"disk": {**self._disk.stats(), "unkept": self._unkept}}
+        return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
+
+    async def aclose(self) -> None:
+        """Wait a little for blocks that are on their way to the disk."""
+        with trio.move_on_after(_PATIENCE):
+            while self._writes:  # one that ends may begin the next
+                await self._written.wait()
+        if self._disk is not None:
+            await trio.to_thread.run_sync(self._disk.close)
+
+    # -- from where it is nearest
+
+    def _given(self, wanted: Wanted, data: Buffer | None, claims: dict[Hashable, Claim]) -> Callable[[], Any]:
+        async def give() -> Buffer:
+            return await self._in_turn(wanted, True, claims.pop(wanted.key, None)) if data is None else data
+
+        return give
+
+    async def _obtain(self, wanted: Wanted, ahead: bool = False) -> Buffer:
+        in_order = not ahead and wanted.expected is None and not wanted.alone
+        covering = self._runs.covering(wanted.at, wanted.start, wanted.stop) if in_order else []
+        if covering == [(wanted.start, wanted.stop)]:
+            covering = []  # the run has the key of this very block, and is gone: it would wait for itself
+        if covering:
+            self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
+            found = await self._from_runs(wanted, covering)
+            if found is not None:
+                return found
+        claim = None
+        if self._disk is not None:
+            data = self._in_page_cache(self._disk, wanted)
+            if data is not None:
+                return data
+            found, old, claim = await trio.to_thread.run_sync(self._from_disk_or_claim, wanted, limiter=self._readers)
+            if old and await self._ask(wanted):
+                found, _, claim = await trio.to_thread.run_sync(
+                    self._from_disk_or_claim, wanted, limiter=self._readers
+                )
+            if found is not None:
+                return found
+        if in_order and not covering:
+            self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
+        return await self._in_turn(wanted, ahead, claim)
+
+    def _run(self, wanted: Wanted, low: int, high: int) -> tuple[int, Ahead] | None:
+        pin = self._pins.get(wanted.at)
+        if pin is not None and pin.size is not None:
+            high = min(high, pin.size)
+        ahead = self.ahead(wanted._replace(start=low, stop=high, run=True)) if low < high else None
+        return None if ahead is None else (high, ahead)
+
+    async def _from_runs(self, wanted: Wanted, covering: list[tuple[int, int]]) -> Buffer | None:
+        """The block out of runs that are kept or about to come; None where one of them cannot be had."""
+        found, pin = bytearray(), self._pins.get(wanted.at)
+        try:
+            for low, high in covering:
+                data = await self.cache.join(wanted._replace(start=low, stop=high, run=True).key)
+                if data is None:
+                    return None
+                found += memoryview(data)[max(wanted.start - low, 0) : wanted.stop - low]
+        except ReadError as exc:
+            log.debug("%s", exc)
+            return None
+        return found if self._pins.get(wanted.at) is pin else None  # else they may be of two versions
+
+    async def _from_server(self, wanted: Wanted, ahead: bool) -> Buffer:
+        system, path = wanted.system, wanted.path
+        found = await self.ranges.fetch(system, path, wanted.start, wanted.stop, ahead)
+        if len(found.data) >= _LARGE:
+            self._heap.grown()
+        self._check(wanted, found)
+        if self._disk is not None and not (found.part and found.data):
+            pin = self._pins.get(wanted.at)
+            if found.tag is None and pin is not None and not pin.noted:
+                pin.noted = True
+                await self._ask(wanted)  # such a server tells versions only when it is asked
+            self._write(self._disk, wanted, found, wanted.run)
+        return found.data
+
+    def _check(self, wanted: Wanted, found: Fetched) -> None:
+        """Raise TargetChanged where the bytes are of another version than the one to read."""
+        expected = wanted.expected
+        if expected is not None:
+            if differs(expected.tag, expected.size, found):
+                raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+            return
+        at = wanted.at
+        pin = self._pins.get(at)
+        if pin is not None and differs(pin.tag, pin.size, found):
+            self._note(wanted, found)
+            if pin.certain and self._options.stale == "error":
+                raise TargetChanged(wanted.system.shown(wanted.path), "has changed since it was first read")
+            log.warning("%s: is another version now", wanted.system.shown(wanted.path))
+            self.cache.drop(lambda key: isinstance(key, tuple) and key[:2] == at)
+            pin = None
+        if pin is None:
+            head = None if wanted.start else found._replace(data=b"")
+            self._pin(at, Pin(found.tag, found.total, head=head))
+            if found.tag is None and not wanted.system.immutable:
+                note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
+        else:
+            pin.certain = True
+            pin.tag = pin.tag or found.tag  # a Last-Modified of the last second tells nothing, and later does
+
+    def _pin(self, at: tuple[int, str], pin: Pin) -> None:
+        self._pins[at] = pin
+        self._forget_pins()
+
+    def _forget_pins(self) -> None:
+        while len(self._pins) > _PINS:
+            self._pins.popitem(last=False)
+
+    # -- the disk
+
+    def _in_page_cache(self, disk: DiskCache, wanted: Wanted) -> Buffer | None:
+        """The block, if the disk has it and the kernel has that in memory: that needs no visit to a thread."""
+        at, expected, pin = wanted.at, wanted.expected, self._pins.get(wanted.at)
+        version = version_of(expected) if expected is not None else pin.version if pin is not None else None
+        unknown = version is None and (expected is not None or pin is not None)
+        if unknown or not self._round.take(wanted.stop - wanted.start):
+            return None
+        found = disk.read_now(wanted.target, version, self._oldest(), wanted.start, wanted.stop)
+        if found is None:
+            return None
+        version, data, due = found
+        if due:
+            self._begin_write(functools.partial(disk.touch, due))
+        if expected is not None:
+            return data
+        pin = self._pins.setdefault(at, Pin(version.tag, version.size, certain=False, noted=True))
+        self._forget_pins()
+        if pin.version != version:  # of somebody who was faster
+            return None
+        pin.certain = True
+        return data
+
+    def _oldest(self) -> float:
+        """When a server must have been asked for its word to count: seconds since 1970."""
+        return max(time.time() - self._options.cache_validity, self._options.asked_since)
+
+    def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Claim]]:
+        """In a worker thread: (what is there of `wanted`, claims on the rest)."""
+        assert self._disk is not None
+        found, claims = {}, {}
+        units: dict[tuple[str, int], list[Wanted]] = {}  # tiny values: one claim for all of a unit, not one a value
+        for one in wanted:
+            tiny = one.stop - one.start < TINY
+            data, old, claim = (*self._from_disk(one), None) if tiny else self._from_disk_or_claim(one)
+            if data is not None:
+                found[one.key] = data
+            elif claim is not None:
+                claims[one.key] = claim
+            elif tiny and not old and self._keeps(one):
+                units.setdefault((one.target, one.start - one.start % _UNIT), []).append(one)
+        for (target, start), ones in units.items():
+            wants = [(one.start, one.stop) for one in ones]
+            claim = self._disk.claims.take(target, start, start + _UNIT, wants)
+            if claim is not None:
+                claims.update((one.key, claim) for one in ones)
+        return found, claims
+
+    def _from_disk_or_claim(self, wanted: Wanted) -> tuple[Buffer | None, bool, Claim | None]:
+        """In a worker thread: what _from_disk() gives, and, where that is nothing, who fetches it (None: we)."""
+        assert self._disk is not None
+        data, old = self._from_disk(wanted)
+        if data is not None or old or not self._keeps(wanted):
+            return data, old, None
+        claim = self._disk.claims.take(wanted.target, wanted.start, wanted.stop)
+        if claim is not None and claim.held:  # somebody else may have finished since we looked
+            data, _ = self._from_disk(wanted, again=True)
+            if data is not None:
+                self._disk.claims.release([claim])
+        return data, False, claim
+
+    def _keeps(self, wanted: Wanted) -> bool:
+        """Return whether a block is kept on disk once it has come, as far as that is known."""
+        if wanted.expected is not None and version_of(wanted.expected) is None:
+            return False
+        pin = self._pins.get(wanted.at)
+        return pin is None or pin.kept
+
+    def _from_disk(self, wanted: Wanted, again: bool = False) -> tuple[Buffer | None, bool]:
+        """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago).
+
+        `again`: it was not there a moment ago.
+        """
+        assert self._disk is not None
+        at, target = wanted.at, wanted.target
+        pin, version = None, version_of(wanted.expected) if wanted.expected is not None else None
+        if wanted.expected is None:
+            pin = self._pins.get(at)
+            if pin is None:
+                known = self._disk.version(target, self._oldest())
+                if known is None:
+                    return None, self._disk.version(target, 0.0) is not None
+                pin = self._pins.setdefault(at, Pin(known.tag, known.size, certain=False, noted=True))
+                self._forget_pins()
+            version = pin.version
+        if version is None:
+            return None, False
+        data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size), again)
+        if data is not None and pin is not None:
+            pin.certain = True
+        return data, False
+
+    async def _ask(self, wanted: Wanted) -> bool:
+        """Pin the version that the server says it has; False where it does not say."""
+        system, path = wanted.system, wanted.path
+        try:
+            entry: Entry = await self.ranges.call(system, path, lambda: system.stat(path))
+        except ReadError as exc:
+            log.debug("%s", exc)
+            return False
+        version = version_of(entry)
+        if version is None or self._disk is None:
+            return False
+        self._pin(wanted.at, Pin(version.tag, version.size, noted=True))
+        await trio.to_thread.run_sync(self._disk.remember, wanted.target, version, limiter=self._writers)
+        return True
+
+    def _note(self, wanted: Wanted, found: Fetched) -> None:
+        """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
+        version = version_from(found.tag, found.total)
+        if self._disk is not None and version is not None:
+            self._begin_write(functools.partial(self._disk.remember, wanted.target, version))
+
+    def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
+        """What was fetched for many small wants goes to the disk as one."""
+        wanted = Wanted(system, path, start, start + len(found.data))
+        if self._disk is not None:
+            if wanted.at not in self._pins:
+                self._pin(wanted.at, Pin(found.tag, found.total))
+            self._write(self._disk, wanted, found, run=True)
+
+    def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
+        """Keep a block on disk, later; not where memory is short or its version unknown."""
+        pin = None
+        if wanted.expected is not None:
+            version = version_of(wanted.expected)
+        else:
+            pin = self._pins.get(wanted.at)
+            version = version_from(found.tag, found.total) or (pin.version if pin else None)
+        size = len(found.data)
+        if pin is not None:
+            pin.kept = version is not None
+        settle = functools.partial(disk.claims.settle, wanted.target, wanted.start, wanted.stop)
+        if version is None or not size or not self.cache.reserve(size):
+            self._unkept += version is not None and size > 0
+            if disk.claims.any_held:
+                self._begin_write(settle)
+            return
+        self._write_begins()
+        note = pin is not None and not pin.noted
+        if pin is not None:
+            pin.noted = True
+
+        def work() -> None:
+            try:
+                disk.write(wanted.target, version, wanted.start, found.data, run)
+                if note:
+                    disk.remember(wanted.target, version)
+            finally:
+                settle()
+
+        in_background(self._written_later, work, size)
+
+    async def _written_later(self, work: Callable[[], None], size: int) -> None:
+        try:
+            await self._later(work)
+        finally:
+            self.cache.release(size)
+
+    def _begin_write(self, work: Callable[[], None]) -> None:
+        """Have the disk do something that nobody waits for until all ends."""
+        self._write_begins()
+        in_background(self._later, work)
+
+    def _write_begins(self) -> None:
+        if not self._writes:
+            self._written = trio.Event()
+        self._writes += 1
+
+    async def _later(self, work: Callable[[], None]) -> None:
+        """What _write_begins() has announced."""
+        try:
+            await trio.to_thread.run_sync(work, limiter=self._writers)
+        finally:
+            self._writes -= 1
+            if not self._writes:
+                self._written.set()
+
+    # -- whose turn it is to fetch
+
+    async def _in_turn(self, wanted: Wanted, ahead: bool, claim: Claim | None) -> Buffer:
+        """The block from the server, or from whoever has claimed it, by way of the disk."""
+        first = claim
+        try:
+            patience = self._patience() if claim is not None and not claim.held else 0.0
+            while claim is not None and not claim.held:
+                async with claim.lock:
+                    if claim.held:
+                        break
+                    await trio.sleep(claim.pause())
+                    found, claim = await trio.to_thread.run_sync(
+                        self._wait, wanted, claim, patience, limiter=self._readers
+                    )
+                if found is not None:
+                    self._leave(first, wanted)
+                    return found
+            if claim is None:
+                self._leave(first, wanted)
+            elif not self._beating:
+                self._beating = True
+                in_background(self._beat)
+            return await self._from_server(wanted, ahead)
+        except BaseException:
+            self._leave(first, wanted)
+            raise
+
+    def _wait(self, wanted: Wanted, claim: Claim, patience: float) -> tuple[Buffer | None, Claim | None]:
+        """In a worker thread: (the block once it is there, or the claim as it is now; None: wait no more)."""
+        from zarrfs.cache.leases import Turn
+
+        assert self._disk is not None
+        turn, claims = self._disk.claims.look(claim, patience), self._disk.claims
+        if turn is Turn.WAIT:
+            return None, claim
+        found, _ = self._from_disk(wanted, again=True)
+        if turn is Turn.GONE and found is None:
+            self._disk.look_again()
+            left = claims.again(claim)
+            found, _ = self._from_disk(wanted, again=True)
+        else:
+            left = claim if turn is Turn.OURS else None
+        return found, left
+
+    def _patience(self) -> float:
+        """Seconds after which another's request is too slow to be waited for."""
+        usual = self.ranges.usual() or _USUAL
+        return min(max(_SLOW * usual, _SLOW_LEAST), self._options.read_timeout / 4)
+
+    def _leave(self, claim: Claim | None, wanted: Wanted) -> None:
+        """Let go of a claim, if `wanted` is the last that it was made for."""
+        claims = self._disk and self._disk.claims
+        if claims and claim is not None and claims.leave(claim, wanted.start, wanted.stop):
+            self._begin_write(functools.partial(claims.release, [claim]))
+
+    async def _beat(self) -> None:
+        """While claims are held, show that we live."""
+        from zarrfs.cache.leases import BEAT
+
+        try:
+            while self._disk is not None and self._disk.claims.any_held:
+                await trio.sleep(BEAT)
+                await trio.to_thread.run_sync(self._disk.claims.beat)
+        finally:
+            self._beating = False

@@ -1,0 +1,345 @@
+"""BlockCache: blocks in memory, bounded in bytes, each fetched by one task however many want it.
+
+What is kept follows 2Q (Johnson and Shasha, VLDB 1994): blocks that were read once wait in a short queue, and only
+those that are wanted again in its older half, or soon after they left it, are kept by recency. A scan of everything
+passes through the queue and takes nothing from what is read again and again. The queue is short because the kernel
+keeps what was read, too, and because memory that is used again at once is several times faster than fresh memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sized
+from typing import Generic, TypeVar
+
+import trio
+
+from zarrfs.concurrency.tasks import in_background
+
+V = TypeVar("V", bound=Sized)
+
+_QUEUE = 32 << 20  # bytes of blocks that were read once
+_GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the queue: eight for each block kept
+
+
+class _Flight(Generic[V]):
+    """A fetch that goes on, and how many wait for it."""
+
+    __slots__ = ("__weakref__", "block", "done", "error", "roomy", "scope", "waiters")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.scope = trio.CancelScope()
+        self.waiters = 0
+        self.roomy = False  # its bytes are set aside
+        self.block: V | None = None
+        self.error: Exception | None = None
+
+
+class Ahead:
+    """A block that is fetched ahead: `done` is set when it is there, or cannot be had."""
+
+    __slots__ = ("_leave", "done")
+
+    def __init__(self, done: trio.Event, leave: Callable[[], None]) -> None:
+        self.done, self._leave = done, leave
+
+    def let_go(self) -> None:
+        """Once: where nobody has asked for it by now, it is not fetched any more."""
+        self._leave()
+
+
+class BlockCache(Generic[V]):
+    """Blocks by key, dropped so that kept and expected bytes fit `max_bytes`.
+
+    A block is bytes, or anything else whose len() is the bytes that it takes.
+
+    A fetch runs in a task of its own: a reader that is cancelled takes nothing from the others, and the fetch
+    is cancelled when nobody waits any more. A fetch waits until its bytes fit beside those of other fetches;
+    one that is larger than everything runs alone. Failures are handed to those who wait and not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._fresh: OrderedDict[Hashable, V] = OrderedDict()  # fetched ahead and not read so far, oldest first
+        self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
+        self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
+        self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
+        self._flights: dict[Hashable, _Flight[V]] = {}
+        self._unused: dict[Hashable, int] = {}  # bytes of what was fetched ahead, and not asked for so far
+        self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
+        self._room = trio.lowlevel.ParkingLot()
+        self._queued: OrderedDict[_Flight[V], None] = OrderedDict()  # that wait for room
+        self._hits = self._misses = self._joins = 0
+        self._ahead = self._used = self._dropped = 0
+
+    def peek(self, key: Hashable) -> V | None:
+        """The block `key` if it is kept; counts as a hit then."""
+        block = self._often.get(key)
+        if block is not None:
+            self._often.move_to_end(key)
+        elif key in self._once:
+            block = self._again(key)
+        elif key in self._fresh:
+            self._use(key)
+            block = self._fresh.pop(key)
+            self._queue(key, block)
+        else:
+            return None
+        self._hits += 1
+        return block
+
+    def has(self, key: Hashable) -> bool:
+        """Whether the block `key` is kept, or about to come."""
+        return key in self._once or key in self._often or key in self._fresh or key in self._flights
+
+    async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
+        """The block `key`: kept, or about to come, or fetched now by `fetch`, which gives about `size` bytes.
+
+        The block is shared: nobody may change it. Raises what `fetch` raises.
+        """
+        block = self.peek(key)
+        if block is not None:
+            return block
+        flight = self._flights.get(key)
+        if flight is None:
+            self._misses += 1
+            flight = self._start(key, size, fetch)
+        else:
+            self._joins += 1
+        return await self._land(key, flight)
+
+    async def join(self, key: Hashable) -> V | None:
+        """The block `key` if it is kept or about to come, else None; never fetches. Raises what its fetch raises.
+
+        For a fetch of its own: what waits for room, perhaps for that of this very fetch, is not about to come.
+        """
+        block = self.peek(key)
+        flight = self._flights.get(key)
+        if block is not None or flight is None or not flight.roomy:
+            return block
+        return await self._land(key, flight)
+
+    def ahead(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> Ahead | None:
+        """Fetch the block `key` before anybody asks; None where it is there, about to come, or there is no room.
+
+        What was fetched ahead and not asked for so far takes up to half of the bytes.
+        """
+        if not self._may_come(key, size) or not self.reserve(size):
+            return None
+        flight = self._start(key, size, fetch, reserved=True)
+        flight.waiters += 1
+        self._note_unused(key, size)
+        landing = weakref.ref(flight)  # an Ahead may be kept for long after the block has left the cache
+
+        def leave() -> None:
+            if (found := landing()) is not None:
+                self._leave(key, found)
+
+        return Ahead(flight.done, leave)
+
+    def put_ahead(self, key: Hashable, block: V) -> None:
+        """Keep a block that was fetched before anybody asked; as ahead(), which may keep none."""
+        if self._may_come(key, len(block)):
+            self._note_unused(key, len(block))
+            self._keep(key, block)
+
+    def rename(self, old: Hashable, new: Hashable) -> None:
+        """Let the block `old`, if it is kept, be `new`, which nobody has read so far."""
+        found = self._once.get(old)
+        block = found[0] if found is not None else self._often.get(old)
+        if block is None:
+            return
+        self._remove(old)
+        self._ghosts.pop(old, None)
+        if self._may_come(new, len(block)):
+            self._note_unused(new, len(block))
+        self._keep(new, block)
+
+    def _may_come(self, key: Hashable, size: int) -> bool:
+        return not self.has(key) and self._unused_bytes + size <= self.max_bytes // 2
+
+    def _note_unused(self, key: Hashable, size: int) -> None:
+        self._unused[key] = size
+        self._unused_bytes += size
+        self._ahead += 1
+
+    def drop(self, wanted: Callable[[Hashable], bool]) -> None:
+        """Forget the kept blocks whose key is `wanted`."""
+        for key in [key for key in (*self._once, *self._often, *self._fresh) if wanted(key)]:
+            self._remove(key)
+
+    def resize(self, max_bytes: int) -> None:
+        """Bound the cache anew."""
+        self.max_bytes = max_bytes
+        self._evict()
+        self._room.unpark_all()
+
+    def reserve(self, size: int) -> bool:
+        """Set `size` bytes aside for what is no block, if they fit beside the fetches; release() gives them back."""
+        if self._queued or self._expected + size > self.max_bytes // 2:
+            return False
+        self._expected += size
+        self._evict()
+        return True
+
+    def release(self, size: int) -> None:
+        """Give back what reserve() set aside."""
+        self._expected -= size
+        self._room.unpark_all()
+
+    def stats(self) -> dict[str, int]:
+        """Counters, for the log."""
+        blocks = len(self._once) + len(self._often) + len(self._fresh)
+        return {
+            "hits": self._hits, "misses": self._misses, "joins": self._joins, "blocks": blocks, "kept": self._kept,
+            "expected": self._expected, "limit": self.max_bytes,
+        }  # fmt: skip
+
+    def ahead_stats(self) -> dict[str, int]:
+        """Counters of what was fetched ahead."""
+        return {"started": self._ahead, "used": self._used, "dropped": self._dropped, "kept": self._unused_bytes}
+
+    # -- flights
+
+    def _start(
+        self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
+    ) -> _Flight[V]:
+        flight: _Flight[V] = _Flight()
+        self._flights[key] = flight
+        flight.roomy = reserved
+        in_background(self._fly, key, size, fetch, flight)
+        return flight
+
+    async def _fly(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V]) -> None:
+        with flight.scope:
+            try:
+                if not flight.roomy:
+                    await self._find_room(flight, size)
+                try:
+                    block = flight.block = await fetch()
+                finally:
+                    self.release(size)
+                self._keep(key, block)
+            except Exception as exc:
+                flight.error = exc
+                self._waste(key)
+            flight.done.set()
+        self._take_off(key, flight)
+
+    async def _find_room(self, flight: _Flight[V], size: int) -> None:
+        """Wait until `size` bytes fit. First come, first served: else a large block might wait for ever."""
+        self._queued[flight] = None
+        try:
+            while next(iter(self._queued)) is not flight or (
+                self._expected and self._expected + size > self.max_bytes
+            ):
+                await self._room.park()
+        finally:
+            del self._queued[flight]
+            if self._queued:
+                self._room.unpark_all()
+        self._expected += size
+        flight.roomy = True
+        self._evict()
+
+    async def _land(self, key: Hashable, flight: _Flight[V]) -> V:
+        """What a flight brings."""
+        self._use(key)
+        flight.waiters += 1
+        try:
+            await flight.done.wait()
+        finally:
+            self._leave(key, flight)
+        if flight.error is not None:
+            raise flight.error.with_traceback(None)
+        assert flight.block is not None
+        return flight.block
+
+    def _leave(self, key: Hashable, flight: _Flight[V]) -> None:
+        """One who waited for a flight does so no more."""
+        flight.waiters -= 1
+        if not flight.waiters and not flight.done.is_set():
+            flight.scope.cancel()
+            self._take_off(key, flight)
+            self._waste(key)
+
+    def _take_off(self, key: Hashable, flight: _Flight[V]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+
+    # -- what is kept
+
+    def _use(self, key: Hashable) -> None:
+        size = self._unused.pop(key, None)
+        if size is not None:
+            self._unused_bytes -= size
+            self._used += 1
+
+    def _waste(self, key: Hashable) -> None:
+        size = self._unused.pop(key, None)
+        if size is not None:
+            self._unused_bytes -= size
+            self._dropped += 1
+
+    def _again(self, key: Hashable) -> V:
+        """A block in the queue is wanted: parts of it one after the other, or again after others."""
+        block, number = self._once[key]
+        if self._number - number > len(self._once) // 2:
+            del self._once[key]
+            self._once_bytes -= len(block)
+            self._often[key] = block
+        return block
+
+    def _keep(self, key: Hashable, block: V) -> None:
+        if key in self._once or key in self._often or key in self._fresh:
+            return  # of a fetch that was cancelled and came through all the same
+        self._kept += len(block)
+        if key in self._unused:
+            self._fresh[key] = block
+        elif key in self._ghosts:
+            del self._ghosts[key]
+            self._often[key] = block
+        else:
+            self._queue(key, block)
+        self._evict()
+
+    def _queue(self, key: Hashable, block: V) -> None:
+        """A block has been read once."""
+        self._number += 1
+        self._once[key] = block, self._number
+        self._once_bytes += len(block)
+        while self._once_bytes > self._once_max and len(self._once) > 1:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        key = next(iter(self._once))
+        self._ghosts[key] = None
+        most = min(_GHOSTS, max(_GHOSTS_LEAST, 8 * (len(self._once) + len(self._often))))
+        while len(self._ghosts) > most:
+            self._ghosts.popitem(last=False)
+        self._remove(key)
+
+    def _remove(self, key: Hashable) -> None:
+        if key in self._once:
+            block, _ = self._once.pop(key)
+            self._once_bytes -= len(block)
+        else:
+            found = self._often.pop(key, None) or self._fresh.pop(key, None)
+            if found is None:
+                return
+            block = found
+        self._kept -= len(block)
+        self._waste(key)
+
+    def _evict(self) -> None:
+        while self._kept + self._expected > self.max_bytes and self._kept:
+            if self._once and (self._once_bytes > self.max_bytes // 4 or not (self._often or self._fresh)):
+                self._forget_oldest()
+            else:
+                self._remove(next(iter(self._often or self._fresh)))
+
+    @property
+    def _once_max(self) -> int:
+        return min(self.max_bytes, max(_QUEUE, self.max_bytes // 16))

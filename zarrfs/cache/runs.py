@@ -1,0 +1,82 @@
+"""Runs: targets whose values are read in the order of their offsets, and what lies beyond, fetched ahead.
+
+Who reads the keys of a set in no order that their names tell may still go through a target from one end to the
+other. A run is a stretch of the target after the last value; values that lie in runs are cut out of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+
+from zarrfs.cache.memory import Ahead
+
+_TARGETS = 256  # whose order is remembered
+_IN_ORDER = 4  # values one after the other before anything is fetched ahead
+_FIRST = 256 << 10  # bytes of the first run; each is twice as long as the one before
+_AT_ONCE = 4  # runs beyond the last value
+
+
+@dataclasses.dataclass(slots=True)
+class _Order:
+    at: int  # where the last value ended
+    values: int = 0  # one after the other
+    size: int = _FIRST  # bytes of the next run
+    runs: list[tuple[int, int, Ahead]] = dataclasses.field(default_factory=list)  # (start, stop, run), by offset
+
+
+class Runs:
+    """The runs of many targets. `gap`: bytes between values in order; `most`: bytes of a run."""
+
+    def __init__(self, gap: int, most: int, ahead: int) -> None:
+        self._gap, self._most, self.ahead = gap, most, ahead
+        self._orders: OrderedDict[tuple[int, str], _Order] = OrderedDict()
+
+    def covering(self, target: tuple[int, str], start: int, stop: int) -> list[tuple[int, int]]:
+        """The (start, stop) of the runs that a value lies in, [] where it does not lie in runs alone."""
+        order = self._orders.get(target)
+        found: list[tuple[int, int]] = []
+        for low, high, _ in order.runs if order is not None else ():
+            if low <= start < high:
+                found.append((low, high))
+                if stop <= high:
+                    return found
+                start = high
+        return []
+
+    def read(
+        self, target: tuple[int, str], start: int, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]
+    ) -> None:
+        """A value that nobody had foreseen is read; `fetch` starts a run, and says where it ends;
+        None where there is no room."""
+        order = self._orders.get(target)
+        if order is None or not 0 <= start - order.at <= self._gap:
+            if order is not None:
+                self._let_go(order, order.at + self.ahead * _AT_ONCE)
+            order = self._orders[target] = _Order(stop)
+            if len(self._orders) > _TARGETS:
+                _, gone = self._orders.popitem(last=False)
+                self._let_go(gone, gone.at + self.ahead * _AT_ONCE)
+            return
+        self._orders.move_to_end(target)
+        order.at, order.values = stop, order.values + 1
+        self._let_go(order, start)
+        if order.values >= _IN_ORDER:
+            self._extend(order, stop, fetch)
+
+    def _extend(self, order: _Order, stop: int, fetch: Callable[[int, int], tuple[int, Ahead] | None]) -> None:
+        low = max(stop, order.runs[-1][1] if order.runs else 0)
+        while len(order.runs) < _AT_ONCE and low - stop < self.ahead:
+            found = fetch(low, low + order.size - low % order.size)  # processes that share a disk want the same runs
+            if found is None:
+                return
+            high, run = found
+            order.runs.append((low, high, run))
+            low, order.size = high, min(2 * order.size, self._most)
+
+    @staticmethod
+    def _let_go(order: _Order, start: int) -> None:
+        """Give up the runs that end by `start`."""
+        while order.runs and order.runs[0][1] <= start:
+            order.runs.pop(0)[2].let_go()

@@ -1,0 +1,74 @@
+"""Streams: readers that go through large values in order, and how far to fetch ahead of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from zarrfs.cache.memory import Ahead
+
+_VALUES = 256  # values whose readers are remembered
+_READERS = 8  # of one value
+_TRUST = 16  # times as much as a reader has read in order is fetched ahead of it
+_SLACK = 4 << 20  # bytes by which requests of one reader come out of order, or skip some
+
+
+@dataclasses.dataclass(slots=True)
+class Stream:
+    """One reader of a value; offsets in bytes."""
+
+    began: int  # where it has read first
+    at: int  # where it is
+    window: int = 0  # how much to have ahead of it; 0: it has read but once
+    started: int = 0  # up to where parts were started
+    parts: list[tuple[int, Ahead]] = dataclasses.field(default_factory=list)  # (end, part), by end
+
+    def let_go(self) -> None:
+        """Give up what nobody has read."""
+        for _, part in self.parts:
+            part.let_go()
+        self.parts.clear()
+
+
+class Streams:
+    """The readers of many values. `first` and `most`: bytes of the smallest and the largest window."""
+
+    def __init__(self, first: int, most: int) -> None:
+        self.first, self.most = first, most
+        self._values: OrderedDict[Hashable, list[Stream]] = OrderedDict()
+
+    def read(self, value: Hashable, start: int, stop: int) -> Stream:
+        """The reader of [start, stop); its window grows as it goes on, and is 0 after a seek."""
+        streams = self._values.get(value)
+        if streams is None:
+            streams = self._values[value] = []
+            if len(self._values) > _VALUES:
+                _, gone = self._values.popitem(last=False)
+                for stream in gone:
+                    stream.let_go()
+        else:
+            self._values.move_to_end(value)
+        for stream in reversed(streams):
+            if -_SLACK <= start - stream.at <= _SLACK:
+                self._go_on(stream, start, stop)
+                return stream
+        return self._begin(streams, start, stop)
+
+    def _go_on(self, stream: Stream, start: int, stop: int) -> None:
+        stream.at = max(stream.at, stop)
+        stream.window = min(max(self.first, stream.window, _TRUST * (stream.at - stream.began)), self.most)
+        # not up to `stop`: whoever reads these bytes, here or in a request before, may not wait for their part so far
+        while stream.parts and stream.parts[0][0] <= start - _SLACK:
+            stream.parts.pop(0)[1].let_go()
+
+    def _begin(self, streams: list[Stream], start: int, stop: int) -> Stream:
+        """A seek, or another reader: what was fetched for the last one is given up until it reads on."""
+        if streams:
+            streams[-1].let_go()
+            streams[-1].window = streams[-1].started = 0
+        stream = Stream(start, stop)
+        streams.append(stream)
+        if len(streams) > _READERS:
+            streams.pop(0).let_go()
+        return stream

@@ -1,0 +1,250 @@
+"""One zarrfs.toml: read, checked as a whole, and turned into what its sections say. docs/configuration.md"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from zarrfs.config.options import TABLE, Said, put
+from zarrfs.config.redaction import is_secret, names_file, without_secrets
+from zarrfs.config.values import (
+    DEPTH,
+    content,
+    flag,
+    is_url,
+    lifetime,
+    natural,
+    niceness,
+    place_name,
+    seconds,
+    statuses,
+    user_id,
+)  # fmt: skip
+from zarrfs.errors import UsageError
+
+SECTIONS = ("options", "storage", "source")
+# Of one invocation, not of a machine or a user.
+NEVER = ("config", "notify_pipe", "storage_options")
+# Two sources with the same one would be in each other's way.
+OF_ONE_SOURCE = ("upperdir", "record", "warm", "pid_file", "fsname", "base", "type", "foreground", "metrics")
+NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers of what TOML has numbers for
+_NAME = re.compile(r"[^\s/:#?]+")
+
+
+class Section(NamedTuple):
+    """[source.NAME]: options of the sources that begin with NAME, or of `source`, which NAME is another name for."""
+
+    name: str
+    source: str | None
+    said: Said
+    origin: str
+
+
+class File(NamedTuple):
+    """What a file says."""
+
+    path: str
+    options: Said  # of all sources: [options] and [storage]
+    sections: tuple[Section, ...]
+
+    @property
+    def origin(self) -> str:
+        """Where its options of all sources are."""
+        return f"{self.path} [options]"
+
+
+def read_file(path: str, owned: bool) -> File:
+    """Read and check a file; `owned`: it must be root's or the user's own.
+
+    FileNotFoundError and PermissionError are the caller's to judge; all else that is wrong is a UsageError, which
+    names the file, the section, the key and the rule.
+    """
+    import tomllib
+
+    try:
+        data, status = content(path)
+        said = tomllib.loads(data.decode())
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as exc:
+        raise UsageError(f"{path}: {(exc.strerror or str(exc)).lower()}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UsageError(f"{path}: not TOML: {exc}") from None
+    except ValueError as exc:
+        raise UsageError(f"{path}: {exc}") from None
+    _check_rights(path, status, owned)
+    reading = _Reading(path)
+    found = reading.file(said)
+    if reading.secret and stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
+        rule = "is a secret, and all may read this file: chmod o-r, or keep it in a file of its own and name that"
+        raise UsageError(f'{path}: {reading.secret}: {rule}, as "@/path"')
+    return found
+
+
+def _check_rights(path: str, status: os.stat_result, owned: bool) -> None:
+    """Refuse what somebody else has written, or could: it would choose where our data go."""
+    if not stat.S_ISREG(status.st_mode):
+        return
+    if owned and status.st_uid not in (0, os.geteuid()):
+        rule = f"belongs to user {status.st_uid}: without --config only root's and your own are read"
+        raise UsageError(f"{path}: {rule}")
+    if status.st_mode & 0o002 or (owned and os.geteuid() == 0 and status.st_mode & 0o020 and status.st_gid != 0):
+        raise UsageError(f"{path}: may be written by others: chmod go-w")
+
+
+class _Reading:
+    """One file, as it is read."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._at = path, ""
+        self.secret = ""  # the first secret in it: section and key
+
+    def file(self, content: Mapping[str, Any]) -> File:
+        """The outcome, of the whole file."""
+        for name in content:
+            if name not in SECTIONS:
+                at = f"[{name}]" if isinstance(content[name], dict) else name
+                rule = f"no section: expected {', '.join(f'[{one}]' for one in SECTIONS)}"
+                raise self._wrong(at, rule + _close(name, SECTIONS))
+        said = Said()
+        self._options(said, self._table(content.get("options", {}), "[options]"), (*NEVER, *OF_ONE_SOURCE))
+        self._storage(said, self._table(content.get("storage", {}), "[storage]"), "storage")
+        sources = self._table(content.get("source", {}), "[source]")
+        return File(self._path, said, tuple(self._section(name, table) for name, table in sources.items()))
+
+    def _section(self, name: str, value: Any) -> Section:
+        at = f"[source.{name if _NAME.fullmatch(name) and '.' not in name else _quoted(without_secrets(name))}]"
+        table = dict(self._table(value, at))
+        source = table.pop("source", None)
+        if without_secrets(name) != name:
+            raise self._wrong(at, 'its name has a secret in it; give it a plain name, and "source = URL"')
+        named = _NAME.fullmatch(name) is not None and not name.startswith("~")
+        if source is None and named:
+            raise self._wrong(at, "a plain name needs source=; a path or URL that sources begin with is absolute")
+        if source is not None:
+            if not isinstance(source, str) or not source:
+                raise self._wrong(f"{at} source", "expected text, in quotes")
+            if "\0" in source:
+                raise self._wrong(f"{at} source", "has a NUL character")
+            if not named:
+                raise self._wrong(at, "with source= its name is a plain word, without / : # ?")
+            if without_secrets(source) != source:
+                self.secret = self.secret or f"{at} source"
+        said = Said()
+        storage = self._table(table.pop("storage", {}), f"{at[:-1]}.storage]")
+        self._options(said, self._table(table, at), NEVER)
+        self._storage(said, storage, f"{at[1:-1]}.storage")
+        return Section(name, source, said, f"{self._path} {at}")
+
+    def _options(self, said: Said, table: Mapping[str, Any], refused: tuple[str, ...]) -> None:
+        """Options of `table`, a section that _table() has checked."""
+        for key, value in table.items():
+            name, at = key.replace("-", "_"), f"{self._at} {key}"
+            if name not in TABLE:
+                raise self._wrong(at, "unknown option" + _close(name, TABLE))
+            if name in refused:
+                raise self._wrong(at, _REASONS.get(name, "belongs to one source: in a [source] section"))
+            if isinstance(value, list) and TABLE[name].metadata["many"]:
+                said.values[name] = ()
+                for one in value:
+                    self._put(said, name, one, at)
+            else:
+                self._put(said, name, value, at)
+
+    def _put(self, said: Said, name: str, value: Any, at: str) -> None:
+        parser, metavar = TABLE[name].metadata["parse"], TABLE[name].metadata["metavar"]
+        if isinstance(value, bool) and parser is flag:
+            value = "true" if value else "false"
+        elif isinstance(value, int | float) and not isinstance(value, bool) and parser in NUMBERS:
+            value = str(value)
+        if not isinstance(value, str):
+            raise self._wrong(at, "expected true or false" if parser is flag else "expected text, in quotes")
+        if parser is flag and not value:
+            raise self._wrong(at, "expected true or false")
+        if "\0" in value:  # no path, variable or argument can have it
+            raise self._wrong(at, "has a NUL character")
+        local = metavar in ("DIR", "FILE") and not is_url(value)  # of which the parser says that it is none
+        if value and (local or (metavar == "PLACE" and not re.match(r"[A-Za-z0-9+.-]+:", value))):
+            value = os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(value))
+        try:
+            put(said, name, value)
+        except UsageError as exc:
+            raise UsageError(f"{self._path}: {at}: {exc}") from None
+
+    def _storage(self, said: Said, table: Mapping[str, Any], name: str) -> None:
+        """Options of fsspec's file systems: a table for each protocol, host or bucket."""
+        for place, value in table.items():
+            at = f"[{name}.{place if _NAME.fullmatch(place) else _quoted(without_secrets(place))}]"
+            if not place_name(place):
+                raise self._wrong(at, 'expected a protocol, as in [storage.s3], or [storage."PROTOCOL://HOST"]')
+            for key, one in self._table(value, at).items():
+                if _depth(one) > DEPTH:
+                    raise self._wrong(f"{at} {key}", "nested too deeply")
+                if not _plain(one):
+                    raise self._wrong(f"{at} {key}", "is no value that an option can have")
+                if is_secret(key, one):
+                    self.secret = self.secret or f"{at} {key}"
+            said.storage.setdefault(place, {}).update(value)
+
+    def _table(self, value: Any, at: str) -> Mapping[str, Any]:
+        """`value`, which is to be a table; what is wrong in it is told to be `at` this section."""
+        self._at = at
+        if not isinstance(value, dict):
+            raise self._wrong(at, "expected a section, not a value")
+        return value
+
+    def _wrong(self, at: str, rule: str) -> UsageError:
+        return UsageError(f"{self._path}: {at}: {rule}")
+
+
+_REASONS = {
+    "config": "a file names no other",
+    "notify_pipe": "is a descriptor of one process: on the command line",
+    "storage_options": "is for the command line; here it is a [storage] section",
+}
+
+
+def _depth(value: object) -> int:
+    """How deep tables and lists are in each other; more than DEPTH stands for all that is deeper."""
+    found, layer = 0, [value]
+    while found <= DEPTH and (layer := [one for one in layer if isinstance(one, dict | list)]):
+        layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
+        found += 1
+    return found
+
+
+def _plain(value: object) -> bool:
+    """Whether JSON has such a value, too, so that it can be told to another process."""
+    if isinstance(value, dict):
+        return all(map(_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    return isinstance(value, str | int | float)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _close(name: str, names: Any) -> str:
+    close = difflib.get_close_matches(name, [*names], 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def source_of(section: Section) -> str:
+    """What a named section stands for; read from a file where it is "@/path". UsageError."""
+    assert section.source is not None
+    if not names_file(section.source):
+        return section.source
+    try:
+        found = content(section.source[1:])[0].decode().strip()
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not text" if isinstance(exc, UnicodeError) else ""
+        raise UsageError(f"{section.origin}: source = {section.source}: {(reason or str(exc)).lower()}") from None
+    if not found or "\n" in found or "\0" in found:
+        raise UsageError(f"{section.origin}: source = {section.source}: expected one line")
+    return found

@@ -1,0 +1,89 @@
+"""URLs as fsspec writes them, chains included: taken apart and joined. No I/O."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from zarrfs.config.redaction import links
+
+if TYPE_CHECKING:
+    import yarl
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
+_FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
+
+# Names of one and the same protocol; the first is what its options are called, too.
+_FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))
+_FAMILY = {name: family for family in _FAMILIES for name in family}
+BUCKETS = ("s3", "gcs", "abfs")  # what stands where a host does is a bucket or container
+
+
+def names(protocol: str) -> tuple[str, ...]:
+    """All names of a protocol, always in the same order."""
+    return _FAMILY.get(protocol, (protocol,))
+
+
+def place(url: str) -> str:
+    """The host or bucket that a URL (no chain) leads to, the same for all its spellings; ValueError for no URL."""
+    protocol, _, rest = url.partition("://")
+    family = names(protocol.lower())[0]
+    if family == "http":
+        import yarl
+
+        return web_place(yarl.URL(url))
+    rest = rest.lstrip("/")
+    if rest.startswith("arn:"):  # of an S3 access point, whose name follows a slash
+        return f"{family}://{'/'.join(rest.split('/')[:2])}"
+    host = re.split("[/?#]", rest)[0]
+    return f"{family}://{host if family in BUCKETS else host.rpartition('@')[2].lower()}"
+
+
+def web_place(url: yarl.URL) -> str:
+    """As place(), of a parsed URL of HTTP: another scheme or port is another place."""
+    if not url.raw_host:
+        raise ValueError("no host")
+    return f"{url.scheme}://{url.raw_host.lower()}:{url.port}"
+
+
+def protocols(url: str) -> list[str]:
+    """The protocols of an fsspec URL, outermost first; [] for a path.
+
+    "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" has zip and file.
+    """
+    chain = links(url)
+    first = _SCHEME.match(chain[0])
+    if len(chain) == 1:
+        if first and "://" in url:
+            return [first[1].lower()]
+        return [url.partition(":")[0].lower()] if re.match(r"(?i:file|memory):", url) else []
+    if first is None:
+        return []
+    found = [_SCHEME.match(link) for link in chain]
+    return [match[1].lower() if match else "file" for match in found]
+
+
+def file_path(url: str) -> str:
+    """The path of a file: or local: URL, as it stands there; other text unchanged."""
+    return _FILE.sub("", url, count=1)
+
+
+def join(base: str, relative: str) -> str | None:
+    """`relative`, taken from the directory URL `base`; None where `base` is a chain and has no directory."""
+    head, slashes, rest = base.partition("://")
+    if len(links(base)) > 1 or not slashes:
+        return None
+    host, _, directory = rest.partition("/")
+    path = posixpath.normpath(f"/{directory}/{relative}")
+    return f"{head}://{host}/{path.lstrip('/')}"
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether two URLs, which are no chains, lead to the same server (or bucket) by the same protocol."""
+    try:
+        a, b = urlsplit(one), urlsplit(other)
+    except ValueError:
+        return False
+    return bool(a.netloc) and "::" not in one + other and (a.scheme, a.netloc) == (b.scheme, b.netloc)

@@ -1,0 +1,276 @@
+"""What zarrfs check knows of arrays: chunks decode, none lies outside the grid, metadata says one thing only."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from zarrfs.copying.arrayinfo import nodes_of
+from zarrfs.copying.checkreport import Report, Unsound
+from zarrfs.copying.copy_parts import Room
+from zarrfs.errors import StoreError, ZarrfsError
+from zarrfs.store.api import Store, join_key, split_key
+from zarrfs.store.walk import check_length
+from zarrfs.system.buffers import Buffer
+from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.zarr.consolidated import consolidated
+from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, is_litter, load_json
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+
+if TYPE_CHECKING:
+    from zarrfs.zarr.codecs import Sharding
+
+BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of checkreport.BAD_KINDS
+_V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
+_INLINE = 16 << 10  # bytes: decoding so few takes less time than a visit to a thread
+
+
+@dataclasses.dataclass
+class ArrayCheck:
+    """What was found in one array."""
+
+    path: str
+    array: ArrayMetadata | None  # None: its metadata is bad
+    total: int = 0  # chunks of the grid
+    chunks: int = 0  # of these that were read,
+    decoded: int = 0  # and decoded
+    bad: int = 0  # chunks that cannot be read or do not decode, and files outside the grid
+    note: str | None = None  # why chunks are not decoded
+
+    def as_json(self) -> dict[str, Any]:
+        """The array, ready for JSON."""
+        return {
+            "path": self.path, "chunks_total": self.total, "chunks": self.chunks, "decoded": self.decoded,
+            "bad": self.bad, "note": self.note,
+        }  # fmt: skip
+
+
+class ArrayChecks:
+    """The arrays below a key, which a check() asks what each file is. `memory`: bytes of chunks, decoded ones too."""
+
+    def __init__(self, store: Store, decode: bool, memory: int) -> None:
+        self.arrays: list[ArrayCheck] = []
+        self._store, self._decode, self._memory = store, decode, memory
+        self._room = Room(memory)
+        self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
+        self.see: Callable[[str, int, Buffer], None] | None = None  # is given what is read of files
+        self._sharding: dict[str, Sharding] = {}  # by the path of the array
+        self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
+        self._said: dict[str, tuple[str, bytes]] = {}  # of documents to come: who else has it, and a digest of that
+        self._tops: list[tuple[str, str]] = []  # groups with consolidated metadata, and what that is called
+
+    async def find(self, key: str, report: Report) -> None:
+        """Look for arrays at or below `key`, or the one that it lies in; `report` hears of bad metadata."""
+        hierarchy = Hierarchy(self._store)
+        try:
+            above, _rest = await hierarchy.find(key)
+            async for node in nodes_of(hierarchy, above.path if above.leaf else key):
+                if node.leaf:
+                    self._add(node, report)
+                elif isinstance(node.metadata, GroupMetadata):
+                    await self._note_consolidated(node, report)
+                elif node.problem is not None:
+                    report.add(node.documents[0], Unsound(BAD_METADATA, node.problem))
+        except (ZarrfsError, OSError) as exc:
+            report.add(getattr(exc, "key", key), exc)
+
+    def of(self, key: str) -> tuple[ArrayCheck | None, str]:
+        """(the array that a file lies in, its key relative to that)."""
+        prefix, rest = split_key(key)
+        while self._places:
+            found = self._places.get(prefix)
+            if found is not None:
+                return found, rest
+            if not prefix:
+                break
+            prefix, name = split_key(prefix)
+            rest = f"{name}/{rest}"
+        return None, key
+
+    def whole(self, key: str, size: int) -> bool:
+        """Whether a file of `size` bytes is to be read whole, and shown to look()."""
+        if split_key(key)[1] in DOCUMENTS and size <= min(DOCUMENT_MAX, self._memory // 2):
+            return key in self._said or self._covered(key)
+        found, rest = self.of(key)
+        if found is None or found.array is None or found.note is not None or not self._decode:
+            return False
+        return self._is_chunk(found.array, rest)
+
+    async def look(self, key: str, size: int, report: Report) -> None:
+        """Read a file that is wanted whole, and check what is in it. Unsound; and what Store.get() raises."""
+        found, rest = self.of(key)
+        if found is None or found.array is None or not self._is_chunk(found.array, rest):
+            self._compare(key, await self._read(key, 0, size, report))
+            return
+        sharding = self._sharding.get(found.path)
+        if sharding is not None and _takes(found.array, size) > self._memory:
+            await self._look_at_shard(key, size, sharding, report)
+        else:
+            await self._look_at_chunk(key, (0, size), found.array, report)
+        found.decoded += 1
+
+    async def _read(self, key: str, start: int, length: int, report: Report) -> Buffer:
+        data = await self._store.get(key, start, length)
+        report.read += len(data)
+        check_length(key, len(data), start, length)
+        if self.see is not None:
+            self.see(key, start, data)
+        return data
+
+    async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: Report) -> None:
+        """Decode a shard that does not fit in memory, one of its chunks after the other."""
+        length = min(sharding.index_length, size)
+        if length > self._memory:
+            raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
+        data = await self._read(key, 0 if sharding.index_at == "start" else size - length, length, report)
+        try:
+            index = sharding.read_index(data, size)
+        except MetadataError as exc:
+            raise Unsound(UNDECODED, str(exc)) from exc
+        for place in range(math.prod(sharding.per_shard)):
+            where = index[place]
+            if where is not None:
+                await self._look_at_chunk(key, where, sharding.inner, report)
+
+    async def _look_at_chunk(self, key: str, where: tuple[int, int], array: ArrayMetadata, report: Report) -> None:
+        """Decode the chunk that lies at (start, length) of a file."""
+        takes = _takes(array, where[1])
+        if takes > self._memory:
+            raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
+        taken = await self._room.take(takes)
+        try:
+            await self._decoded(array, await self._read(key, *where, report))
+        finally:
+            self._room.give(taken)
+
+    def ended(self, key: str, failed: bool) -> Unsound | None:
+        """Count a file that was read, or could not be; returns why it should not be where it is."""
+        self._said.pop(key, None)
+        found, rest = self.of(key)
+        if found is None or found.array is None or rest in DOCUMENTS or is_litter(split_key(key)[1]):
+            return None
+        if self._is_chunk(found.array, rest):
+            found.chunks += 1
+            found.bad += failed
+            return None
+        found.bad += 1
+        first = found.array.keys.key((0,) * found.array.ndim)
+        return Unsound(OUTSIDE, f"no chunk of the grid {list(found.array.grid.counts)}, whose first is {first}")
+
+    def check_directory(self, key: str, report: Report) -> None:
+        """Report a directory that lies in the place of a chunk."""
+        found, rest = self.of(key)
+        if found is not None and self._is_chunk(found.array, rest):
+            found.bad += 1
+            report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
+
+    def missing(self, report: Report) -> None:
+        """Tell `report` of documents that consolidated metadata names, and that are not there."""
+        for key, (said_by, _digest) in self._said.items():
+            report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"))
+
+    # -- parts
+
+    def _add(self, node: Node, report: Report) -> None:
+        from zarrfs.zarr.codecs import check_codecs, sharding_of
+
+        if node.problem is not None and split_key(node.documents[0])[1] == "meta":
+            return  # a name that many other files have
+        array = node.metadata if isinstance(node.metadata, ArrayMetadata) else None
+        found = ArrayCheck(node.path, array)
+        self.arrays.append(found)
+        self._places[node.chunks] = found
+        if array is None:
+            found.bad += 1
+            report.add(node.documents[0] if node.documents else node.path, Unsound(BAD_METADATA, str(node.problem)))
+            return
+        found.total = array.grid.size
+        reasons = check_codecs(array)
+        if reasons and self._decode:
+            found.note = "; ".join(reasons)
+            found.bad += 1
+            report.add(node.path, Unsound(UNDECODED, f"{found.note}: chunks are only read"))
+            return
+        sharding = sharding_of(array)
+        if sharding is not None:
+            self._sharding[node.path] = sharding
+        if _takes(array if sharding is None else sharding.inner, 0) > self._memory and self._decode:
+            found.note = f"chunks of {array.chunk_bytes} bytes do not fit in memory_limit=: they are only read"
+
+    def _is_chunk(self, array: ArrayMetadata | None, rest: str) -> bool:
+        return array is not None and array.keys.index(rest, array.grid) is not None
+
+    async def _decoded(self, array: ArrayMetadata, data: Buffer) -> None:
+        from zarrfs.zarr.codecs import decode_chunk
+
+        try:
+            if array.chunk_bytes + len(data) <= _INLINE:
+                decode_chunk(array, data)
+            else:
+                await trio.to_thread.run_sync(decode_chunk, array, data, limiter=self._threads)
+        except MetadataError as exc:
+            raise Unsound(UNDECODED, str(exc)) from exc
+
+    # -- consolidated metadata
+
+    async def _note_consolidated(self, group: Node, report: Report) -> None:
+        """Remember what consolidated metadata in a group says of the documents below it."""
+        assert isinstance(group.metadata, GroupMetadata)
+        for name in ("zarr.json",) if group.metadata.generation == "v3" and group.documents else (".zmetadata",):
+            key = join_key(group.chunks, name)
+            try:
+                found = consolidated(name, await self._store.get(key, 0, DOCUMENT_MAX))
+            except StoreError:  # not there, or a directory
+                continue
+            except MetadataError as exc:
+                report.add(key, Unsound(BAD_METADATA, str(exc)))
+                continue
+            if found is None:
+                continue
+            self._tops.append((group.chunks, name))
+            for path, documents in found.items():
+                for document, value in documents.items():
+                    if path or document != "zarr.json":  # it does not have itself
+                        where = join_key(join_key(group.chunks, path) if path else group.chunks, document)
+                        self._said.setdefault(where, (key, _digest(value)))
+
+    def _covered(self, key: str) -> bool:
+        """Whether consolidated metadata should name the document `key`."""
+        prefix, name = split_key(key)
+        return any(
+            not top or prefix == top or prefix.startswith(top + "/")
+            for top, said_by in self._tops
+            if (name in _V2_DOCUMENTS if said_by == ".zmetadata" else name == "zarr.json" and prefix != top)
+        )
+
+    def _compare(self, key: str, data: Buffer) -> None:
+        """Compare a document with what consolidated metadata says of it."""
+        if key not in self._said:
+            raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
+        said_by, digest = self._said[key]
+        try:
+            own = _digest(load_json(data))
+        except MetadataError as exc:
+            raise Unsound(BAD_METADATA, str(exc)) from exc
+        if own != digest:
+            raise Unsound(BAD_METADATA, f"says something else than {said_by}")
+
+
+def _digest(document: Any) -> bytes:
+    """What is equal for two documents that say the same, but for consolidated metadata in them."""
+    if isinstance(document, dict):
+        document = {name: value for name, value in document.items() if name != "consolidated_metadata"}
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
+
+
+def _takes(array: ArrayMetadata, size: int) -> int:
+    """Bytes of memory that it takes to decode a chunk of `size` bytes: filters make copies."""
+    return size + 2 * array.chunk_bytes

@@ -1,0 +1,183 @@
+"""The facts of every group and array in a store: what its metadata says, and which of its chunks there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import trio
+
+from zarrfs.copying.chunkmap import ChunkMap, packed
+from zarrfs.errors import ZarrfsError
+from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.walk import walk, with_sizes
+from zarrfs.views.hierarchy import Hierarchy, Node
+from zarrfs.zarr.documents import DOCUMENTS, is_litter
+from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+
+_AT_ONCE = 16  # arrays looked at together
+_SIZES = 64  # sizes asked for at the same time, of one array
+_BARE = 1000  # directories without a document that are looked at before it is clear that there is no hierarchy
+
+
+@dataclasses.dataclass
+class Chunks:
+    """What an array has of the chunks of its grid. It grows while it is counted."""
+
+    initialised: int = 0
+    stored: int = 0  # bytes of these
+    outside: int = 0  # files that are no chunk of the grid, nor metadata
+    unknown: int = 0  # chunks whose size cannot be had
+    problem: str | None = None  # why there may be more
+    map: ChunkMap | None = None
+
+
+@dataclasses.dataclass
+class Facts:
+    """One node. `chunks`: None of a group, and where nobody counted."""
+
+    node: Node
+    chunks: Chunks | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts, ready for JSON. Sizes are in bytes; null is what is not known."""
+        node, metadata = self.node, self.node.metadata
+        about: dict[str, Any] = {"path": node.path, "type": "array" if node.leaf else "group"}
+        if metadata is None:
+            return about | {"problem": node.problem}
+        implied = isinstance(metadata, GroupMetadata) and metadata.implied
+        about["generation"] = None if implied else metadata.generation
+        if isinstance(metadata, ArrayMetadata):
+            about |= _of_array(metadata)
+            if self.chunks is not None:
+                about |= _of_chunks(metadata, self.chunks)
+        return about
+
+
+@dataclasses.dataclass
+class Survey:
+    """All nodes of a hierarchy, groups before what is in them; grows meanwhile."""
+
+    nodes: list[Facts] = dataclasses.field(default_factory=list)
+    files: int = 0  # chunks that were counted
+    bytes: int = 0
+    expected_files: int | None = None
+    expected_bytes: int | None = None
+
+
+async def survey(store: Store, found: Survey, key: str = "", count: bool = True, maps: bool = False) -> None:
+    """Note every node at or below `key` in `found`; `count` chunks, which lists them, and make `maps` of them.
+
+    Nothing is noted where no document makes a node.
+    """
+    limit = trio.CapacityLimiter(_AT_ONCE)
+
+    async def one(facts: Facts, array: ArrayMetadata, chunks: Chunks) -> None:
+        async with limit:
+            await _count(store, facts.node, array, chunks, found)
+
+    async with trio.open_nursery() as nursery:
+        async for node in nodes_of(Hierarchy(store), key):
+            facts = Facts(node)
+            found.nodes.append(facts)
+            if count and isinstance(node.metadata, ArrayMetadata):
+                facts.chunks = Chunks(map=ChunkMap(node.metadata.grid) if maps else None)
+                nursery.start_soon(one, facts, node.metadata, facts.chunks)
+    if not any(facts.node.documents for facts in found.nodes):
+        found.nodes.clear()
+
+
+async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
+    """The nodes at or below `key`; ends early in a large tree that seems to be no hierarchy."""
+    bare = 0
+    async for node in hierarchy.walk(key):
+        yield node
+        bare = bare if bare < 0 else -1 if node.documents else bare + 1
+        if bare > _BARE:
+            return
+
+
+async def files_of(store: Store, node: Node, chunks: Chunks) -> AsyncIterator[tuple[str, Info]]:
+    """(key relative to the array, entry) of every file of an array that is no metadata and no litter."""
+    prefix, failed = node.chunks, []
+    above = len(prefix) + 1 if prefix else 0
+
+    def keep(key: str, exc: Exception) -> None:
+        failed.append(f"{key or '/'}: {exc}")
+
+    async for key, info in walk(store, prefix, keep):
+        if info.kind is Kind.FILE and key not in node.documents and not is_litter(info.name):
+            yield key[above:], info
+    chunks.problem = failed[0] if failed else None
+
+
+async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: Chunks, total: Survey) -> None:
+    def unknown(key: str, exc: Exception) -> None:
+        chunks.unknown += 1
+
+    async def there() -> AsyncIterator[tuple[str, Info]]:
+        async for key, info in files_of(store, node, chunks):
+            index = array.keys.index(key, array.grid)
+            if index is None:
+                chunks.outside += key not in DOCUMENTS
+                continue
+            chunks.initialised += 1
+            total.files += 1
+            if chunks.map is not None:
+                chunks.map.add(array.grid.number_at(index))
+            yield f"{node.chunks}/{key}" if node.chunks else key, info
+
+    try:
+        async for _key, info in with_sizes(store, there(), _SIZES, unknown):
+            chunks.stored += info.size or 0
+            total.bytes += info.size or 0
+    except (ZarrfsError, OSError) as exc:
+        chunks.problem = str(exc)
+
+
+def logical_bytes(array: ArrayMetadata) -> int | None:
+    """Bytes of the decoded array; None where its items have no size of their own."""
+    return math.prod(array.shape) * array.dtype.itemsize if array.dtype.itemsize else None
+
+
+def inner_chunks(array: ArrayMetadata) -> list[int] | None:
+    """The shape of the chunks inside the shards of an array; None where it has no shards."""
+    for codec in array.codecs:
+        if codec.name == "sharding_indexed":
+            return list(codec.configuration.get("chunk_shape") or ())
+    return None
+
+
+def _of_array(array: ArrayMetadata) -> dict[str, Any]:
+    about = {
+        "shape": list(array.shape),
+        "dtype": array.dtype.text,
+        "chunks": list(array.grid.chunks),
+        "codecs": [{"name": name, "configuration": dict(configuration)} for name, configuration in array.codecs],
+        "logical_bytes": logical_bytes(array),
+        "grid": list(array.grid.counts),
+        "chunks_total": array.grid.size,
+    }
+    inner = inner_chunks(array)
+    return about if inner is None else about | {"inner_chunks": inner}
+
+
+def _of_chunks(array: ArrayMetadata, chunks: Chunks) -> dict[str, Any]:
+    logical = logical_bytes(array)
+    stored = None if chunks.unknown else chunks.stored
+    about: dict[str, Any] = {
+        "chunks_initialised": chunks.initialised,
+        "initialised": chunks.initialised / array.grid.size if array.grid.size else None,
+        "stored_bytes": stored,
+        "ratio": logical / stored if logical is not None and stored else None,
+        "outside_grid": chunks.outside,
+        "problem": chunks.problem,
+    }
+    if chunks.map is not None:
+        about["map"] = {
+            "rows": chunks.map.rows, "columns": chunks.map.columns, "row_dimensions": chunks.map.split,
+            "cells": packed(chunks.map.levels()),
+        }  # fmt: skip
+    return about

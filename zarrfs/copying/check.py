@@ -1,0 +1,208 @@
+"""Reading everything in a store, in bounded memory, and saying what cannot be read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from zarrfs.copying.checkreport import Report, Unsound
+from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
+from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.index import IndexStore
+from zarrfs.store.links import follow
+from zarrfs.store.walk import PIECE, check_length, extents, walk
+
+if TYPE_CHECKING:
+    from zarrfs.copying.arraycheck import ArrayChecks
+    from zarrfs.copying.twice import Digests, First
+
+log = logging.getLogger("zarrfs")
+
+READERS = 16  # files read at the same time
+
+
+async def check(
+    store: Store, key: str, report: Report, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
+    digests: Digests | None = None,
+) -> None:  # fmt: skip
+    """Read `key`, or everything below it, into `report`, holding no more than `memory` bytes of data.
+
+    `arrays` have memory of their own; `digests` take in all that can be read.
+    """
+    await _expect(store, key, report)
+    if arrays is not None:
+        arrays.see = None if digests is None else digests.see
+        await arrays.find(key, report)
+
+    async def look(at: str, info: Info, piece: int) -> None:
+        if info.kind is Kind.SYMLINK:
+            await _check_link(store, at, report)
+        elif info.kind is Kind.FILE:
+            await _check_file(store, at, info, report, piece, arrays, digests)
+        elif arrays is not None:
+            arrays.check_directory(at, report)
+
+    await _each(store, key, report.add, memory, look)
+    if arrays is not None:
+        arrays.missing(report)
+    await _count_absent_records(store, key, report)
+
+
+async def check_again(store: Store, key: str, report: Report, first: First, memory: int = 256 << 20) -> None:
+    """Read everything once more, from a store that was opened anew, and report what is not as in the `first` pass.
+
+    What cannot be read now is reported where it could be read then.
+    """
+    from zarrfs.copying.twice import Digests
+
+    async def look(at: str, info: Info, piece: int) -> None:
+        if info.kind is not Kind.FILE:
+            return
+        digests = Digests()
+        try:
+            await _read(store, at, info, report, piece, digests)
+        except (ZarrfsError, OSError) as exc:
+            if first.has(at, b"") is not None:
+                report.add(at, exc, await _url_of(store, at))
+            return
+        same = first.has(at, digests.done(at))
+        if same is False:
+            report.add(at, Unsound("changed", "has other bytes than in the first pass"), await _url_of(store, at))
+
+    await _each(store, key, lambda at, exc: None, memory, look)  # its values are lost
+    lost = first.lost()
+    if lost:
+        report.add(key, Unsound("changed", f"{lost:,} values of the first pass are not there in the second"))
+
+
+async def _each(
+    store: Store, key: str, failed: Callable[[str, Exception], None], memory: int,
+    look: Callable[[str, Info, int], Awaitable[None]],
+) -> None:  # fmt: skip
+    """`look(key, info, bytes to read at once)` of everything at and below `key`, several at once.
+
+    Directories that cannot be listed are handed to `failed`.
+    """
+    piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
+    send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
+
+    async def reader(receive: trio.MemoryReceiveChannel[tuple[str, Info]]) -> None:
+        async with receive:
+            async for at, info in receive:
+                await look(at, info, piece)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(READERS):
+            nursery.start_soon(reader, receive.clone())
+        receive.close()
+        async with send:
+            top = await store.info(key)
+            if top.kind is not Kind.DIRECTORY:
+                await send.send((key, top))
+            else:
+                async for found in walk(store, key, failed):
+                    await send.send(found)
+
+
+async def _count_absent_records(store: Store, key: str, report: Report) -> None:
+    """Count the record files of a Parquet set that are absent; last, as all were read by then."""
+    from zarrfs.references.parquet import ParquetStore
+
+    if not isinstance(store, ParquetStore):
+        return
+    try:
+        found = await store.absences(key)
+    except ReadError as exc:
+        report.add(key, exc)
+    else:
+        report.absent_records = found.absent if found is not None else 0
+
+
+async def _expect(store: Store, key: str, report: Report) -> None:
+    """Note what there is to read, and what the compiler left out, where the store knows."""
+    from zarrfs.references.parquet import ParquetStore
+
+    if isinstance(store, ParquetStore):
+        await store.opened()
+    elif not isinstance(store, IndexStore):
+        return
+    elif not key:
+        usage = await store.usage()
+        report.expected_files, report.expected_bytes = usage.files, usage.bytes
+    problems = [
+        (entry, rule)
+        for entry, rule in store.problems()
+        if not key or entry == key or entry.startswith(key + "/")
+    ]
+    report.left_out, report.problems = len(problems), problems[: report.keep]
+
+
+async def _check_link(store: Store, key: str, report: Report) -> None:
+    """A link is never an error: where it leads is the business of whoever made it."""
+    report.links += 1
+    try:
+        await follow(store, key)
+    except (NotFound, NotDirectory):
+        report.dangling += 1
+    except (ZarrfsError, OSError):
+        pass  # it leads to an entry, which is reported itself
+
+
+async def _read(
+    store: Store, key: str, info: Info, report: Report, piece: int, digests: Digests | None
+) -> None:
+    """Read a file in pieces."""
+    if info.size is None:
+        info = await store.info(key)
+    async for start, length in extents(store, key, info):
+        for at in range(start, start + length, piece):
+            wanted = min(piece, start + length - at)
+            data = await store.get(key, at, wanted)
+            report.read += len(data)
+            check_length(key, len(data), at, wanted)
+            if digests is not None:
+                digests.see(key, at, data)
+
+
+async def _check_file(
+    store: Store, key: str, info: Info, report: Report, piece: int, arrays: ArrayChecks | None, digests: Digests | None
+) -> None:
+    bad: Exception | None = None
+    try:
+        if info.size is None:
+            info = await store.info(key)
+        if arrays is not None and arrays.whole(key, info.size or 0):
+            await arrays.look(key, info.size or 0, report)
+            if digests is not None and not digests.complete(key, info.size or 0):  # a shard that was read in parts
+                await _read(store, key, info, report, piece, digests)
+        else:
+            await _read(store, key, info, report, piece, digests)
+        if digests is not None:
+            digests.done(key)
+    except (ZarrfsError, OSError) as exc:
+        bad = exc
+    except Exception as exc:
+        log.debug("%s: nobody expected this", key, exc_info=exc)
+        bad = exc
+    if bad is not None and digests is not None:
+        digests.drop(key)
+    if arrays is not None:
+        misplaced = arrays.ended(key, bad is not None)
+        bad = bad or misplaced
+    if bad is None:
+        report.ok += 1
+    else:
+        report.add(key, bad, await _url_of(store, key))
+
+
+async def _url_of(store: Store, key: str) -> str | None:
+    """The first place where the bytes of `key` should be, if it has one."""
+    try:
+        where = await store.locate(key)
+    except (ZarrfsError, OSError):
+        return None
+    url: str | None = where.get("url") or next((part["url"] for part in where.get("regions", ())), None)
+    return url

@@ -1,0 +1,145 @@
+"""A source with the changes of an upper, written as something new: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from zarrfs.copying.committree import Tree
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.references.output import STDOUT, Output, archive_form, compressor, form_of_name, output_format
+from zarrfs.references.streams import local_path, notes_of_many
+from zarrfs.store.destination import placed
+from zarrfs.store.overlay import Overlay
+
+if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
+
+FORMATS = ("references", "archive", "directory", "zip")
+
+
+class New(NamedTuple):
+    """What is to be written, and how."""
+
+    path: str
+    format: str  # one of FORMATS
+    replace: bool = False  # what is there may be replaced
+    inline: int = 1024  # bytes: files of up to as many are in the document itself
+    in_place: bool = False  # references: larger files stay in the upper
+    relative: bool = False  # references: the data file is named as it lies from the set
+    record_size: int | None = None  # Parquet: references of one record file
+    blobs: str | None = None  # archive: the directory of blobs
+
+
+def new_format(path: str, said: str | None, kind: str) -> str:
+    """What becomes of a source of `kind` under the name `path`: `said`, else as the name tells. UsageError.
+
+    JSON is an archive where the source is one, else a reference set.
+    """
+    if path == STDOUT:
+        raise UsageError("-o -: what is committed goes to a file or directory: name one")
+    if said is not None:
+        return said
+    name = path.rstrip("/")
+    if name.lower().endswith(".zip"):
+        return "zip"
+    form = form_of_name(name)
+    if form is not None:
+        return "archive" if kind == "archive" and form.startswith("json") else "references"
+    if path.endswith("/") or name.lower().endswith(".zarr") or os.path.isdir(path):
+        return "directory"
+    raise UsageError(f"{path}: its name does not tell what it is to be; say --format {'|'.join(FORMATS)}")
+
+
+async def commit(
+    overlay: Overlay, plan: Plan, new: New, warn: Callable[[str], None], skip_unsupported: bool = False
+) -> None:
+    """Write what `overlay`, over the source of `plan`, shows to `new`; it appears under its name when it is whole.
+
+    `warn` is told in a line what is left out. UsageError where `new` cannot be written to, or is part of what is
+    read; SourceError where the upper is in use by a mount that writes, for what cannot be written as such, and for
+    what cannot be read.
+    """
+    if overlay.lower is None:
+        raise UsageError(f"{overlay.upper.path}: is the source itself, which holds its changes already")
+    _check_place(new, overlay, plan)
+    overlay.upper.lock(False)
+    tree = Tree(overlay, plan.source, warn, skip_unsupported)
+    try:
+        if new.format == "references":
+            await _commit_set(tree, plan, new)
+        elif new.format == "archive":
+            await _commit_archive(tree, new)
+        else:
+            await _commit_files(tree, new)
+    except OSError as exc:
+        raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc
+
+
+async def _commit_set(tree: Tree, plan: Plan, new: New) -> None:
+    from zarrfs.copying.commitset import Choices, DataFile, references_of
+
+    to = Output(new.path, output_format(new.path, None, "json"), new.replace, new.record_size)
+    how = Choices(new.inline, new.in_place)
+    with DataFile(to, new.relative) as data, to.opened() as writer:
+        async for reference in references_of(tree, plan, to, data, how):
+            writer.add(reference)
+        writer.notes |= notes_of_many([plan], to) | {"origin": ""}  # who commits answers for what it refers to
+        data.finish()
+
+
+async def _commit_archive(tree: Tree, new: New) -> None:
+    from zarrfs.archives.blob_writer import BlobDirectory
+    from zarrfs.copying.commitarchive import write_archive
+
+    form = archive_form(new.path)
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(placed(new.path, "archive", new.replace))
+        raw = stack.enter_context(open(place.new, "xb"))  # noqa: ASYNC230
+        blobs = None if new.blobs is None else stack.enter_context(BlobDirectory(new.blobs))
+        with compressor(raw, form) as file:
+            await write_archive(tree, file, blobs, new.inline)
+        raw.flush()
+
+
+async def _commit_files(tree: Tree, new: New) -> None:
+    from zarrfs.copying.commitfiles import write_directory, write_zip
+
+    write = write_directory if new.format == "directory" else write_zip
+    with placed(new.path, new.format, new.replace) as place:
+        await write(tree, place.new)
+    if new.format == "directory":
+        os.chmod(new.path, stat.S_IMODE((await tree.root()).st_mode))
+
+
+def _check_place(new: New, overlay: Overlay, plan: Plan) -> None:
+    """UsageError where what is written would be part of what is read, or take its place."""
+    upper, source = overlay.upper.path, local_path(plan.source)
+    path = os.path.realpath(new.path)
+    for name, place in ("-o", path), ("--blobs", new.blobs):
+        if place is None:
+            continue
+        for what, other in ("the upper directory", upper), ("the source", source):
+            if other is None:
+                continue
+            if _within(os.path.realpath(place), other):
+                raise UsageError(f"{name} {place}: is {what} {other}, or lies inside it")
+            if name == "-o" and _within(os.path.realpath(other), path):
+                raise UsageError(f"{name} {place}: {what} {other} lies inside it")
+
+
+def _within(path: str, other: str) -> bool:
+    """Whether `path` is, or lies below, what `other` names, by whatever way that is mounted."""
+    if not os.path.exists(other):
+        return False
+    return any(os.path.exists(above) and os.path.samefile(above, other) for above in _upwards(path))
+
+
+def _upwards(path: str) -> Iterator[str]:
+    yield path
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        yield path

@@ -1,0 +1,218 @@
+"""A merged tree on its way into something new: its entries, and the bytes of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
+
+from zarrfs.errors import SourceError, ZarrfsError
+from zarrfs.store.api import DescriptorStore, Getter, Info, Kind, PrefetchStore, join_key, one_version
+from zarrfs.store.overlay import Overlay
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.extents import data_extents
+from zarrfs.system.localfiles import read_file
+
+PIECE = 4 << 20  # bytes read at a time
+_BATCH = 1000  # entries held meanwhile
+_AHEAD = 64  # values asked for at the same time, where they come over a network
+_SPECIAL = {
+    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}  # fmt: skip
+
+
+class Node(NamedTuple):
+    """One entry of the merged tree."""
+
+    key: str
+    kind: Kind
+    size: int | None  # bytes; None: only the lower store's target knows (Tree.size)
+    mode: int  # permission bits
+    mtime_ns: int | None
+    target: str | None  # of a symbolic link
+    status: os.stat_result | None  # of what is in the upper
+
+
+class Tree:
+    """What `overlay`, made over `source`, shows.
+
+    An entry that cannot be taken along is a SourceError; with `skip` a line for `warn`, and it is left out.
+    """
+
+    def __init__(self, overlay: Overlay, source: str, warn: Callable[[str], None], skip: bool = False) -> None:
+        self.overlay, self.source, self.warn = overlay, source, warn
+        self._skip = skip
+
+    async def nodes(self, rule: Callable[[Node], str | None], changed: bool = False) -> AsyncIterator[Node]:
+        """Every entry but the root, a directory before what is in it, names in order; or those in the upper alone.
+
+        `rule` says why an entry cannot be taken along. Names that mean something in an upper are not there.
+        """
+        levels = [iter(await self._children("", changed))]
+        while levels:
+            node = next(levels[-1], None)
+            if node is None:
+                levels.pop()
+            elif not self._refused(node, rule):
+                yield node
+                if node.kind is Kind.DIRECTORY:
+                    levels.append(iter(await self._children(node.key, changed)))
+
+    async def with_values_ahead(self, nodes: AsyncIterator[Node]) -> AsyncIterator[Node]:
+        """`nodes`, whose files are to be read in this order: those that come over a network come many at a time."""
+        batch: list[Node] = []
+        files = 0
+        async for node in nodes:
+            batch.append(node)
+            files += node.kind is Kind.FILE and node.status is None
+            if files == _AHEAD or len(batch) == _BATCH:
+                async for ready in self._fetched(batch):
+                    yield ready
+                batch, files = [], 0
+        async for ready in self._fetched(batch):
+            yield ready
+
+    async def _fetched(self, batch: list[Node]) -> AsyncIterator[Node]:
+        lower = self.overlay.lower
+        if isinstance(lower, PrefetchStore):
+            await lower.prefetch([node.key for node in batch if node.kind is Kind.FILE and node.status is None])
+        for node in batch:
+            yield node
+
+    async def root(self) -> os.stat_result:
+        """The root, which is always in the upper."""
+        found = await self.overlay.find("")
+        assert found.status is not None
+        return found.status
+
+    async def is_empty(self, node: Node) -> bool:
+        """Whether a directory shows nothing."""
+        return not await self.overlay.entries(node.key)
+
+    async def size(self, node: Node) -> int:
+        """The bytes of a file. SourceError where its target does not tell."""
+        if node.size is None:
+            with _reading(self.place(node), node.key):
+                return (await self.overlay.info(node.key)).size or 0
+        return node.size
+
+    async def extents(self, node: Node, size: int) -> list[tuple[int, int]]:
+        """(start, stop) of what is not a hole in a file of `size` bytes, in order. SourceError."""
+        with _reading(self.place(node), node.key):
+            return await self._extents(node, size) if size else []
+
+    async def _extents(self, node: Node, size: int) -> list[tuple[int, int]]:
+        lower = self.overlay.lower
+        if node.status is not None:
+            if node.status.st_blocks * 512 >= size:
+                return [(0, size)]
+            return _data_of(self.open(node), size)
+        assert lower is not None
+        if isinstance(lower, DescriptorStore):
+            return _data_of(await lower.open_value(node.key), size)
+        place = await lower.locate(node.key)
+        if "regions" in place:
+            return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
+        return [] if "hole" in place else [(0, size)]
+
+    async def pieces(self, node: Node, start: int, stop: int) -> AsyncIterator[Buffer]:
+        """The bytes [start, stop) of a file, none of them missing; SourceError where they cannot be had."""
+        descriptor = -1
+        if node.status is not None:
+            descriptor = self.open(node)
+            get: Getter = functools.partial(read_file, descriptor)
+        else:
+            assert self.overlay.lower is not None
+            size = await self.size(node)
+            with _reading(self.place(node), node.key):
+                get = await one_version(self.overlay.lower, node.key, size)
+        try:
+            while start < stop:
+                with _reading(self.place(node), node.key):
+                    piece = await get(start, min(PIECE, stop - start))
+                if not len(piece):
+                    raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
+                yield piece
+                start += len(piece)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    async def read(self, node: Node, start: int, stop: int) -> bytes:
+        """As pieces(), in one."""
+        return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
+
+    def open(self, node: Node) -> int:
+        """A descriptor of a file or directory of the upper, for reading. SourceError."""
+        with _reading(self.place(node), node.key):
+            return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
+
+    def place(self, node: Node) -> str:
+        """Where an entry comes from, for messages."""
+        return self.source if node.status is None else self.overlay.upper.path
+
+    async def _children(self, key: str, changed: bool) -> list[Node]:
+        upper = self.overlay.upper
+        if changed:
+            with _reading(upper.path, key):
+                keys = [join_key(key, name) for name in sorted(upper.names(key)[0])]
+                return [self._changed(at, status) for at in keys if (status := upper.status(at)) is not None]
+        nodes = []
+        with _reading(self.source, key):
+            entries = await self.overlay.entries(key)
+        for name, status, info in entries:
+            at = join_key(key, name)
+            if status is not None:
+                nodes.append(self._changed(at, status))
+            elif info is not None:
+                nodes.append(_unchanged(at, info))
+        return nodes
+
+    def _changed(self, key: str, status: os.stat_result) -> Node:
+        kind, target = Kind.FILE, None
+        if stat.S_ISDIR(status.st_mode):
+            kind = Kind.DIRECTORY
+        elif stat.S_ISLNK(status.st_mode):
+            kind, target = Kind.SYMLINK, self.overlay.upper.readlink(key)
+        return Node(key, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns, target, status)
+
+    def _refused(self, node: Node, rule: Callable[[Node], str | None]) -> bool:
+        """Whether an entry is left out, with a warning. SourceError unless that may be."""
+        broken = rule(node)
+        if node.status is not None and stat.S_IFMT(node.status.st_mode) in _SPECIAL:
+            broken = f"{_SPECIAL[stat.S_IFMT(node.status.st_mode)]}, which only the upper itself can hold"
+        if broken is None:
+            return False
+        if not self._skip:
+            raise SourceError(self.place(node), f"{broken} (--skip-unsupported leaves it out)", node.key)
+        self.warn(f"{node.key}: {broken}: left out")
+        return True
+
+
+@contextlib.contextmanager
+def _reading(place: str, key: str) -> Iterator[None]:
+    """Turns what goes wrong into a SourceError that names the entry."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except ZarrfsError as exc:
+        raise SourceError(place, str(exc), key or "/") from exc
+    except OSError as exc:
+        raise SourceError(place, (exc.strerror or str(exc)).lower(), key or "/") from exc
+
+
+def _unchanged(key: str, info: Info) -> Node:
+    assert info.mode is not None  # an overlay shows some
+    return Node(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)
+
+
+def _data_of(descriptor: int, size: int) -> list[tuple[int, int]]:
+    try:
+        return data_extents(descriptor, size)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,490 @@
+"""Any store as a directory: all of it or what globs pick, many files at a time, and taken up where it was broken off.
+
+Bytes that this machine has (inline, holes, blobs in directories, files) are written by a few threads, a batch of
+entries at a time (materialisewrite.py), or where nothing can be in the way by processes (materialiseforked.py). All
+others are asked for here, many at once, and then written by threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+
+from zarrfs.copying.checkreport import bad_entry
+from zarrfs.copying.copy_parts import Room, broken_rule, held, stretches, told, want
+from zarrfs.copying.copy_processes import ENTRIES, Batch, Forked, Result, note
+from zarrfs.copying.copy_report import Choice as Choice
+from zarrfs.copying.copy_report import Report as Report
+from zarrfs.copying.copy_threads import LARGE, Item, Outcome, Writer, Writing, close_all
+from zarrfs.copying.copy_threads import Done as Done
+from zarrfs.copying.staging_directory import EXISTING, Filling, Folder, InTheWay, ends_all
+from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
+from zarrfs.store.api import (
+    DescriptorStore,
+    Getter,
+    Info,
+    Kind,
+    LocalStore,
+    PrefetchStore,
+    Store,
+    join_key,
+    one_version,
+    ordinary_mode,
+)
+from zarrfs.store.destination import sync_file_system
+from zarrfs.store.index import IndexStore, Part
+from zarrfs.store.keyglobs import Picking
+from zarrfs.store.walk import check_length, extents
+from zarrfs.system.buffers import write_all
+from zarrfs.system.sparse import copy_data
+
+log = logging.getLogger("zarrfs")
+
+_BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread writes in one go
+_BATCH_OPEN = 32  # the same, of files that are opened before
+_IN_FLIGHT = 4  # batches that are brought over a network while others are written
+_MEMORY = 64 << 20  # bytes that wait to be written
+_UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
+_PIECES = 4  # of a large file, at once
+_SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
+_PROCESSES = 32  # at most, that write
+_TOLD = 1000  # failures that are kept
+
+
+Link = Callable[[str, Info], Awaitable[str | None]]
+
+
+async def materialise(
+    store: Store,
+    destination: str,
+    choice: Choice,
+    report: Report,
+    done: Callable[[Done], None] | None = None,
+    link: Link | None = None,
+) -> None:
+    """Write what `store` holds to the directory `destination`, which is made if it is missing.
+
+    Every file appears whole or not at all, and nothing is written outside. `done` is told of every entry once it is
+    there; `link(key, info)` gives the target of a symbolic link that takes the place of a copy, or None. UsageError
+    where the destination cannot be used; SourceError, naming the entry, where something cannot be had or written: what
+    is whole stays, and a run with the same mark goes on from there.
+    """
+    if choice.existing not in EXISTING:
+        raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
+    picks = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
+    filling = await trio.to_thread.run_sync(Filling, destination, choice.existing, choice.mark, picks)
+    try:
+        root = await store.info("")
+        run = _Run(store, filling, choice, report, done, link)
+        await run.everything(root)
+        try:
+            if choice.sync:
+                await trio.to_thread.run_sync(sync_file_system, destination)
+            await trio.to_thread.run_sync(filling.finish, root, choice.root, choice.unfinished)
+        except OSError as exc:
+            raise SourceError(destination, f"cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(filling.abandon)
+        raise
+
+
+class _Run:
+    """One call of materialise()."""
+
+    def __init__(
+        self, store: Store, filling: Filling, choice: Choice, report: Report, done: Callable[[Done], None] | None,
+        link: Link | None,
+    ) -> None:  # fmt: skip
+        self._store, self._filling, self._choice, self._report = store, filling, choice, report
+        self._done, self._link = done, link
+        self._index = store if isinstance(store, IndexStore) else None
+        self._local = store if isinstance(store, LocalStore) else None
+        self._opens = store if isinstance(store, DescriptorStore) else None
+        self._picking = Picking(choice.include, choice.exclude)
+        self._writer = Writer(filling, store, choice.sums)
+        jobs = choice.jobs or min(4, os.cpu_count() or 1)
+        self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
+        self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
+        self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
+        self._room = Room(_MEMORY)
+        self._most = _BATCH if self._opens is None or self._local is not None else _BATCH_OPEN
+        self._batch: list[Item] = []
+        self._batch_bytes = 0
+        self._scope = trio.CancelScope()
+        self._fatal: ZarrfsError | None = None
+
+    async def everything(self, root: Info) -> None:
+        """Write all that is asked for; the first failure that ends it is raised as itself."""
+        if self._index is not None and self._picking.everything:
+            usage = await self._index.usage()
+            self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
+        send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
+        with self._scope:
+            async with trio.open_nursery() as writers:
+                for _ in range(self._jobs):
+                    writers.start_soon(self._write_fetched, receive.clone())
+                receive.close()
+                async with send, trio.open_nursery() as nursery:
+                    self._nursery, self._fetched = nursery, send
+                    folder = self._filling.root(root)
+                    at_hand = self._at_hand()
+                    if at_hand is None or not await self._in_processes(at_hand, folder):
+                        await self._walk(folder)
+                    await self._flush()
+        self._account(())
+        if self._fatal is not None:
+            raise self._fatal
+        self._report.unmatched = self._picking.unused()
+
+    # -- what processes write
+
+    def _at_hand(self) -> IndexStore | LocalStore | None:
+        """The store, if processes can have most of its bytes, and nobody is to be asked about links."""
+        if self._link is not None or (self._index is not None and (not self._index.has_wholes or self._index.remote)):
+            return None
+        return self._index or self._local
+
+    async def _in_processes(self, store: IndexStore | LocalStore, root: Folder) -> bool:
+        """Write all from `root` on; False where there can be no processes, and nothing was done."""
+        jobs = min(self._jobs, _PROCESSES)
+        if isinstance(store, IndexStore):
+            await store.get_ready()
+            jobs = min(jobs, 1 + (await store.usage()).files // ENTRIES)
+
+        def fail(key: str, exc: Exception) -> None:
+            trio.from_thread.run_sync(self._fail, key, exc)
+
+        forked = Forked(store, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail)
+
+        def run() -> None:
+            for found in forked.run(root, self._writer.hold):
+                trio.from_thread.check_cancelled()
+                trio.from_thread.run(self._take, found)
+                for batch, _result in found:
+                    self._writer.release(batch.folder)
+
+        try:
+            forked.start()
+        except OSError as exc:
+            log.debug("no processes: %s", exc)
+            return False
+        with contextlib.closing(forked):
+            try:
+                await trio.to_thread.run_sync(run)
+            except SourceError as exc:  # a nursery would hide it
+                self._fatal = exc
+                self._scope.cancel()
+        return True
+
+    async def _take(self, found: Sequence[tuple[Batch, Result]]) -> None:
+        """Note what a process has done; what it has not is done in the ordinary way."""
+        for batch, result in found:
+            note(batch, result, self._report, self._done)
+            folder, _, left = batch
+            for entry in left:
+                key = join_key(folder.key, entry[0])
+                try:
+                    info = await self._store.info(key, sized=False)
+                except (ZarrfsError, OSError) as exc:
+                    self._fail(key, exc)
+                else:
+                    await self._add_entry(folder, key, info)
+            if left:  # what cannot be written is told before more is
+                await self._flush()
+
+    # -- which entries there are
+
+    async def _walk(self, root: Folder) -> None:
+        levels: list[tuple[Folder, bool, AsyncIterator[Info]]] = []
+        levels.append((root, self._picking.root, self._store.list_dir("")))
+        while levels:
+            folder, chosen, listing = levels[-1]
+            try:
+                info = await anext(listing, None)
+            except (ZarrfsError, OSError) as exc:
+                self._fail(folder.key, exc)
+                info = None
+            if info is None:
+                levels.pop()
+                await self._add(Item(folder, folder.key, folder.info, closing=True), 0)
+                continue
+            key = join_key(folder.key, info.name)
+            picked = self._picking.picked(key, chosen)
+            if picked is None:
+                continue
+            rule = broken_rule(info.name, folder)
+            if rule is not None:
+                if picked:
+                    self._fail(key, InTheWay(rule))
+            elif info.kind is Kind.DIRECTORY:
+                below = Folder(key, info, folder)
+                self._writer.hold(folder)
+                if picked:
+                    want(below)
+                levels.append((below, picked, self._store.list_dir(key)))
+            elif picked:
+                want(folder)
+                await self._add_entry(folder, key, info)
+
+    async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
+        if info.mode is not None and not self._choice.set_ids:
+            info = info._replace(mode=ordinary_mode(info))
+        item = Item(folder, key, info)
+        if self._link is not None and info.kind is Kind.FILE:
+            try:
+                item.link = await self._link(key, info)
+            except (ZarrfsError, OSError) as exc:
+                self._fail(key, exc)
+                return
+        self._writer.hold(folder)
+        size = 0 if item.link is not None or info.kind is not Kind.FILE else held(info)
+        if info.size is None and item.link is None:
+            size = _UNKNOWN
+        if size > LARGE:
+            await self._slots.acquire()
+            self._nursery.start_soon(self._slot, self._write_large, item)
+        else:
+            await self._add(item, size)
+
+    async def _add(self, item: Item, size: int) -> None:
+        self._batch.append(item)
+        self._batch_bytes += size
+        if len(self._batch) >= self._most or self._batch_bytes >= _BATCH_BYTES:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._batch:
+            batch, self._batch, self._batch_bytes = self._batch, [], 0
+            await self._slots.acquire()
+            self._nursery.start_soon(self._slot, self._write_batch, batch)
+
+    async def _slot(self, function: Callable[[Any], Awaitable[None]], what: Any) -> None:
+        try:
+            await function(what)
+        finally:
+            self._slots.release()
+
+    # -- what becomes of them
+
+    def _account(self, outcomes: Sequence[Outcome]) -> list[Item]:
+        """Note what was done; returns the items whose bytes are to be brought."""
+        missing = []
+        for item, done, error in [*outcomes, *self._writer.ended()]:
+            if error is not None:
+                self._fail(item.key, error)
+            elif done is None:
+                missing.append(item)
+            else:
+                self._note(done, held(item.info))
+        return missing
+
+    def _note(self, done: Done, size: int) -> None:
+        """An entry is there; `size`: bytes of it that are not holes."""
+        report = self._report
+        if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
+            report.kept += done.how == "kept"
+            report.resumed += done.how == "resumed"
+        elif done.kind is Kind.FILE:
+            report.files += 1
+            report.bytes += size
+        elif done.kind is Kind.DIRECTORY:
+            report.directories += 1
+        else:
+            report.links += 1
+        if self._done is not None:
+            self._done(done)
+
+    def _fail(self, key: str, exc: Exception) -> None:
+        if self._fatal is not None:
+            return
+        if not isinstance(exc, ZarrfsError | OSError):
+            log.debug("%s: nobody expected this", key, exc_info=exc)
+        if isinstance(exc, InTheWay):
+            key = exc.key or key
+        self._report.bad += 1
+        if len(self._report.failed) < _TOLD:
+            self._report.failed.append(bad_entry(key, exc))
+        if not self._choice.keep_going or ends_all(exc):
+            self._fatal = told(self._filling.path, key, exc)
+            self._scope.cancel()
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+
+    async def _write_batch(self, batch: list[Item]) -> None:
+        if self._opens is not None and self._local is None:
+            batch = await self._opened(self._opens, batch)
+        try:
+            outcomes = await self._written(batch)
+        finally:  # who is cancelled before there is a thread would leave them open
+            close_all(batch)
+        missing = self._account(outcomes)
+        if not missing:
+            return
+        if isinstance(self._store, PrefetchStore):
+            await self._store.prefetch([item.key for item in missing])
+        async with trio.open_nursery() as nursery:
+            for item in missing:
+                nursery.start_soon(self._fetch, item)
+
+    async def _written(self, batch: list[Item]) -> list[Outcome]:
+        """What has become of a batch.
+
+        System calls of small files are over so soon that threads only get in each other's way, unless they wait for
+        a disk or a server: so there is a second thread when the first one was found waiting.
+        """
+        go_on = self._choice.keep_going
+        if sum(held(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
+            outcomes, _ = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._threads)
+            return outcomes
+        outcomes, waited = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._small)
+        if self._choice.jobs is None:
+            self._small.total_tokens = self._jobs if waited > 0.5 else 1
+        return outcomes
+
+    async def _opened(self, store: DescriptorStore, batch: list[Item]) -> list[Item]:
+        """`batch` with descriptors of its files; without those that cannot be opened."""
+        opened = []
+        try:
+            for item in batch:
+                if item.unread and not item.closing:
+                    try:
+                        item.descriptor = await store.open_value(item.key)
+                    except (ZarrfsError, OSError) as exc:
+                        self._drop(item, exc)
+                        continue
+                opened.append(item)
+        except BaseException:
+            close_all(opened)
+            raise
+        return opened
+
+    def _drop(self, item: Item, exc: Exception) -> None:
+        self._fail(item.key, exc)
+        self._writer.release(item.folder)
+
+    # -- bytes that others have
+
+    async def _fetch(self, item: Item) -> None:
+        """Bring the bytes of a file, for _write_fetched(); of a large one, and write them."""
+        room = 0
+        try:
+            if item.info.size is None:
+                item.info = item.info._replace(size=(await self._store.info(item.key)).size)
+            large = held(item.info) > LARGE
+            if not large:
+                room = await self._room.take(held(item.info))
+                parts = []
+                get = await one_version(self._store, item.key, item.info.size or 0)
+                async for start, length in extents(self._store, item.key, item.info):
+                    data = await get(start, length)
+                    check_length(item.key, len(data), start, length)
+                    parts.append(Part(start, length, data))
+                item.content = parts
+                await self._fetched.send((item, room))
+        except Exception as exc:
+            self._room.give(room)
+            self._drop(item, exc)
+            return
+        if large:  # not above: it gives up its item itself
+            await self._write_large(item)
+
+    async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
+        """Write what has come, as much of it at a time as there is."""
+        async with receive:
+            async for item, room in receive:
+                batch = [item]
+                while len(batch) < _BATCH:
+                    try:
+                        item, more = receive.receive_nowait()
+                    except (trio.WouldBlock, trio.EndOfChannel):
+                        break
+                    batch.append(item)
+                    room += more
+                self._account(await self._written(batch))
+                batch.clear()
+                self._room.give(room)
+
+    # -- large files
+
+    async def _write_large(self, item: Item) -> None:
+        begun = await self._in_thread(self._writer.begin, item)
+        if isinstance(begun, Outcome):
+            self._account([begun])
+            return
+        error: Exception | None = None
+        digest: str | None = None
+        try:
+            if self._opens is not None:
+                await self._copy(self._opens, begun)
+            else:
+                error = await self._pieces(begun)
+            if error is None:
+                digest = await self._in_thread(self._writer.summed, begun)
+        except Exception as exc:  # also one that nobody expected, as of a small file
+            error = exc
+        except BaseException as exc:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._writer.end, begun, None, ReadError(item.key, type(exc).__name__))
+            raise
+        with trio.CancelScope(shield=True):  # who is cancelled here would leave it open
+            outcome = await self._in_thread(self._writer.end, begun, digest, error)
+        self._account([outcome])
+
+    async def _copy(self, store: DescriptorStore, writing: Writing) -> None:
+        source = await store.open_value(writing.item.key)
+        try:
+            size = os.fstat(source).st_size
+            writing.item.info = writing.item.info._replace(size=size)
+            pause = trio.from_thread.check_cancelled
+            await self._in_thread(copy_data, source, writing.staged.descriptor, size, pause)
+        finally:
+            os.close(source)
+
+    async def _pieces(self, writing: Writing) -> Exception | None:
+        """Write a file piece by piece; the first failure, if there is one."""
+        failed: list[Exception] = []
+        some = trio.Semaphore(_PIECES)
+
+        async def one(start: int, length: int) -> None:
+            try:
+                await self._piece(writing, get, start, length)
+            except Exception as exc:
+                failed.append(exc)
+                nursery.cancel_scope.cancel()
+            finally:
+                some.release()
+
+        key, info = writing.item.key, writing.item.info
+        get = await one_version(self._store, key, info.size or 0)
+        async with trio.open_nursery() as nursery:
+            try:
+                async for low, length in stretches(self._store, key, info):
+                    await some.acquire()
+                    nursery.start_soon(one, low, length)
+            except Exception as exc:
+                failed.append(exc)
+                nursery.cancel_scope.cancel()
+        return failed[0] if failed else None
+
+    async def _piece(self, writing: Writing, get: Getter, start: int, length: int) -> None:
+        parts = None if self._index is None else self._index.parts(writing.item.key, start, start + length)
+        if parts is None:
+            parts, at_hand = [Part(start, length, None)], 0
+        else:
+            at_hand = await self._in_thread(self._writer.fill, writing, parts)
+        for part in parts[at_hand:]:
+            room = await self._room.take(part.length)
+            try:
+                data = await get(part.start, part.length)
+                check_length(writing.item.key, len(data), part.start, part.length)
+                await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
+            finally:
+                self._room.give(room)

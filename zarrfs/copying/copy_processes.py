@@ -1,0 +1,236 @@
+"""What the forked processes of materialise() do: they write what asks for nothing, many entries at a time.
+
+That is a file whose bytes this machine has, or a link. Whatever does not go well is left to the ordinary way, which
+tells why. Threads wait for each other at every call of the system (docs/archives.md).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import trio
+
+from zarrfs.copying.copy_parts import broken_rule, want
+from zarrfs.copying.copy_report import Report
+from zarrfs.copying.copy_threads import LARGE, Done, Item, Writer
+from zarrfs.copying.staging_directory import Filling, Folder, InTheWay
+from zarrfs.errors import ZarrfsError
+from zarrfs.store.api import SET_IDS, Entry, Info, Kind, LocalStore, join_key
+from zarrfs.store.index import IndexStore, Part
+from zarrfs.store.keyglobs import Picking
+from zarrfs.system.workers import Workers
+
+ENTRIES, _BYTES = 128, LARGE  # of a task
+_SEEN = 4096  # entries that are looked at for one
+_FOLDER = Info("", Kind.DIRECTORY)
+_KINDS = tuple(Kind)  # by their numbers
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")  # names that break no rule, which most are
+
+
+class Batch(NamedTuple):
+    """Entries of a directory that a process is to write; those in `left` are not for it."""
+
+    folder: Folder
+    entries: list[Entry]
+    left: list[Entry]
+
+
+_HOW = ("", "copied", "kept", "resumed")
+Task = list[tuple[str, bool, list[Entry]]]  # of each batch: the key of its folder, whether that is fresh, its entries
+# of a batch: what has become of each entry, by its number in _HOW; the SHA-256 of each, if they are told
+Result = tuple[bytes, list[str | None] | None]
+
+
+class Forked:
+    """Writes what is `picking`'s of the tree of `store` to a `filling`, in `jobs` processes.
+
+    run() is for a thread of trio's, and is cancelled with it. `fail(key, exc)` is told of names that break a rule.
+    """
+
+    def __init__(
+        self, store: IndexStore | LocalStore, filling: Filling, picking: Picking, jobs: int, sums: bool, set_ids: bool,
+        fail: Callable[[str, Exception], None],
+    ) -> None:  # fmt: skip
+        self._store, self._filling, self._picking, self._fail = store, filling, picking, fail
+        self._index = store if isinstance(store, IndexStore) else None
+        self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
+        self._sums = sums
+        self._writer = Writer(filling, store, sums, lambda: None)
+        self._alone = False  # a process with no place to write in
+        self._workers = Workers(
+            self._write, jobs, about=filling.path, begin=self._begin, pause=trio.from_thread.check_cancelled
+        )
+
+    def start(self) -> None:
+        """Fork the processes, which end with the thread that does this. OSError."""
+        self._workers.start()
+
+    def close(self) -> None:
+        """End them."""
+        self._workers.close()
+
+    def run(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[list[tuple[Batch, Result]]]:
+        """What has become of all entries, in the order of the tree, for note().
+
+        Each batch holds its folder once, and so does every folder below. Blocks.
+        """
+        waiting: deque[list[Batch]] = deque()
+
+        def tasks() -> Iterator[Task]:
+            for task in self._tasks(root, hold):
+                waiting.append(task)
+                yield [(batch.folder.key, batch.folder.fresh, batch.entries) for batch in task]
+
+        for results, _memory in self._workers.map(tasks()):
+            yield list(zip(waiting.popleft(), results, strict=True))
+
+    # -- which entries there are
+
+    def _tasks(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[list[Batch]]:
+        task: list[Batch] = []
+        count = size = 0
+        for batch in self._batches(root, hold):
+            trio.from_thread.check_cancelled()
+            task.append(batch)
+            count += len(batch.entries) + 1
+            size += sum(map(held_of, batch.entries))
+            if count >= ENTRIES or size >= _BYTES:
+                yield task
+                task, count, size = [], 0, 0
+        if task:
+            yield task
+
+    def _batches(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[Batch]:
+        levels = [(root, self._picking.root, self._store.entries(root.key))]
+        while levels:
+            folder, chosen, listing = levels[-1]
+            batch = Batch(folder, [], [])
+            try:
+                last, picked = self._gather(batch, chosen, listing)
+            except ZarrfsError as exc:  # of a damaged index
+                self._fail(folder.key, exc)
+                last = None
+            if last is None:  # the hold of who lists the directory is the batch's from now on
+                levels.pop()
+            else:
+                hold(folder)
+                if last[1] == Kind.DIRECTORY:
+                    hold(folder)
+                    below = Folder(join_key(folder.key, last[0]), _info(last), folder)
+                    if picked:
+                        want(below)
+                    levels.append((below, picked, self._store.entries(below.key)))
+            yield batch
+
+    def _gather(self, batch: Batch, chosen: bool, listing: Iterator[Entry]) -> tuple[Entry | None, bool]:
+        """Fill a batch up to the next directory, or until it is full: the last entry, None at the end, and if picked.
+
+        `chosen`: whether all of the folder is asked for.
+        """
+        folder, entries, left = batch
+        room, seen, usable, globs = _BYTES, 0, folder.fresh, not self._picking.everything
+        for entry in listing:
+            name, seen = entry[0], seen + 1
+            picked = self._picking.picked(join_key(folder.key, name), chosen) if globs else True
+            if picked is None:
+                continue
+            rule = None if _PLAIN.fullmatch(name) else broken_rule(name, folder)
+            if rule is not None:
+                if picked:
+                    self._fail(join_key(folder.key, name), InTheWay(rule))
+                continue
+            if entry[1] == Kind.DIRECTORY:
+                return entry, picked
+            if picked:
+                want(folder)
+                held = held_of(entry)
+                # of an index: neither a link nor bytes at hand
+                unknown = self._index is not None and entry[6] is None and entry[7] is None
+                large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
+                usable = usable or self._usable(folder)
+                if unknown or large or not usable:
+                    left.append(entry)
+                else:
+                    entries.append(self._ordinary(entry))
+                room -= held
+            if len(entries) + len(left) >= ENTRIES or room < 0 or seen == _SEEN:
+                return entry, picked
+        return None, False
+
+    def _usable(self, folder: Folder) -> bool:
+        """Whether a directory is there, and on the file system of what is not whole yet."""
+        try:
+            os.close(self._filling.open(folder))
+        except (OSError, ZarrfsError):
+            return False
+        return not folder.near
+
+    def _ordinary(self, entry: Entry) -> Entry:
+        """An entry whose mode has no bits that are not to be given."""
+        if entry[3] is None or entry[3] & self._mask == entry[3]:
+            return entry
+        return *entry[:3], entry[3] & self._mask, *entry[4:]
+
+    # -- in the processes
+
+    def _begin(self) -> None:
+        if self._index is not None:
+            self._index.only_sound = True  # or each process would warn of the same place
+        try:
+            self._filling.forked()
+        except OSError:  # no room for a directory: what there is room for is found out by whoever forked us
+            self._alone = True
+
+    def _write(self, task: Task, memory: memoryview) -> list[Result]:
+        results: list[Result] = []
+        for key, fresh, entries in task:
+            folder = Folder(key, _FOLDER, None)
+            folder.fresh = fresh
+            folder.holds += len(entries)
+            items = [] if self._alone else [_item(folder, entry) for entry in entries]
+            outcomes, _ = self._writer.write(items, go_on=True)
+            done = [outcome.done for outcome in outcomes] + [None] * (len(entries) - len(outcomes))
+            how = bytes(0 if one is None else _HOW.index(one.how) for one in done)
+            results.append((how, [one and one.sha256 for one in done] if self._sums else None))
+        return results
+
+
+def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], None] | None) -> None:
+    """Count what a process has done of a batch, and `tell` of it; what it could not is left, too."""
+    folder, entries, left = batch
+    how, sums = result
+    copied = entries
+    if how.count(1) < len(entries):
+        copied = [entry for entry, number in zip(entries, how, strict=True) if number == 1]
+        left += [entry for entry, number in zip(entries, how, strict=True) if not number]
+        report.kept += how.count(2)
+        report.resumed += how.count(3)
+    files = [entry for entry in copied if entry[1] == Kind.FILE]
+    report.files += len(files)
+    report.bytes += sum(map(held_of, files))
+    report.links += len(copied) - len(files)
+    if tell is not None:
+        for entry, number, digest in zip(entries, how, sums or [None] * len(entries), strict=True):
+            if number:
+                name, kind, size, _mode, mtime_ns, *_ = entry
+                tell(Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, _HOW[number]))
+
+
+def _item(folder: Folder, entry: Entry) -> Item:
+    content = None if entry[7] is None else [Part(*part) for part in entry[7]]
+    return Item(folder, join_key(folder.key, entry[0]), _info(entry), content)
+
+
+def _info(entry: Entry) -> Info:
+    name, kind, size, mode, mtime_ns, held, target, _parts = entry
+    return Info(name, _KINDS[kind], size, mode, mtime_ns, target, held)
+
+
+def held_of(entry: Entry) -> int:
+    """Bytes of an entry that are not holes."""
+    size, held = entry[2] or 0, entry[5]
+    return size if held is None else min(size, held)

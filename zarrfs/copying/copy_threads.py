@@ -1,0 +1,394 @@
+"""What the worker threads of materialise() do: whole batches of entries, so that no thread is changed for a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import trio
+
+from zarrfs.copying.staging_directory import Filling, Folder, Staged, ends_all
+from zarrfs.store.api import Info, Kind, LocalStore, Store
+from zarrfs.store.index import IndexStore, Part
+from zarrfs.system.buffers import Buffer, write_all
+from zarrfs.system.extents import data_extents
+from zarrfs.system.sparse import copy_data
+
+log = logging.getLogger("zarrfs")
+
+LARGE = 8 << 20  # bytes: a larger file is written in pieces
+_HOLES = 16 << 30  # bytes of holes in a file beyond which it is not hashed: a size costs nothing, its zeros do
+_HASHED = 256 << 10  # bytes that are read and hashed at a time
+
+
+class Done(NamedTuple):
+    """An entry that is there now."""
+
+    key: str
+    kind: Kind
+    size: int  # bytes
+    mtime_ns: int | None
+    sha256: str | None  # hexadecimal, of a file, where sums were asked for
+    how: str  # copied, linked, kept or resumed
+
+
+@dataclasses.dataclass(slots=True)
+class Item:
+    """Something to be written: an entry, or with `closing` the end of a directory."""
+
+    folder: Folder
+    key: str
+    info: Info
+    content: Sequence[Part] | None = None
+    descriptor: int = -1  # of a file with the bytes
+    link: str | None = None  # the target of a symbolic link that takes the place of a copy
+    closing: bool = False
+    new: bool | None = None  # whether its name is free; None: nobody has looked
+
+    @property
+    def unread(self) -> bool:
+        """Whether it is a file whose bytes are still to be had."""
+        return self.info.kind is Kind.FILE and self.content is None and self.descriptor < 0 and self.link is None
+
+
+class Outcome(NamedTuple):
+    """What has become of an item; neither done nor an error: its bytes are to be brought."""
+
+    item: Item
+    done: Done | None = None
+    error: Exception | None = None
+
+
+class Writing(NamedTuple):
+    """A large file on its way."""
+
+    item: Item
+    staged: Staged
+
+
+class Writer:
+    """Writes items to `filling`, with bytes that `store` has at hand. `sums`: tell the SHA-256 of files.
+
+    `pause` is called now and then by what takes long, and may raise.
+    """
+
+    def __init__(
+        self, filling: Filling, store: Store, sums: bool, pause: Callable[[], None] = trio.from_thread.check_cancelled,
+    ) -> None:  # fmt: skip
+        self._filling, self._sums, self._pause = filling, sums, pause
+        self._index = store if isinstance(store, IndexStore) else None
+        self._local = store if isinstance(store, LocalStore) else None
+        self._lock = threading.Lock()
+        self._ended: list[Outcome] = []  # directories
+
+    def write(self, items: Sequence[Item], go_on: bool) -> tuple[list[Outcome], float]:
+        """Write items in their order; unless told to `go_on`, up to the first failure. Blocks.
+
+        Also which part of the time was spent waiting, or without a processor.
+        """
+        began, used = time.monotonic(), time.thread_time()
+        outcomes = self._write(items, go_on)
+        return outcomes, 1 - (time.thread_time() - used) / (time.monotonic() - began)
+
+    def _write(self, items: Sequence[Item], go_on: bool) -> list[Outcome]:
+        batch = _Batch(self._filling, self._index, items)
+        outcomes = []
+        try:
+            for item in items:
+                try:
+                    done = self._one(batch, item)
+                except Exception as exc:
+                    outcomes.append(Outcome(item, None, exc))
+                    self.release(item.folder)
+                    if not go_on or ends_all(exc):
+                        break
+                else:
+                    if not item.closing:
+                        outcomes.append(Outcome(item, done))
+        finally:
+            batch.close()
+            close_all(items)
+        return outcomes
+
+    def _one(self, batch: _Batch, item: Item) -> Done | None:
+        """What is there now; None where the bytes are not."""
+        if item.closing:
+            self.release(item.folder)
+            return None
+        directory = batch.enter(item.folder)
+        done = self._judged(directory, item)
+        if done is None:
+            if item.link is not None or item.info.kind is Kind.SYMLINK:
+                done = self._link(directory, item)
+            elif item.descriptor >= 0:
+                done = self._copied(directory, item)
+            elif self._local is not None:
+                item.descriptor = self._local.open_file(item.key)
+                try:
+                    done = self._copied(directory, item)
+                finally:
+                    close_all([item])
+            else:
+                parts = item.content if item.content is not None else batch.parts(item)
+                contents = None if parts is None else self._contents(parts)
+                if contents is None:
+                    return None
+                done = self._written(directory, item, contents)
+        self.release(item.folder)
+        return done
+
+    def _judged(self, directory: int, item: Item) -> Done | None:
+        """What need not be written."""
+        if item.folder.fresh:
+            item.new = False  # nothing can be in the way
+        elif item.new is None:
+            info = item.info
+            if item.link is not None:
+                info = info._replace(kind=Kind.SYMLINK, target=item.link, mtime_ns=None)
+            verdict = self._filling.judge(directory, info)
+            if verdict == "resumed" and item.link is not None:
+                return _done(item, "linked")
+            if verdict in ("kept", "resumed"):
+                digest = self._digest_of(directory, item) if self._sums else None
+                return _done(item, verdict, digest)
+            item.new = verdict == "new"
+        return None
+
+    def _link(self, directory: int, item: Item) -> Done:
+        info, target = item.info, item.info.target or ""
+        if item.link is not None:
+            info, target = info._replace(mtime_ns=None), item.link
+        self._filling.symlink(item.folder, directory, info, target, bool(item.new))
+        return _done(item, "copied" if item.link is None else "linked")
+
+    def _contents(self, parts: Sequence[Part]) -> list[tuple[int, Buffer]] | None:
+        """(start, bytes) of parts, verified; None where one is not at hand."""
+        contents: list[tuple[int, Buffer]] = []
+        for part in parts:
+            data = part.data
+            if data is None:
+                assert self._index is not None
+                data = self._index.whole(part.url)
+                if data is None:
+                    return None
+                if part.offset or len(data) != part.length:
+                    data = data[part.offset : part.offset + part.length]
+            contents.append((part.start, data))
+        return contents
+
+    def _written(self, directory: int, item: Item, contents: list[tuple[int, Buffer]]) -> Done:
+        staged = self._filling.create(item.folder, directory, item.info.mode)
+        try:
+            at = 0
+            for start, data in contents:
+                at = start + os.pwrite(staged.descriptor, data, start)
+                if at != start + len(data):
+                    at = write_all(staged.descriptor, memoryview(data)[at - start :], at)
+            size = item.info.size or 0
+            if at != size:
+                os.ftruncate(staged.descriptor, size)
+            digest = self._digest_written(staged.descriptor, item.key, contents, size) if self._sums else None
+        except BaseException:
+            self._filling.discard(staged)
+            raise
+        self._placed(staged, directory, item)
+        return _done(item, "copied", digest)
+
+    def _placed(self, staged: Staged, directory: int, item: Item) -> None:
+        try:
+            self._filling.place(staged, directory, item.info, bool(item.new))
+        except BaseException:
+            self._filling.discard(staged, opened=False)
+            raise
+
+    def _copied(self, directory: int, item: Item) -> Done:
+        """A copy of the file behind a descriptor, as far as it has data."""
+        staged = self._filling.create(item.folder, directory, item.info.mode)
+        try:
+            size = os.fstat(item.descriptor).st_size
+            item.info = item.info._replace(size=size)
+            copy_data(item.descriptor, staged.descriptor, size)
+            digest = self._digest(staged.descriptor, item.key) if self._sums else None
+        except BaseException:
+            self._filling.discard(staged)
+            raise
+        self._placed(staged, directory, item)
+        return _done(item, "copied", digest)
+
+    # -- large files
+
+    def begin(self, item: Item) -> Outcome | Writing:
+        """A file that is written in pieces, or why not. Blocks."""
+        try:
+            directory = self._filling.open(item.folder)
+            try:
+                done = self._judged(directory, item)
+                if done is None:
+                    return Writing(item, self._filling.create(item.folder, directory, item.info.mode))
+            finally:
+                os.close(directory)
+            self.release(item.folder)
+        except Exception as exc:
+            self.release(item.folder)
+            return Outcome(item, None, exc)
+        return Outcome(item, done)
+
+    def fill(self, writing: Writing, parts: Sequence[Part]) -> int:
+        """Write parts that are at hand; the number of those before one that is not. Blocks; OSError, ReadError."""
+        for count, part in enumerate(parts):
+            contents = self._contents([part])
+            if contents is None:
+                return count
+            write_all(writing.staged.descriptor, contents[0][1], part.start)
+        return len(parts)
+
+    def summed(self, writing: Writing) -> str | None:
+        """The file gets its size; its SHA-256, where sums are told. Blocks; OSError."""
+        os.ftruncate(writing.staged.descriptor, writing.item.info.size or 0)
+        return self._digest(writing.staged.descriptor, writing.item.key) if self._sums else None
+
+    def end(self, writing: Writing, digest: str | None, error: Exception | None) -> Outcome:
+        """The file gets its name, or where there is an `error` is gone. Blocks."""
+        item, staged = writing
+        try:
+            if error is not None:
+                self._filling.discard(staged)
+                return Outcome(item, None, error)
+            try:
+                directory = self._filling.open(item.folder)
+            except BaseException:
+                self._filling.discard(staged)
+                raise
+            try:
+                self._placed(staged, directory, item)
+            finally:
+                os.close(directory)
+            return Outcome(item, _done(item, "copied", digest))
+        except Exception as exc:
+            return Outcome(item, None, exc)
+        finally:
+            self.release(item.folder)
+
+    # -- directories
+
+    def hold(self, folder: Folder) -> None:
+        """Let `folder` not be done before one more release()."""
+        with self._lock:
+            folder.holds += 1
+
+    def release(self, folder: Folder) -> None:
+        """One less holds `folder`; with the last one it gets its mode and time, and no longer holds its parent."""
+        at: Folder | None = folder
+        while at is not None:
+            with self._lock:
+                at.holds -= 1
+                if at.holds:
+                    return
+            if at.parent is not None and at.wanted:
+                outcome = self._dressed(at)
+                with self._lock:
+                    self._ended.append(outcome)
+            at = at.parent
+
+    def ended(self) -> list[Outcome]:
+        """What has become of directories since this was last asked."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
+
+    def _dressed(self, folder: Folder) -> Outcome:
+        item = Item(folder, folder.key, folder.info)
+        try:
+            return Outcome(item, _done(item, "copied" if self._filling.dress(folder) else "kept"))
+        except Exception as exc:
+            return Outcome(item, None, exc)
+
+    # -- sums
+
+    def _digest_of(self, directory: int, item: Item) -> str | None:
+        """The SHA-256 of what is there, if it is a regular file."""
+        if item.info.kind is not Kind.FILE:
+            return None
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(os.fsencode(item.info.name), flags, dir_fd=directory)
+        try:
+            return self._digest(descriptor, item.key)
+        finally:
+            os.close(descriptor)
+
+    def _digest_written(
+        self, descriptor: int, key: str, contents: list[tuple[int, Buffer]], size: int
+    ) -> str | None:
+        """The SHA-256 of a file that was just written: of the bytes in memory, where these are all of it."""
+        if len(contents) == 1 and contents[0][0] == 0 and len(contents[0][1]) == size:
+            return hashlib.sha256(contents[0][1]).hexdigest()
+        return self._digest(descriptor, key)
+
+    def _digest(self, descriptor: int, key: str) -> str | None:
+        """The SHA-256 of a file. None for huge holes."""
+        status = os.fstat(descriptor)
+        if status.st_size - 512 * status.st_blocks > _HOLES:  # or the file system compresses
+            data = sum(stop - start for start, stop in data_extents(descriptor, status.st_size))
+            if status.st_size - data > _HOLES:
+                log.warning("%s: is not hashed, as %d bytes of it are holes", key, status.st_size - data)
+                return None
+        digest, buffer, at = hashlib.sha256(), bytearray(_HASHED), 0
+        while count := os.preadv(descriptor, [buffer], at):
+            self._pause()
+            digest.update(memoryview(buffer)[:count])
+            at += count
+        return digest.hexdigest()
+
+
+class _Batch:
+    """The directory that a thread is in, and what the index knows of the files of the batch there."""
+
+    def __init__(self, filling: Filling, index: IndexStore | None, items: Sequence[Item]) -> None:
+        self._filling, self._index, self._items = filling, index, items
+        self._folder: Folder | None = None
+        self._directory = -1
+        self._parts: dict[str, dict[str, list[Part] | None]] = {}  # by directory and name
+
+    def enter(self, folder: Folder) -> int:
+        """A descriptor of `folder`, which stays ours."""
+        if folder is not self._folder:
+            self.close()
+            self._directory = self._filling.open(folder)
+            self._folder = folder
+        return self._directory
+
+    def parts(self, item: Item) -> list[Part] | None:
+        """What a file is made of; None where that is not at hand."""
+        if self._index is None:
+            return None
+        found = self._parts.get(item.folder.key)
+        if found is None:
+            wanted = [one.info.name for one in self._items if one.folder is item.folder and one.unread]
+            found = self._parts[item.folder.key] = self._index.at_hand(item.folder.key, wanted)
+        return found.get(item.info.name)
+
+    def close(self) -> None:
+        """Leave the directory."""
+        if self._directory >= 0:
+            os.close(self._directory)
+        self._directory, self._folder = -1, None
+
+
+def close_all(items: Sequence[Item]) -> None:
+    """Give back the descriptors of items."""
+    for item in items:
+        if item.descriptor >= 0:
+            os.close(item.descriptor)
+            item.descriptor = -1
+
+
+def _done(item: Item, how: str, digest: str | None = None) -> Done:
+    kind = Kind.SYMLINK if item.link is not None else item.info.kind
+    size = len(os.fsencode(item.info.target or "")) if kind is Kind.SYMLINK and item.link is None else item.info.size
+    return Done(item.key, kind, size or 0, item.info.mtime_ns, digest, how)

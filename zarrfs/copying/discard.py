@@ -1,0 +1,37 @@
+"""Emptying an upper directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+
+from zarrfs.errors import SourceError
+from zarrfs.store.destination import remove_tree
+from zarrfs.store.upper import Upper
+from zarrfs.store.whiteouts import RECORD
+
+
+def discard(path: str, agreed: Callable[[int], bool]) -> bool:
+    """Delete everything in the upper directory `path`, if `agreed(entries)`; returns whether it was.
+
+    SourceError where a mount uses it, where it has no record of being an upper, or where something cannot be
+    deleted. The record goes last, so that what is left of it can be discarded again.
+    """
+    upper = Upper(path)
+    try:
+        status = upper.status(RECORD)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            raise SourceError(path, f"is no upper directory of zarrfs (no {RECORD}): it stays")
+        upper.lock(True)
+        os.chmod(path, stat.S_IMODE(os.stat(path).st_mode) | stat.S_IRWXU)  # a mount may have taken that away
+        names = sorted(os.listdir(path), key=lambda name: (name == RECORD, name))
+        if not agreed(len(names) - 1):
+            return False
+        for name in names:
+            remove_tree(os.path.join(path, name))
+    except OSError as exc:
+        raise SourceError(exc.filename or path, f"cannot be deleted: {(exc.strerror or str(exc)).lower()}") from exc
+    finally:
+        upper.close()
+    return True

@@ -1,0 +1,485 @@
+"""A directory that is filled by one run: every file appears under its name when it is whole, and nothing leaves it.
+
+Each directory below is opened with no symbolic link on the way (store.beneath), and everything is done relative to
+its descriptor, so whoever swaps names meanwhile moves nothing outside. What is not whole yet is in DIRECTORY/
+.zarrfs-staging, in a directory of the run's own; beside it lies a note, locked by who fills the directory, that holds
+the mark of a run that has not come to its end. All of this blocks; several threads may use it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import mmap
+import os
+import secrets
+import shutil
+import stat
+import threading
+from typing import NamedTuple
+
+from zarrfs.copying import staging_journal as fillingnotes
+from zarrfs.copying.staging_journal import NOTE, OPEN, STAGING
+from zarrfs.errors import UsageError, ZarrfsError
+from zarrfs.store.api import Info, Kind
+from zarrfs.store.staging import RESERVED, lock, remove_abandoned
+from zarrfs.system.beneath import BaseDirectory
+from zarrfs.system.machine import boot
+from zarrfs.system.renaming import NOREPLACE, rename
+
+EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
+_HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+_OURS = stat.S_IRWXU
+_TRIES = 100  # how often somebody may change names under us before that is an error
+# What the next file would meet, too.
+_FATAL = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
+)
+_KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
+
+
+class InTheWay(ZarrfsError):
+    """An entry that cannot have its name: something else has it, `key` if that is not the entry's own, and stays."""
+
+    def __init__(self, rule: str, key: str = "") -> None:
+        self.key = key
+        super().__init__(rule)
+
+
+def ends_all(exc: BaseException) -> bool:
+    """Whether a failure is one that nothing can be written after, such as a full disk."""
+    return isinstance(exc, OSError) and exc.errno in _FATAL
+
+
+class Folder:
+    """A directory that is filled. It is done when nothing holds it any more: its entries, and whoever lists them."""
+
+    __slots__ = ("fresh", "holds", "info", "key", "made", "near", "parent", "wanted")
+
+    def __init__(self, key: str, info: Info, parent: Folder | None) -> None:
+        self.key, self.info, self.parent = key, info, parent
+        self.holds = 1
+        self.wanted = False  # whether it is to be made: it, or something in it, was asked for
+        self.made = False  # by this run,
+        self.fresh = False  # and so nothing else is in it
+        self.near = False  # on another file system than the staging directory
+
+
+class Staged(NamedTuple):
+    """A file without its name; `descriptor` is open for reading and writing."""
+
+    descriptor: int
+    name: bytes
+    directory: int
+
+
+class Filling:
+    """The directory `path`, made where it is missing, locked until finish() or abandon().
+
+    `existing` (one of EXISTING) says what becomes of what is there. `mark`: a run with the same one that was broken
+    off is taken up (`resumed`); one with other `picks` ("": everything) goes on being unfinished, unless ours has all.
+    UsageError where the directory cannot be used, or another run fills it.
+    """
+
+    def __init__(self, path: str, existing: str = "refuse", mark: str = "", picks: str = "") -> None:
+        self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
+        self.resumed = self._made = self._begun = False
+        self._said: dict[str, object] = {}
+        self._spans: fillingnotes.Spans = []
+        self._doubtful: fillingnotes.Spans = []  # when what was not on the disk before a boot was written
+        self._noted, self._before = picks, b""  # of the unfinished run: its picks; its note, if it has another mark
+        self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
+        self._counter = itertools.count()
+        self._lock = threading.Lock()
+        self._run = self._note = self._staging = -1
+        try:
+            self._make()
+            self._base = BaseDirectory(path)
+        except OSError as exc:
+            raise UsageError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
+        try:
+            self._begin()
+        except OSError as exc:
+            self.close()
+            raise UsageError(f"{path}: cannot be written to: {(exc.strerror or str(exc)).lower()}") from exc
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path)
+            self._made = True
+
+    def _begin(self) -> None:
+        """Lock the directory, find out what was there, and make room for what is not whole."""
+        base = self._base.descriptor
+        look = os.open(b".", OPEN, dir_fd=base)
+        try:
+            empty = not set(os.listdir(look)) - {RESERVED}
+            self._status = os.fstat(look)
+        finally:
+            os.close(look)
+        self._own = self._made or empty  # whether the root's mode and time are ours to set
+        self._take_note()
+        fillingnotes.remove_abandoned_runs(self._staging)
+        self._run_name = secrets.token_hex(8).encode()
+        os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
+        self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
+        lock(self._run)
+        self._device = os.fstat(self._run).st_dev
+
+    def _take_note(self) -> None:
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(STAGING, 0o700, dir_fd=self._base.descriptor)
+            try:
+                self._staging = os.open(STAGING, OPEN, dir_fd=self._base.descriptor)
+                fresh = self._open_note()
+            except FileNotFoundError:  # another run has just ended
+                self._forget()
+                continue
+            except NotADirectoryError:
+                raise UsageError(f"{self.path}: {RESERVED} in it, which is reserved, is no directory") from None
+            if lock(self._note) is False:
+                raise UsageError(f"{self.path}: another run is writing to it")
+            if os.fstat(self._note).st_nlink:
+                if not fresh and not fillingnotes.alone(self._note):
+                    raise UsageError(f"{self.path}: the note in its {RESERVED} is not ours alone")
+                self._read_note(believed=fillingnotes.alone(self._staging))
+                return
+            self._forget()
+        raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
+
+    def _open_note(self) -> bool:
+        """Open the note; whether it is new, and so ours, even where root is nobody."""
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            self._note = os.open(NOTE, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
+        except FileExistsError:
+            self._note = os.open(NOTE, flags, dir_fd=self._staging)
+            return False
+        return True
+
+    def _forget(self) -> None:
+        for descriptor in (self._note, self._staging):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._note = self._staging = -1
+
+    def _read_note(self, believed: bool) -> None:
+        """Take up the run that has left the note, if it had our mark, and is `believed`; then the note is ours.
+
+        What it wrote before another boot may not have reached the disk: that is written again.
+        """
+        now, before, spans = boot(), fillingnotes.read(self._note) if believed else b"", []
+        since = now
+        try:
+            said = json.loads(before)
+            if self._mark and said["mark"] == self._mark:
+                own, then, spans = bool(said["own"]), said["boot"], fillingnotes.spans_of(said, self._staging)
+                since = then  # what is there may be of then
+                self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
+                if self._picks:
+                    self._noted = said.get("picks", "")
+                self.resumed = since == now
+                if not self.resumed:
+                    self._doubtful = spans
+            elif said["mark"]:
+                self._before = before
+        except fillingnotes.DAMAGED:
+            pass
+        self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
+        self._spans = [*spans, [fillingnotes.changed_now(self._note, fillingnotes.changed_now(self._note)), 0]]
+        self._write_note()
+
+    def _write_note(self) -> None:
+        fillingnotes.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
+
+    def forked(self) -> None:
+        """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
+        self._lock = threading.Lock()
+        name = b"p%d" % os.getpid()
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self._run)
+        own = os.open(name, OPEN, dir_fd=self._run)
+        os.close(self._run)
+        os.close(self._note)
+        self._run, self._note = own, -1
+
+    # -- directories
+
+    def root(self, info: Info) -> Folder:
+        """The directory itself, to be filled with what the root of a store holds."""
+        folder = Folder("", info, None)
+        folder.wanted = True
+        folder.made = self._made
+        folder.fresh = self._own and not self._begun
+        return folder
+
+    def open(self, folder: Folder) -> int:
+        """A descriptor of `folder`, which is made with those above it where it is missing. OSError or InTheWay."""
+        try:
+            return self._entered(folder, self._base.directory(os.fsencode(folder.key)))
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            if folder.key and folder.parent is None:  # in a forked process: whoever forked it has made it
+                raise
+            # the longer way makes it, or says what is wrong
+        chain: list[Folder] = []
+        at: Folder | None = folder
+        while at is not None and at.parent is not None:
+            chain.append(at)
+            at = at.parent
+        found = os.open(b".", _HANDLE, dir_fd=self._base.descriptor)
+        for one in reversed(chain):
+            above = found
+            try:
+                found = self._step(above, one)
+            finally:
+                os.close(above)
+        return found
+
+    def _step(self, above: int, folder: Folder) -> int:
+        name = os.fsencode(folder.info.name)
+        for _ in range(_TRIES):
+            try:
+                return self._entered(folder, os.open(name, _HANDLE, dir_fd=above))
+            except FileNotFoundError:
+                # one without a mode is as others that are made here; else its mode comes when it is full
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
+                    folder.near = folder.parent is not None and folder.parent.near
+                    folder.made = folder.fresh = True
+                    self._changed[0] = 1
+            except NotADirectoryError:
+                if self._existing != "overwrite":
+                    raise InTheWay("is there already, and is no directory", folder.key) from None
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=above)
+        raise OSError(errno.EBUSY, "its name keeps changing", folder.key)
+
+    def _entered(self, folder: Folder, found: int) -> int:
+        """Look at a directory that was there before."""
+        if folder.fresh or folder.parent is None:
+            return found
+        status = os.fstat(found)
+        closed = status.st_uid == os.geteuid() != 0 and status.st_mode & _OURS != _OURS
+        if closed and folder.info.mode is not None and self._existing != "keep":  # it gets its mode when it is full
+            os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
+        near = status.st_dev != self._device
+        with self._lock:  # or another thread would take a new file of ours for one that was left
+            if near and not folder.near:  # left there by a run that was killed
+                for entry in os.listdir(f"/proc/self/fd/{found}"):
+                    if entry.startswith(RESERVED + "."):
+                        remove_abandoned(found, os.fsencode(entry))
+            folder.near = near
+        return found
+
+    # -- what is in them
+
+    def judge(self, directory: int, info: Info) -> str:
+        """What is to be done about an entry that is no directory: "new", "replace", "kept" or "resumed".
+
+        InTheWay where something is there that stays. OSError.
+        """
+        name = info.name
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return "new"
+        if self.resumed and _same(directory, name, status, info):
+            return "resumed"
+        if self._existing == "keep":
+            return "kept"
+        if stat.S_ISDIR(status.st_mode):
+            if self._existing != "overwrite":
+                raise InTheWay("a directory is there already")
+            try:
+                os.rmdir(name, dir_fd=directory)
+            except OSError as exc:
+                raise InTheWay(f"a directory is there already: {(exc.strerror or str(exc)).lower()}") from exc
+        elif self._existing == "refuse":
+            if not any(since <= status.st_ctime_ns <= until for since, until in self._doubtful):
+                raise InTheWay("is there already")
+            return "replace"
+        return "kept" if self._stays(directory, status, info) else "replace"
+
+    def _stays(self, directory: int, status: os.stat_result, info: Info) -> bool:
+        """Whether something that might be replaced is not."""
+        if self._existing == "differs":
+            return stat.S_IMODE(status.st_mode) == info.mode and _same(directory, info.name, status, info)
+        return self._existing == "update" and (info.mtime_ns is None or status.st_mtime_ns >= info.mtime_ns)
+
+    def create(self, folder: Folder, directory: int, mode: int | None) -> Staged:
+        """A new file on the file system of `folder`, whose descriptor is `directory`."""
+        at, name = self._temporary(folder, directory)
+        return Staged(os.open(name, _NEW, 0o666 if mode is None else 0o600, dir_fd=at), name, at)
+
+    def _temporary(self, folder: Folder, directory: int) -> tuple[int, bytes]:
+        """(directory, name) of something that has no name yet."""
+        if folder.near:
+            return directory, STAGING + b"." + secrets.token_hex(8).encode()
+        return self._run, b"%d" % next(self._counter)
+
+    def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
+        """Close a file and give it its name, with mode and time; where it is `new`, nothing else loses that name."""
+        descriptor = staged.descriptor
+        try:
+            if info.mode is not None:
+                os.fchmod(descriptor, info.mode)
+            if info.mtime_ns is not None:
+                os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
+        finally:
+            os.close(descriptor)  # where a network file system may tell that it has no room
+        self._name(staged.name, staged.directory, directory, info, new)
+
+    def discard(self, staged: Staged, opened: bool = True) -> None:
+        """Remove a file that will not get its name."""
+        if opened:
+            with contextlib.suppress(OSError):
+                os.close(staged.descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(staged.name, dir_fd=staged.directory)
+
+    def symlink(self, folder: Folder, directory: int, info: Info, target: str, new: bool) -> None:
+        """Make a symbolic link, with its time."""
+        at, name = self._temporary(folder, directory)
+        os.symlink(os.fsencode(target), name, dir_fd=at)
+        try:
+            if info.mtime_ns is not None:
+                os.utime(name, ns=(info.mtime_ns, info.mtime_ns), dir_fd=at, follow_symlinks=False)
+            self._name(name, at, directory, info, new)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=at)
+            raise
+
+    def _name(self, staged: bytes, at: int, directory: int, info: Info, new: bool) -> None:
+        name = info.name
+        try:
+            if new:
+                rename(staged, os.fsencode(name), NOREPLACE, at, directory)
+            else:
+                os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
+        except FileExistsError:
+            raise InTheWay("is there already") from None
+        except OSError as exc:
+            if not new or exc.errno != errno.EINVAL:
+                raise
+            self._link(staged, name, at, directory)  # a file system that cannot rename so, such as NFS
+        self._changed[0] = 1
+
+    def _link(self, staged: bytes, name: str, at: int, directory: int) -> None:
+        try:  # a hard link never replaces anything
+            os.link(staged, name, src_dir_fd=at, dst_dir_fd=directory, follow_symlinks=False)
+        except FileExistsError:
+            raise InTheWay("is there already") from None
+        except OSError as exc:
+            if exc.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                raise
+            os.rename(staged, name, src_dir_fd=at, dst_dir_fd=directory)
+        else:
+            os.unlink(staged, dir_fd=at)
+
+    def dress(self, folder: Folder) -> bool:
+        """Give a directory that is full its mode and time; whether they are ours to give."""
+        handle = self.open(folder)
+        try:
+            ours = folder.made or self._begun or (folder.info.mode is not None and self._existing != "keep")
+            if ours:
+                self._dress(handle, folder.info)
+        finally:
+            os.close(handle)
+        return ours
+
+    def _dress(self, handle: int, info: Info) -> None:
+        descriptor = os.open(b".", OPEN, dir_fd=handle)
+        try:
+            if info.mtime_ns is not None:
+                os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
+            if info.mode is not None:
+                os.fchmod(descriptor, info.mode)
+        finally:
+            os.close(descriptor)
+
+    # -- the end
+
+    def finish(self, root: Info, dress: bool = False, more: bool = False) -> None:
+        """All is there, and nothing is left of the run; but its note, if there is `more` to be done. OSError.
+
+        The directory gets the mode and time of `root`, if this run, or the one that it takes up, has made it. With
+        `dress` also where it was there and empty, or for existing="overwrite", as far as it is ours to change.
+        """
+        self._end_span()
+        self._clear(note=self._noted == self._picks and not (more and self._mark))
+        if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was picked
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+        elif self._made:
+            self._dress(self._base.descriptor, root)
+        elif dress and (self._own or self._existing == "overwrite"):
+            with contextlib.suppress(PermissionError):  # another user's
+                self._dress(self._base.descriptor, root)
+        self.close()
+
+    def abandon(self) -> None:
+        """The run ends early: what is whole stays, and the note of a run with a mark that did anything."""
+        with contextlib.suppress(OSError):
+            look = os.open(b".", OPEN, dir_fd=self._base.descriptor)
+            try:
+                bare = not set(os.listdir(look)) - {RESERVED}
+            finally:
+                os.close(look)
+            changed = self._mark and (self._begun or self._changed[0])
+            if self._before and not changed and not bare:
+                fillingnotes.write(self._note, self._before)
+                changed = True
+            else:
+                self._end_span()
+            self._clear(note=bare or not changed)
+            if bare and self._made:
+                os.rmdir(self.path)
+        self.close()
+
+    def _end_span(self) -> None:
+        with contextlib.suppress(OSError):  # then nobody knows until when, and less counts as ours
+            self._spans[-1][1] = until = fillingnotes.changed_now(self._note)
+            self._write_note()
+            fillingnotes.changed_now(self._note, until)  # what others write from here on is told from ours
+
+    def _clear(self, note: bool) -> None:
+        """Remove the run's own directory, and with `note` all of the staging directory."""
+        for name in os.listdir(self._run):
+            try:
+                os.unlink(name, dir_fd=self._run)
+            except IsADirectoryError:  # of a process that was forked
+                shutil.rmtree(name, dir_fd=self._run)
+        os.rmdir(self._run_name, dir_fd=self._staging)
+        if note:
+            os.unlink(NOTE, dir_fd=self._staging)
+            with contextlib.suppress(OSError):  # something of another process is in it
+                os.rmdir(STAGING, dir_fd=self._base.descriptor)
+
+    def close(self) -> None:
+        """Give descriptors and the lock back; what is there stays."""
+        self._forget()
+        if self._run >= 0:
+            os.close(self._run)
+            self._run = -1
+        self._base.close()
+
+
+def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool:
+    """Whether what is there is what the entry is."""
+    if _KINDS.get(stat.S_IFMT(status.st_mode)) is not info.kind:
+        return False
+    if info.mtime_ns is not None and status.st_mtime_ns != info.mtime_ns:
+        coarse = status.st_mtime_ns % 10**9 == 0 and status.st_mtime_ns // 10**9 == info.mtime_ns // 10**9
+        if not coarse:  # a file system that keeps whole seconds
+            return False
+    if info.kind is Kind.SYMLINK:
+        return os.readlink(name, dir_fd=directory) == (info.target or "")
+    return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet

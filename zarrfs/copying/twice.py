@@ -1,0 +1,83 @@
+"""Digests of all values of a pass over a store, to be compared with those of another pass.
+
+24 bytes are kept for each value: a digest of its key, which finds it again, and one of its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from zarrfs.system.buffers import Buffer
+
+_PAIR = np.dtype([("key", "<u8"), ("value", "V16")])
+
+
+class Digests:
+    """The digests of one pass. A value is seen in pieces, and then done."""
+
+    def __init__(self) -> None:
+        self._pairs = bytearray()
+        self._seen: dict[str, tuple[Any, int, bool]] = {}  # being read: a hash, where it ends, whether it has all
+
+    def see(self, key: str, start: int, data: Buffer) -> None:
+        """Take in a piece of a value; one before the end of the last one makes it incomplete, as a hole does."""
+        found, stop, whole = self._seen.get(key) or (hashlib.blake2b(digest_size=16), 0, True)
+        whole = whole and start == stop
+        if start > stop:
+            found.update(b"hole %d" % (start - stop))
+        if start >= stop:
+            found.update(data)
+            stop = start + len(data)
+        self._seen[key] = found, stop, whole
+
+    def complete(self, key: str, size: int) -> bool:
+        """Return whether all bytes of a value were seen in order; else it is to be seen again, from its beginning."""
+        _, stop, whole = self._seen.get(key) or (None, 0, True)
+        if whole and stop == size:
+            return True
+        self._seen.pop(key, None)
+        return False
+
+    def done(self, key: str) -> bytes:
+        """The digest of a value, which is kept."""
+        found = (self._seen.pop(key, None) or (hashlib.blake2b(digest_size=16),))[0]
+        digest: bytes = found.digest()
+        self._pairs += _short(key) + digest
+        return digest
+
+    def drop(self, key: str) -> None:
+        """Forget a value that cannot be read."""
+        self._seen.pop(key, None)
+
+    def first(self) -> First:
+        """The digests of the first pass."""
+        return First(np.frombuffer(bytes(self._pairs), _PAIR))
+
+
+class First:
+    """The digests of a pass that is over."""
+
+    def __init__(self, pairs: Any) -> None:
+        order = np.argsort(pairs["key"], kind="stable")
+        self._keys, self._values = pairs["key"][order], pairs["value"][order]
+        self._again = np.zeros(len(pairs), np.bool_)
+
+    def has(self, key: str, digest: bytes) -> bool | None:
+        """Return whether the value of `key` had that digest; None where there was none, or it could not be read."""
+        wanted = np.uint64(int.from_bytes(_short(key), "little"))
+        low, high = (int(np.searchsorted(self._keys, wanted, side)) for side in ("left", "right"))
+        self._again[low:high] = True
+        if low == high:
+            return None
+        return any(value.tobytes() == digest for value in self._values[low:high])
+
+    def lost(self) -> int:
+        """How many values has() was not asked about."""
+        return int((~self._again).sum())
+
+
+def _short(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=8).digest()

@@ -1,0 +1,89 @@
+"""Compressed documents: gzip, zstd, xz and bzip2, told by their first bytes, expanded up to a bound."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import IO, Any, cast
+
+from zarrfs.errors import SourceError
+
+_MAGIC = 6  # bytes that tell a format
+
+
+def _gzip(file: IO[bytes]) -> IO[bytes]:
+    import gzip
+
+    return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+
+
+def _bzip2(file: IO[bytes]) -> IO[bytes]:
+    import bz2
+
+    return bz2.BZ2File(file)
+
+
+def _xz(file: IO[bytes]) -> IO[bytes]:
+    import lzma
+
+    return lzma.LZMAFile(file)
+
+
+def _zstd(file: IO[bytes]) -> IO[bytes]:
+    import zstandard
+
+    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+
+# first bytes: (name, how to open)
+_FORMATS: dict[bytes, tuple[str, Callable[[IO[bytes]], IO[bytes]]]] = {
+    b"\x1f\x8b": ("gzip", _gzip),
+    b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
+    b"\xfd7zXZ\0": ("xz", _xz),
+    b"BZh": ("bzip2", _bzip2),
+}
+
+
+def is_compressed(head: bytes) -> bool:
+    """Whether data that begins with `head` is in one of the formats."""
+    return head.startswith(tuple(_FORMATS))
+
+
+def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
+    """A reader of `file` without its compression, if it has any; `file` stands at its beginning and can seek.
+
+    read() raises SourceError where it is damaged or cut, or gives more than `limit` bytes (-o document_limit=).
+    """
+    head = file.read(_MAGIC)
+    file.seek(0)
+    for magic, (name, opened) in _FORMATS.items():
+        if head.startswith(magic):
+            return cast(IO[bytes], io.BufferedReader(_Expanding(opened(file), limit, source, name)))
+    return file
+
+
+class _Expanding(io.RawIOBase):
+    """What a decompressor gives, with a bound, and with one kind of error."""
+
+    def __init__(self, reader: IO[bytes], limit: int, source: str, name: str) -> None:
+        self._reader, self._left, self._limit = reader, limit, limit
+        self._source, self._name = source, name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._reader.read(min(len(buffer), self._left + 1))
+        except Exception as exc:  # each format has errors of its own
+            raise SourceError(self._source, f"damaged {self._name} data: {exc}") from exc
+        self._left -= len(data)
+        if self._left < 0:
+            raise SourceError(self._source, f"expands to more than {self._limit} bytes (-o document_limit=)")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file that begins with these 512 bytes is a tar (POSIX.1, "ustar Interchange Format")."""
+    return head[257:262] == b"ustar"

@@ -1,0 +1,229 @@
+"""What is watched of a mount as long as it is there: -o metrics=, over HTTP or in a file, and failures without a line.
+
+What cannot be had (a port, a directory) is an error before anything is mounted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import trio
+
+from zarrfs.config.values import address
+from zarrfs.errors import MountError
+from zarrfs.failures import FAILURES
+
+log = logging.getLogger("zarrfs")
+
+Text = Callable[[float | None], str]  # the metrics; with the time at which a file of them is written
+_LOOKED = 10.0  # seconds between two looks for failures that were left out of the log
+_MARK = b"# HELP zarrfs_"  # with which every file of ours begins
+_EVERY = 15.0  # seconds between two writes of a file
+_BACKLOG = 64  # connections
+
+
+class Exporter(Protocol):
+    """Shows metrics somewhere."""
+
+    where: str  # for people
+
+    async def run(self, text: Text) -> None:
+        """Show them until cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Show them no more; also where run() was never called."""
+        ...
+
+
+def exporter(where: str | None) -> Exporter | None:
+    """What shows metrics at `where`, if anywhere; made before the mount is. MountError where it cannot be."""
+    if where is None:
+        return None
+    return File(where) if where.startswith("/") else Endpoint(where)
+
+
+class Watch:
+    """What goes on beside a mount: metrics are shown, and what the log has left out is told now and then."""
+
+    def __init__(self, exporter: Exporter | None, mountpoint: str, about: dict[str, Any]) -> None:
+        """`about` is what user.zarrfs.mount says, and gets the place of the metrics."""
+        self._exporter, self._mountpoint, self._about = exporter, mountpoint, about
+        if exporter is not None:
+            about["metrics"] = exporter.where
+
+    async def run(self, stats: Callable[[], dict[str, Any]]) -> None:
+        """Until cancelled. `stats` gives the counters."""
+        about = self._about
+
+        def text(written: float | None) -> str:
+            from zarrfs.metrics.exposition import exposition
+            from zarrfs.metrics.statistics import Statistics
+
+            now, who = time.monotonic(), (self._mountpoint, about["source"], about["kind"], about["pid"])
+            return exposition(Statistics(*who, now, stats()), written)
+
+        try:
+            async with trio.open_nursery() as nursery:
+                if self._exporter is not None:
+                    nursery.start_soon(self._show, self._exporter, text)
+                while True:
+                    await trio.sleep(_LOOKED)
+                    FAILURES.flush()
+        finally:
+            if self._exporter is not None:
+                self._exporter.close()
+            FAILURES.flush(end=True)
+
+    async def _show(self, exporter: Exporter, text: Text) -> None:
+        try:
+            await exporter.run(text)
+        except Exception as exc:  # the mount goes on without
+            log.error("metrics: %s: %s; there are none from now on", type(exc).__name__, exc)
+
+
+class Endpoint:
+    """GET /metrics."""
+
+    def __init__(self, where: str) -> None:
+        found = address(where)
+        assert found is not None, where  # the option's parser has looked
+        host, port = found
+        try:
+            self._sockets = _listening(host, port)
+        except OSError as exc:
+            raise MountError(f"metrics={where}: {_why(exc)}") from None
+        port = self._sockets[0].getsockname()[1]
+        self.where = f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+
+    async def run(self, text: Text) -> None:
+        """As Exporter.run."""
+        from zarrfs.metrics.metricserver import serve
+
+        log.info("metrics at %s", self.where)
+        await serve(self._sockets, lambda: text(None).encode())
+
+    def close(self) -> None:
+        """As Exporter.close."""
+        for sock in self._sockets:
+            sock.close()
+
+
+class File:
+    """A file as the collector of text files of the node exporter reads it: whole, and gone when the mount is."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._failed = False
+        self._ours: tuple[int, ...] | None = None  # which file it is that we have put there
+        rule = _not_replaced(where)
+        if rule:
+            raise MountError(f"metrics={where}: {rule}")
+        try:
+            descriptor, path = _temporary(where)
+            os.close(descriptor)
+            os.unlink(path)
+        except OSError as exc:
+            raise MountError(f"metrics={where}: {(exc.strerror or str(exc)).lower()}") from None
+
+    async def run(self, text: Text) -> None:
+        """As Exporter.run."""
+        while True:
+            data = text(time.time()).encode()
+            try:
+                await trio.to_thread.run_sync(self._write, data)
+                if self._failed:
+                    log.info("metrics=%s: is written again", self.where)
+                self._failed = False
+            except OSError as exc:
+                if not self._failed:
+                    log.warning("metrics=%s: %s; tried again every %g s", self.where, exc.strerror or exc, _EVERY)
+                self._failed = True
+            await trio.sleep(_EVERY)
+
+    def close(self) -> None:
+        """As Exporter.close: figures of what is not mounted would mislead."""
+        with contextlib.suppress(OSError):
+            if _identity(os.lstat(self.where)) == self._ours:  # and not that of another mount
+                os.unlink(self.where)
+
+    def _write(self, text: bytes) -> None:
+        """In a worker thread: replace the file."""
+        descriptor, path = _temporary(self.where)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(text)
+                file.flush()
+                status = os.fstat(descriptor)
+            os.rename(path, self.where)
+            self._ours = _identity(status)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """What tells a file from all others; inode numbers are used again."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _not_replaced(where: str) -> str:
+    """Why what is at `where` is not to be replaced by metrics; "" where it may be."""
+    try:
+        status = os.lstat(where)
+        if stat.S_ISDIR(status.st_mode):
+            return "is a directory"
+        if not stat.S_ISREG(status.st_mode):
+            return "is there already, and no file"
+        with open(where, "rb") as file:
+            begun = file.read(len(_MARK))
+    except FileNotFoundError:
+        return ""
+    except OSError as exc:
+        return (exc.strerror or str(exc)).lower()
+    return "" if begun in (b"", _MARK) else "is there already, and has no metrics of zarrfs"
+
+
+def _temporary(where: str) -> tuple[int, str]:
+    """A new file beside `where`, with a name that the collector does not read."""
+    import tempfile
+
+    directory, name = os.path.split(where)
+    return tempfile.mkstemp(prefix=f".{name}.", suffix=".new", dir=directory)
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on all addresses of `host`, on one port. OSError."""
+    found: list[socket.socket] = []
+    try:
+        wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _kind, protocol, _name, at in wanted:
+            sock = socket.socket(family, socket.SOCK_STREAM, protocol)
+            found.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            taken = found[0].getsockname()[1] if port == 0 and len(found) > 1 else port
+            sock.bind((at[0], taken, *at[2:]))
+            sock.listen(_BACKLOG)
+    except OSError:
+        for sock in found:
+            sock.close()
+        raise
+    return found
+
+
+def _why(exc: OSError) -> str:
+    if exc.errno == errno.EADDRINUSE:
+        return "the port is in use: each mount has its own"
+    return (exc.strerror or str(exc)).lower()

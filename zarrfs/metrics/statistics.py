@@ -1,0 +1,88 @@
+"""What the daemon of a mount counts, asked from outside: the extended attribute user.zarrfs.stats of its root."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from typing import Any, NamedTuple
+
+from zarrfs.errors import MountError
+from zarrfs.metrics.counters import value_at
+from zarrfs.system import mounts
+
+_ANSWER = 10.0  # seconds that a daemon under load has to answer
+_WHY = {
+    errno.ENOTCONN: "its daemon has died",
+    errno.ECONNABORTED: "its daemon has died",
+    errno.ENODATA: "has no statistics: mounted by an older zarrfs, or a part of a mount that is bound elsewhere",
+    errno.EOPNOTSUPP: "has no statistics: mounted by an older zarrfs",
+}
+
+
+class Statistics(NamedTuple):
+    """The counters of one mount at one time."""
+
+    mountpoint: str
+    source: str  # without credentials
+    kind: str  # of the source
+    pid: int  # of the daemon
+    taken: float  # seconds, as time.monotonic()
+    counters: dict[str, Any]  # as the daemon gives them: what a source does not have is not there
+
+    def number(self, *path: str) -> float | None:
+        """The counter with this path; None where the mount does not count that."""
+        return value_at(self.counters, path)
+
+
+def statistics(path: str) -> Statistics:
+    """The counters of the mount that `path` is the root of, or lies in; MountError where there are none."""
+    mountpoint = mount_of(path)
+    try:
+        about = json.loads(mounts.ask(mountpoint, "user.zarrfs.mount", _ANSWER))
+        counters = json.loads(mounts.ask(mountpoint, "user.zarrfs.stats", _ANSWER))
+    except OSError as exc:
+        raise MountError(f"{mountpoint}: {why(mountpoint, exc)}") from None
+    return Statistics(mountpoint, about["source"], about["kind"], about["pid"], time.monotonic(), counters)
+
+
+def timed(counted: Statistics) -> float | None:
+    """How many requests the latencies are of; None where there are no latencies."""
+    count = counted.number("remote", "latency_count")
+    buckets = (counted.counters.get("remote") or {}).get("latency_histogram")
+    return count if count is not None or not buckets else buckets[-1][1]  # of an older daemon: those below the last
+
+
+def still_there(mountpoint: str) -> bool:
+    """Whether something of zarrfs is mounted at exactly `mountpoint`."""
+    mount = mounts.mount_at(mountpoint)
+    return mount is not None and mount.fstype == mounts.FSTYPE
+
+
+def mount_of(path: str) -> str:
+    """The mount point of zarrfs that is at or above `path`; MountError where that is something else's."""
+    text = os.path.abspath(path)
+    above = _above(text)  # told from the text, as a dead or a busy daemon would not tell
+    if above.fstype != mounts.FSTYPE:
+        try:
+            above = _above(os.path.realpath(text, strict=True))
+        except OSError as exc:
+            raise MountError(f"{path}: {(exc.strerror or str(exc)).lower()}") from None
+    if above.fstype != mounts.FSTYPE:
+        raise MountError(f"{path}: not in a mount of zarrfs but of type {above.fstype}")
+    return above.mountpoint
+
+
+def _above(path: str) -> mounts.Mount:
+    """The mount that `path` lies in; of several at one place it is the last."""
+    below = (path + "/").startswith
+    found = [mount for mount in mounts.mounts() if below(mount.mountpoint.rstrip("/") + "/")]
+    return max(reversed(found), key=lambda mount: len(mount.mountpoint))
+
+
+def why(mountpoint: str, exc: OSError) -> str:
+    """Why a daemon does not answer, in words."""
+    if not still_there(mountpoint):
+        return "no longer mounted"
+    return _WHY.get(exc.errno or 0, (exc.strerror or str(exc)).lower())

@@ -1,1 +1,0 @@
-"""What is told of a running mount: its log, its counters, its memory and its tasks."""

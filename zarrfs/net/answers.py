@@ -1,0 +1,66 @@
+"""What the far side answers: entries, bytes, and failures that may pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zarrfs.errors import ReadError
+from zarrfs.system.buffers import Buffer
+
+
+class Entry(NamedTuple):
+    """What a server tells of one name."""
+
+    name: str
+    directory: bool
+    size: int | None = None  # bytes; None: not told
+    mtime_ns: int | None = None
+    tag: str | None = None  # what changes with the value: an ETag, a checksum, a time
+    html: bool = False  # an HTML page: it may be a directory's listing
+    strong: bool = False  # the tag is an ETag that is another one whenever any byte is
+    rough: bool = False  # of a page for people: exact enough for stat(2), and no sign of a version
+
+
+class Fetched(NamedTuple):
+    """Bytes of a value, cut at its end, and what came with them."""
+
+    data: Buffer
+    tag: str | None = None
+    total: int | None = None  # size of the value where it is known
+    ranged: bool = True  # whether the server sent but the bytes that it was asked for
+    part: bool = False  # these are a small part of what was fetched for many
+    mtime_ns: int | None = None
+    html: bool = False  # the answer is an HTML page
+
+
+class Page(NamedTuple):
+    """A page of a flat listing: keys in the order of their UTF-8 bytes, relative to what is listed."""
+
+    entries: list[tuple[str, Entry]]
+    last: str  # the last key that the page is about: the next one is asked for after it
+    more: bool  # no: there are none after these,
+    within: str = ""  # in this directory, where it is one
+
+
+def checked_page(entries: list[tuple[str, Entry]], after: str, more: bool, where: str, within: str = "") -> Page:
+    """The page of these keys, which follow `after`; a ReadError where they do not."""
+    before = after.encode("utf-8", "surrogateescape")
+    for key, _ in entries:
+        at = key.encode("utf-8", "surrogateescape")
+        if at <= before:
+            raise ReadError(where, f"its listing is not in order: {key[:80]!r} came after {after[:80]!r}")
+        before, after = at, key
+    return Page(entries, after, more, within)
+
+
+def too_large(where: str, limit: int) -> ReadError:
+    """The error of a value that is to be fetched whole, and is no smaller when asked for again."""
+    return ReadError(where, f"more than {limit} bytes (-o document_limit=)")
+
+
+class Transient(Exception):
+    """A failure that a repetition may cure; `after`: seconds to wait that the server asked for."""
+
+    def __init__(self, reason: str, after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.reason, self.after = reason, after

@@ -1,0 +1,487 @@
+"""Ranges through obstore, which asks for them outside of Python: HTTP servers, S3, Google Cloud Storage, Azure.
+
+It serves where it is certain to ask for the same bytes, with the same rights, as fsspec's client would. All else is
+that client's: what has no range, sizes and listings of HTTP, URLs that obstore would write otherwise, options that
+it does not have, and servers whose answers it refuses; these are remembered.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.urls import names
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.net import http, identity
+from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page
+from zarrfs.net.reach import Trust
+from zarrfs.net.storeoptions import Unserved, bucket, configured, why_not_plain
+from zarrfs.net.systems import PAGE, OnLoop, System, WebPaths, store_host
+
+log = logging.getLogger("zarrfs.transfer")
+
+T = TypeVar("T")
+
+_VERSION = 0, 12
+_STORES = 64  # servers or buckets that have a client of obstore each; more are fsspec's
+_REFUSALS = 8  # answers of a server that obstore has been served by: so many, and it is fsspec's
+_SETTLE = 0.1  # seconds after a request until obstore's threads have certainly done with what is Python's
+# What object_store writes into a request as it stands, and yarl, too; no "//", and no "." or ".." between slashes.
+_URL = re.compile(
+    r"(https?://(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?)/"
+    r"((?:(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$'()*,+&=;:@-]+/)*(?!\.{1,2}\Z)[A-Za-z0-9._~!$'()*,+&=;:@-]+)"
+)
+_KEY = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+/)*(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]+")
+_PLAIN = re.compile(r"[A-Za-z0-9._ =/-]*")  # of keys: what obstore writes as it stands where a listing is to begin
+_MARKS = 16  # objects of no bytes in a page, each of which may mark a directory
+_STATUS = re.compile(r" - Server returned non-2xx status code: (\d{3}) ?([A-Za-z' -]*)")
+_MESSAGES = (
+    re.compile(r'message: "([^"\n]{1,200})"'),  # of the operating system
+    re.compile(r"(dns error|unexpected EOF|connection closed)", re.IGNORECASE),
+)
+_CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w+)")  # of rustls
+# Kinds of failures in the network, as object_store tells them (HttpErrorKind).
+_NETWORK = re.compile(r"HttpError \{\s*kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
+
+
+class Refused(ReadError):
+    """obstore does not take what the server answers, or the server does not take what obstore asks."""
+
+
+def available() -> bool:
+    """Whether obstore is installed, in a version that repeats nothing by itself when told so."""
+    import importlib.metadata
+    import importlib.util
+
+    if importlib.util.find_spec("obstore") is None:
+        return False
+    major, minor, *_ = importlib.metadata.version("obstore").split(".")
+    return (int(major), int(minor)) >= _VERSION
+
+
+class Unconnected(Transient):
+    """There is no connection, so nothing has been asked."""
+
+
+class _Place:
+    """A server or bucket: obstore's client for it, or why it has none."""
+
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.reason = ""
+        self.proven = False  # it has served a range
+        self.refusals = 0
+
+
+class _Fast:
+    """Ranges of many places; each has obstore's client if it can, else `fallback`, which has all the rest, too."""
+
+    immutable = False
+
+    def __init__(self, options: Options, fallback: Callable[[], Awaitable[System]], hint: str = "") -> None:
+        self._timeout, self._only = options.request_timeout, options.client == "obstore"
+        self._fallback = fallback
+        self._places: dict[str, _Place] = {}
+        self._loop = OnLoop(options.request_timeout, hint)
+        self._used = 0.0  # when a request ended, on the monotonic clock
+        # longer than our own deadline, which tells more; this one ends what was abandoned
+        limit = f"{int(options.request_timeout * 1000) + 1000}ms"
+        self._client = {"timeout": limit, "connect_timeout": limit}
+
+    @property
+    def tells(self) -> bool:
+        """As System.tells."""
+        return True
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        if stop is None:
+            return await (await self._fallback()).fetch(path, start, stop)
+        try:
+            place, key = self._found(path)
+            return await self._try(place, path, key, start, stop)
+        except Unserved as exc:
+            if self._only:
+                raise ReadError(self.shown(path), f"obstore cannot serve it: {exc} (client=auto)") from None
+        return await (await self._fallback()).fetch(path, start, stop)
+
+    async def _try(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched:
+        try:
+            found = await self._call(path, self._get, place.store, path, key, start, stop)
+        except Refused as exc:
+            refusal: Exception = exc
+        except ReadError as exc:
+            # a server may deny to one client what it grants another
+            if place.proven or self._only or isinstance(exc, TargetMissing):
+                raise
+            refusal = exc
+        except Unconnected as exc:
+            if place.proven or self._only:
+                raise
+            refusal = exc  # names, addresses and certificates are judged by each client for itself
+        else:
+            place.proven = True
+            return found
+        if self._only:
+            raise Unserved(getattr(refusal, "reason", str(refusal)))
+        found = await (await self._fallback()).fetch(path, start, stop)
+        place.refusals += 1
+        if not place.store or place.refusals >= (_REFUSALS if place.proven else 1):
+            if not place.reason:
+                log.debug("%s: served by fsspec's client: %s", self.host(path), refusal)
+            place.store, place.reason = None, str(refusal)
+        return found
+
+    async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        try:
+            return await self._loop.call(self.shown(path), function, *args)
+        finally:
+            self._used = time.monotonic()
+
+    async def _get(self, store: Any, path: str, key: str, start: int, stop: int) -> Fetched:
+        """[start, stop) by one request; on asyncio's loop."""
+        import obstore
+
+        try:
+            result = await obstore.get_async(store, key, options={"range": (start, stop)})
+            fits = result.range[0] == start and result.range[1] <= stop
+            plain = fits and not result.attributes.get("Content-Encoding")
+            data = await self._body(result, result.range[1] - start) if plain else b""
+        except Exception as exc:
+            if _status(exc) == 416:
+                return await self._beyond(store, path, key, start)
+            raise_for(exc, self.shown(path))
+        if not plain:
+            raise Refused(self.shown(path), "the server answers with another range than was asked for")
+        found = Fetched(data, tag_of(result.meta), result.meta["size"])
+        return found if start else found._replace(mtime_ns=_time_of(result.meta), html=_is_html(result))
+
+    async def _body(self, result: Any, length: int) -> Any:
+        return memoryview(await result.bytes_async())[:length]
+
+    async def _beyond(self, store: Any, path: str, key: str, start: int) -> Fetched:
+        """What there is of a range that begins beyond the end."""
+        import obstore
+
+        try:
+            meta = await obstore.head_async(store, key)
+        except Exception as exc:
+            raise Refused(self.shown(path), "no such range") from exc
+        if meta["size"] > start:
+            raise Refused(self.shown(path), "no such range")
+        return Fetched(b"", tag_of(meta), meta["size"])
+
+    def _found(self, path: str) -> tuple[_Place, str]:
+        """(the place, the key in it) of a path; Unserved where that is not for obstore."""
+        at, key = self._split(path)
+        place = self._places.get(at)
+        if place is None:
+            if len(self._places) >= _STORES:
+                raise Unserved(f"more than {_STORES} servers")
+            place = self._places[at] = _Place()
+            try:
+                place.store = self._make(at)
+            except Unserved as exc:
+                place.reason = str(exc)
+            except Exception as exc:
+                log.debug("%s: obstore: %s", at, type(exc).__name__)
+                place.reason = f"these options: {type(exc).__name__}"
+        if place.store is None:
+            raise Unserved(place.reason)
+        return place, key
+
+    def _split(self, path: str) -> tuple[str, str]:
+        raise NotImplementedError
+
+    def _make(self, at: str) -> Any:
+        raise NotImplementedError
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        raise NotImplementedError
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        raise NotImplementedError
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat."""
+        return await (await self._fallback()).stat(path)
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
+        return await (await self._fallback()).listing(path)
+
+    async def aclose(self) -> None:
+        """As System.aclose; the fallback is its owner's."""
+        self._places.clear()
+        rest = self._used + _SETTLE - time.monotonic()
+        if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process
+            with trio.CancelScope(shield=True):
+                await trio.sleep(rest)
+
+
+class FastWeb(WebPaths, _Fast):
+    """HTTP servers; a path is a URL.
+
+    Redirects are followed by obstore, which asks nobody: it serves but where no address is judged and no server has
+    options of its own that another must not see.
+    """
+
+    def __init__(self, options: Options, trust: Trust, fallback: Callable[[], Awaitable[System]]) -> None:
+        super().__init__(options, fallback)
+        self._trust = trust
+        self._why = _why_not(options, trust)
+
+    def _split(self, path: str) -> tuple[str, str]:
+        if self._why:
+            raise Unserved(self._why)
+        match = _URL.fullmatch(path)
+        if match is None:
+            raise Unserved("a URL with a query, or with characters that are written in several ways")
+        return match[1], match[2]
+
+    def _make(self, at: str) -> Any:
+        from obstore.store import HTTPStore
+
+        client = {**self._client, "allow_http": True, "default_headers": {"accept-encoding": "identity"}}
+        return HTTPStore(at, client_options=client, retry_config={"max_retries": 0})  # type: ignore[arg-type]
+
+    async def _body(self, result: Any, length: int) -> Any:
+        """Never more than was asked for, whatever the server sends."""
+        parts, had = [], 0
+        async for part in result.stream(min_chunk_size=length):
+            parts.append(part)
+            had += len(part)
+            if had >= length:
+                break
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[:length]
+
+
+def _why_not(options: Options, trust: Trust) -> str:
+    """Why no HTTP server is obstore's under these options; "" where there is no reason."""
+    if trust.judges_addresses:
+        return "where a set from the network leads is judged by fsspec's client (docs/trust.md)"
+    return why_not_plain(options)
+
+
+class FastStore(_Fast):
+    """Buckets of one kind of store, by one set of options; a path is bucket/key."""
+
+    def __init__(
+        self, options: Options, protocol: str, storage: dict[str, Any], fallback: Callable[[], Awaitable[System]],
+        hint: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(options, fallback, hint)
+        self._protocol, self._storage = protocol, storage
+        self._family = names(protocol)[0]
+        self._endpoint = identity.endpoint(self._family, storage)
+
+    @property
+    def tells(self) -> bool:
+        """As System.tells: fsspec's clients do so of S3 alone."""
+        return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
+
+    def _split(self, path: str) -> tuple[str, str]:
+        at, _, key = path.partition("/")
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", at) or not _KEY.fullmatch(key):
+            raise Unserved("a name that obstore does not have")
+        return at, key
+
+    def _make(self, at: str) -> Any:
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        if configured(names(self._protocol)):
+            raise Unserved(f"fsspec's configuration has options of {self._family}")
+        config, client = bucket(self._family, self._storage, at)
+        made: Any = {"s3": S3Store, "gcs": GCSStore, "abfs": AzureStore}[self._family]
+        return made(config=config, client_options={**self._client, **client}, retry_config={"max_retries": 0})
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat: what obstore may not find, by fsspec's client."""
+        try:
+            place, key = self._found(path)
+            try:
+                return await self._call(path, self._head, place.store, path, key)
+            except TargetMissing:
+                if not (place.proven and self.flat and _PLAIN.fullmatch(key)):
+                    raise
+            if await self._call(path, self._has_below, place.store, path, key):
+                return Entry(key.rpartition("/")[2], True)
+            missing = True
+        except (Unserved, ReadError):
+            missing = False
+        if missing:
+            raise TargetMissing(self.shown(path), "not found")
+        return self._plain(await (await self._fallback()).stat(path))
+
+    async def _has_below(self, store: Any, path: str, key: str) -> bool:
+        """Return whether there is anything below a key: then it is a directory."""
+        import obstore
+
+        try:
+            return bool(await anext(aiter(obstore.list(store, key, chunk_size=1)), ()))
+        except Exception as exc:
+            raise_for(exc, self.shown(path))
+
+    async def _head(self, store: Any, path: str, key: str) -> Entry:
+        import obstore
+
+        try:
+            meta = await obstore.head_async(store, key)
+        except Exception as exc:
+            raise_for(exc, self.shown(path))
+        return _entry(key, meta)
+
+    @property
+    def flat(self) -> bool:
+        """As System.flat."""
+        return self._family == "s3"
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        path = path.rstrip("/")
+        if _PLAIN.fullmatch(path + after):
+            try:
+                place, key = self._found(path)
+            except Unserved:
+                pass
+            else:
+                try:
+                    found = await self._call(path, self._page, place.store, path, key, after)
+                    if found is not None:
+                        return found
+                except ReadError as exc:
+                    if place.proven and not isinstance(exc, Refused):
+                        raise
+                    log.debug("%s: listed by fsspec's client: %s", self.shown(path), exc)
+        return await (await self._fallback()).page(path, after)
+
+    async def _page(self, store: Any, path: str, key: str, after: str) -> Page | None:
+        """A page; None where what it has is not plain. On asyncio's loop."""
+        import obstore
+
+        within = after.rstrip("/") if after.endswith("/") else ""  # from the beginning of a directory: that alone
+        prefix = f"{key}/{within}" if within else key
+        begin = {"offset": f"{key}/{after}"} if after and not within else {}
+        try:
+            found = await anext(aiter(obstore.list(store, prefix, chunk_size=PAGE, **begin)), ())
+        except Exception as exc:
+            raise_for(exc, self.shown(path))
+        objects = [(meta["path"][len(key) + 1 :], meta) for meta in found]
+        entries = [(name, _entry(name, meta)) for name, meta in objects]
+        marks = [name for name, entry in entries if not entry.size]
+        if marks:
+            if len(marks) > _MARKS:
+                return None
+            for name in marks:  # of "a/" obstore tells "a"
+                try:
+                    await obstore.head_async(store, f"{key}/{name}")
+                except FileNotFoundError:
+                    return None
+                except Exception as exc:
+                    raise_for(exc, self.shown(path))
+        return checked_page(entries, after, len(found) == PAGE, self.shown(path), within)
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
+        found = await (await self._fallback()).listing(path)
+        return found and [self._plain(entry) for entry in found]
+
+    def _plain(self, entry: Entry) -> Entry:
+        """What fsspec's client tells, without the tags of those that have other ones than come with the bytes."""
+        return entry if self._family == "s3" else entry._replace(tag=None, strong=False)
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return f"{path.rstrip('/')}/{name}"
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return without_secrets(f"{self._protocol}://{path}")
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return store_host(self._family, path, self._endpoint)
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_store(self._family, path, self._endpoint)
+
+
+def store_path(protocol: str, url: str) -> str | None:
+    """bucket/key of a URL, as fsspec's class of the protocol has it; None where that takes more than cutting."""
+    rest = url.partition("://")[2]
+    if not re.fullmatch(r"[A-Za-z0-9._-]+/[^?#\x00-\x1f]*[^/?#\x00-\x1f]", rest):
+        return None
+    if protocol in ("abfs", "abfss") and "." in rest.partition("/")[0]:
+        return None
+    return rest
+
+
+def tag_of(meta: Any) -> str | None:
+    """What changes with a value, as http.py has it: its ETag, else its time."""
+    found: str | None = meta["e_tag"]
+    if found:
+        found = found.removeprefix("W/")
+        return found if found.startswith('"') else f'"{found}"'
+    import email.utils
+
+    return email.utils.format_datetime(meta["last_modified"], usegmt=True) if _time_of(meta) else None
+
+
+def _time_of(meta: Any) -> int | None:
+    """When a value was changed; None where a server tells nothing (obstore has 1970), or the time of its answer."""
+    seconds = int(meta["last_modified"].timestamp())
+    told = seconds and (meta["e_tag"] or seconds <= time.time() - 1)
+    return seconds * 1_000_000_000 if told else None
+
+
+def _entry(key: str, meta: Any) -> Entry:
+    """Turn the metadata that obstore has of an object into an Entry."""
+    mtime_ns = int(meta["last_modified"].timestamp()) * 1_000_000_000
+    return Entry(key.rpartition("/")[2], False, meta["size"], mtime_ns, tag_of(meta), strong=bool(meta["e_tag"]))
+
+
+def _is_html(result: Any) -> bool:
+    return "html" in str(result.attributes.get("Content-Type", ""))
+
+
+def _status(exc: Exception) -> int:
+    found = _STATUS.search(str(exc))
+    return int(found[1]) if found else 0
+
+
+def raise_for(exc: Exception, where: str) -> NoReturn:
+    """The error that a failure of obstore stands for, in one line without what the server sent."""
+    text = str(exc)
+    found = _STATUS.search(text)
+    if found:
+        http.raise_for_status(int(found[1]), where, found[2].strip())
+    if isinstance(exc, FileNotFoundError):
+        raise TargetMissing(where, "not found") from None
+    if type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        raise AccessDenied(where, "permission denied") from None
+    certificate = _CERTIFICATE.search(text)
+    if certificate:
+        raise Refused(where, http.certificate_refused(certificate[1].removesuffix("Context"))) from None
+    network = _NETWORK.search(text)
+    if network and "Redirect" not in text:
+        raise (Unconnected if network[1] == "Connect" else Transient)(_reason(text, network[1])) from None
+    raise Refused(where, " ".join(text.partition("\n")[0].split())[:200]) from None
+
+
+def _reason(text: str, kind: str) -> str:
+    if kind == "Timeout":
+        return "no answer in time"
+    for pattern in _MESSAGES:
+        if found := pattern.search(text):
+            return found[1]
+    return "the answer was cut off" if "IncompleteBody" in text or "IncompleteMessage" in text else "connection failed"

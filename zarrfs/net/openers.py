@@ -1,0 +1,223 @@
+"""Openers: from a URL to the System that serves it; each is made once, when first needed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import links, without_secrets
+from zarrfs.errors import ReadError
+from zarrfs.net import bridge, obstores
+from zarrfs.net.direct import DirectWeb
+from zarrfs.net.reach import Trust
+from zarrfs.net.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
+from zarrfs.net.web import Web
+
+if TYPE_CHECKING:
+    from zarrfs.net.zipfiles import Archive, UrlReader
+
+_EXTRAS = {
+    "s3": "s3fs: pip install zarrfs[s3]", "gcs": "gcsfs: pip install zarrfs[gcs]",
+    "abfs": "adlfs: pip install zarrfs[azure]", "sftp": "sshfs: pip install zarrfs[sftp]",
+    "ssh": "sshfs: pip install zarrfs[sftp]",
+}  # fmt: skip
+_ANONYMOUSLY = "(asked anonymously: no option names its bucket; -o allow=credentials, see docs/trust.md)"
+_METADATA_WAIT = 3.0  # seconds, as Google's library waits
+_ONE_SHOT: dict[str, Any] = {"retries": {"total_max_attempts": 1}}  # RemoteFiles repeats
+
+
+class Openers:
+    """The systems behind the URLs of one reader."""
+
+    def __init__(self, options: Options, files: UrlReader, trust: Trust) -> None:
+        self._options, self._files, self._trust = options, files, trust
+        self._classes: dict[str, Any] = {}
+        self._systems: dict[object, System] = {}
+        self._lock = trio.Lock()
+        if options.client == "obstore" and not self._fast:
+            raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
+
+    @functools.cached_property
+    def _fast(self) -> bool:
+        """Whether obstore may serve."""
+        return self._options.client != "fsspec" and obstores.available()
+
+    async def get_ready(self, url: str) -> None:
+        """Import what the first request for `url` would import."""
+        system, _ = await self.find(url)
+        if not (isinstance(system, DirectWeb) and system.serves(url)):
+            await trio.to_thread.run_sync(bridge.start)
+            if self._fast:
+                await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
+
+    async def find(self, url: str) -> tuple[System, str]:
+        """(system, path in it) of `url`.
+
+        ReadError for a protocol that is unknown or lacks its package, and for a bucket with a password.
+        """
+        protocols = urls.protocols(url)
+        if len(protocols) > 1:
+            return await self._archive(url, protocols[0])
+        protocol = protocols[0] if protocols else "file"
+        family = urls.names(protocol)[0]
+        if family == "http":
+            return self._systems.get("web") or self._systems.setdefault("web", await self._make_web()), url
+        if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
+            rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"
+            raise ReadError(without_secrets(url), rule)  # libraries' errors would tell the whole name
+        path = obstores.store_path(protocol, url) if self._fast and family in urls.BUCKETS else None
+        if path is not None:
+            return self._fast_store(protocol, family, url), path
+        if self._options.client == "obstore" and family in urls.BUCKETS:
+            raise ReadError(without_secrets(url), "obstore cannot serve it: a name of its own kind (client=auto)")
+        return await self._with_fsspec(url, protocol, family)
+
+    async def _with_fsspec(self, url: str, protocol: str, family: str) -> tuple[System, str]:
+        """find(), by fsspec's class of the protocol."""
+        class_ = self._classes.get(protocol)
+        if class_ is None:
+            class_ = self._classes[protocol] = await trio.to_thread.run_sync(class_of, protocol, family)
+        parts = class_._get_kwargs_from_urls(url)  # host, user, ...: another server is another system
+        options, personal = self._trust.given(url)
+        options = {**parts, **options}
+        key = family, repr(sorted(options.items()))
+        found = self._systems.get(key) or await self._make(key, protocol, options, personal)
+        return found, class_._strip_protocol(url)
+
+    def _fast_store(self, protocol: str, family: str, url: str) -> System:
+        """obstore's system for the bucket of `url`, with fsspec's to fall back on."""
+        options, personal = self._trust.given(url)
+        key = "obstore", family, repr(sorted(options.items()))
+        if key not in self._systems:
+
+            async def fallback() -> System:
+                return (await self._with_fsspec(url, protocol, family))[0]
+
+            hint = "" if personal else _ANONYMOUSLY
+            self._systems[key] = obstores.FastStore(self._options, protocol, dict(options), fallback, hint)
+        return self._systems[key]
+
+    async def aclose(self) -> None:
+        """Close them all."""
+        while self._systems:
+            _, system = self._systems.popitem()
+            await system.aclose()
+
+    async def _make_web(self) -> System:
+        if self._options.client == "auto":
+            return DirectWeb(self._options, self._trust, self._library_web)
+        return await self._library_web()
+
+    async def _library_web(self) -> System:
+        """HTTP by the client of a library."""
+        if not self._fast:
+            return await self._plain_web()
+        if "obstore" not in self._systems:
+            self._systems["obstore"] = obstores.FastWeb(self._options, self._trust, self._plain_web)
+        return self._systems["obstore"]
+
+    async def _plain_web(self) -> System:
+        """HTTP by fsspec's client."""
+        async with self._lock:
+            if "http" not in self._systems:
+                await trio.to_thread.run_sync(class_of, "http", "http")  # imports it
+                web = Web(self._trust, functools.partial(_file_system, "http", "http"))
+                timeout, limit = self._options.request_timeout, self._options.document_limit
+                self._systems["http"] = HttpSystem(web, self._trust, timeout, limit)
+            return self._systems["http"]
+
+    async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
+        async with self._lock:
+            if key not in self._systems:
+                timeout, limit = self._options.request_timeout, self._options.document_limit
+                family = urls.names(protocol)[0]
+                try:
+                    with trio.fail_after(timeout):  # some log in, or look for credentials on other machines
+                        fs = await trio.to_thread.run_sync(
+                            _file_system, protocol, family, options, abandon_on_cancel=True
+                        )
+                except trio.TooSlowError:
+                    rule = f"not ready within {timeout:g} s (-o request_timeout=)"
+                    raise ReadError(f"{protocol}://", rule) from None
+                if fs.async_impl:
+                    hint = "" if personal else _ANONYMOUSLY
+                    self._systems[key] = CoroutineSystem(fs, protocol, timeout, limit, hint)
+                else:
+                    self._systems[key] = ThreadSystem(fs, protocol, timeout, limit)
+            return self._systems[key]
+
+    async def _archive(self, url: str, protocol: str) -> tuple[System, str]:
+        from zarrfs.net.zipfiles import LocalArchive, RemoteArchive, ZipSystem
+
+        head = links(url)[0]
+        archive = url[len(head) + 2 :]
+        if protocol != "zip":
+            raise ReadError(without_secrets(url), f"{protocol} before '::' is not supported, only zip")
+        path = head.partition("://")[2].strip("/")
+        found = urls.protocols(archive)
+        remote = bool(found) and found not in (["file"], ["local"])
+        name = ""
+        key = "archive", archive if remote else os.path.abspath(urls.file_path(archive))
+        if remote and key not in self._systems:  # not under the lock, which it may need itself
+            system, at = await self._files.below().find(archive)
+            name = system.identity(at)
+        async with self._lock:
+            if key not in self._systems:
+                opened: Archive
+                if remote:
+                    opened = RemoteArchive(self._files.below(), archive, name)
+                else:
+                    opened = LocalArchive(self._files.local, key[1])
+                self._systems[key] = ZipSystem(opened, self._options.document_limit)
+            return self._systems[key], path
+
+
+def class_of(protocol: str, family: str) -> Any:
+    """fsspec's class of a protocol; imports what it needs, so not on the loop."""
+    import fsspec
+
+    if family == "gcs":  # each request would ask another server, by another protocol, what kind of bucket this is
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    try:
+        return fsspec.get_filesystem_class(protocol)
+    except ValueError:
+        raise ReadError(f"{protocol}://", f"the protocol {protocol!r} is unknown") from None
+    except ImportError as exc:
+        hint = _EXTRAS.get(family, str(exc))
+        raise ReadError(f"{protocol}://", f"{protocol} needs the package {hint}") from None
+
+
+def _file_system(protocol: str, family: str, options: dict[str, Any]) -> Any:
+    if family == "gcs" and not options.get("token"):
+        _look_for_metadata_server()
+    if family == "s3":
+        options["config_kwargs"] = {**_ONE_SHOT, **options.get("config_kwargs", {})}
+    # sshfs hands what it does not know to asyncssh, and has no cache
+    uncached = {} if family in ("sftp", "ssh") else {"use_listings_cache": False}
+    try:
+        fs = class_of(protocol, family)(**options, skip_instance_cache=True, **uncached)
+    except Exception as exc:
+        raise ReadError(f"{protocol}://", f"cannot be used with these options: {exc}") from exc
+    if family == "s3":
+        fs.retries = 1
+        importlib.import_module("aiobotocore.session")  # later it would hold up the loop of all requests
+    once = getattr(class_of(protocol, family)._request, "__wrapped__", None) if family == "gcs" else None
+    if once is not None:  # what repeats a request, for half a minute
+        fs._request = functools.partial(once, fs)
+    return fs
+
+
+def _look_for_metadata_server() -> None:
+    """Keep gcsfs from asking a metadata server that is not there for credentials, which it does for 20 to 40 s."""
+    address = os.environ.get("GCE_METADATA_IP", "169.254.169.254")
+    try:
+        socket.create_connection((address, 80), _METADATA_WAIT).close()
+    except OSError:
+        os.environ.setdefault("NO_GCE_CHECK", "true")

@@ -1,0 +1,180 @@
+"""Trust: what the targets of a document may reach, and to whom the user's credentials are shown.
+
+Nothing is forbidden to a document of this machine; one from the network is somebody else's. docs/trust.md has
+the rules in plain words.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import links
+from zarrfs.errors import AccessDenied
+
+if TYPE_CHECKING:
+    import yarl
+
+LOCAL = ("file", "local")
+# Enabled without being named by the user.
+PROTOCOLS = frozenset(
+    ("file", "local", "memory", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "zip")
+)
+# Never: they run code from documents, write to disk behind the user's back, or open any other protocol.
+FORBIDDEN = frozenset(
+    (
+        "reference", "simplecache", "filecache", "blockcache", "cached", "generic", "dir", "asyncwrapper",
+        "async_wrapper",
+    )
+)  # fmt: skip
+# Options that say how to connect, not who the user is: all that a place hears of which the user did not name.
+_CONNECTION: dict[str, tuple[str, ...]] = {
+    "http": (
+        "proxy", "proxy_auth", "proxy_headers", "ssl", "verify_ssl", "timeout", "allow_redirects",
+        "max_redirects", "encoded",
+    ),
+    "s3": ("endpoint_url", "use_ssl", "config_kwargs", "cache_regions"),
+    "gcs": ("endpoint_url",),
+    "abfs": ("account_name", "account_host"),
+}  # fmt: skip
+_CLIENT: dict[str, tuple[str, ...]] = {  # the same within client_kwargs=
+    "http": ("proxy", "proxy_auth", "timeout", "trust_env"),
+    "s3": ("endpoint_url", "region_name", "use_ssl", "verify"),
+}
+_ANONYMOUS: dict[str, dict[str, Any]] = {
+    "s3": {"anon": True, "s3_additional_kwargs": {}},  # which may hold a key of the customer
+    "gcs": {"token": "anon"},
+    "abfs": {"anon": True},
+}
+
+
+class Given(NamedTuple):
+    """Options of the user for one URL; without those that tell who the user is unless `personal`."""
+
+    options: dict[str, Any]
+    personal: bool
+
+
+class Trust:
+    """Decides for the targets of one document, by the URL `origin` that it came from, "" for a local one.
+
+    `private`: it came from an address that is not public, so its server may have one for targets, too.
+    """
+
+    def __init__(self, options: Options, origin: str = "", private: bool = False) -> None:
+        self._options, self._private = options, private
+        self._origin = links(origin)[-1]  # of a chain: where the archive is
+        here = not self._origin or (urls.protocols(self._origin) or LOCAL)[0] in (*LOCAL, "memory")
+        self.remote = not here
+
+    def admit(self, protocol: str, link: str, shown: str) -> None:
+        """AccessDenied where targets may not have the protocol of this link of a chain."""
+        allowed = self._options.allow
+        if protocol == "memory" and self.remote and not self._allows("memory"):
+            raise AccessDenied(shown, "a set from the network reaches no memory: URL (-o allow=memory)")
+        enabled = protocol in PROTOCOLS or protocol in allowed
+        if not enabled:
+            at = _place(link)
+            enabled = at in self._named or (self.remote and at == self._own != "")
+        if not enabled and not self.remote:
+            enabled = protocol in self._options.storage
+        if protocol in FORBIDDEN or not enabled:
+            hint = "" if protocol in FORBIDDEN else f" (-o allow={protocol})"
+            raise AccessDenied(shown, f"the protocol {protocol!r} is not enabled for targets{hint}")
+
+    def local_roots(self, base: str) -> tuple[tuple[str, ...] | None, str]:
+        """(directories that local targets must lie beneath, the rule that says so); None: they may lie anywhere.
+
+        `base`: what relative targets are relative to.
+        """
+        roots: tuple[str, ...] = self._options.allow_path
+        if os.geteuid() == 0 and self._options.allow_other:
+            return roots, "a mount by root for others reaches local files only beneath -o allow_path=DIR"
+        if not roots and (not self.remote or self._allows("file")):
+            return None, ""
+        if self.remote and base.startswith("/"):
+            roots += (os.path.realpath(base),)
+        if not roots:
+            return roots, "a set from the network reaches no local file (-o allow=file, or allow_path=DIR)"
+        return roots, f"lies not beneath {' or '.join(roots)} (-o allow_path=DIR)"
+
+    def given(self, url: str, redirected: bool = False) -> Given:
+        """The options for `url` (no chain); `redirected`: the server of another place has led there."""
+        protocol = url.partition("://")[0].lower()
+        family = urls.names(protocol)[0]
+        wide: dict[str, Any] = {}
+        for name in urls.names(protocol):
+            wide.update(self._options.storage.get(name, {}))
+        at = urls.place(url)
+        named = self._named.get(at)
+        stranger = self.remote or redirected
+        if stranger and named is None and at not in (self._own, self._base) and not self._allows("credentials"):
+            return Given(_impersonal(family, wide), False)
+        return Given({**wide, **(named or {})}, True)
+
+    @property
+    def judges_addresses(self) -> bool:
+        """Whether must_be_public() is true of any URL."""
+        return self.remote and not self._allows("private")
+
+    def must_be_public_at(self, url: str) -> bool:
+        """must_be_public() of a URL that can be read in one way only."""
+        if not self.judges_addresses:
+            return False
+        import yarl
+
+        return self.must_be_public(yarl.URL(url))
+
+    def must_be_public(self, url: yarl.URL) -> bool:
+        """Whether a connection for this URL of HTTP may only lead to a public address."""
+        if not self.judges_addresses:
+            return False
+        from zarrfs.net.addresses import literal
+
+        at = urls.web_place(url)
+        # A name of the origin's own may be pointed to another address once the document has been read.
+        own = at == self._own and (self._private or literal(url.raw_host or "") is not None)
+        return not own and at != self._base
+
+    def _allows(self, what: str) -> bool:
+        return what in self._options.allow or "all" in self._options.allow
+
+    @functools.cached_property
+    def _own(self) -> str:
+        """The place of the origin."""
+        return _place(self._origin) if self.remote else ""
+
+    @functools.cached_property
+    def _base(self) -> str:
+        """The place that the user named for relative targets."""
+        return _place(self._options.base or "")
+
+    @functools.cached_property
+    def _named(self) -> dict[str, dict[str, Any]]:
+        """Options by place, for those that have some of their own."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, options in self._options.storage.items():
+            if "://" in name and (at := _place(name)):
+                found.setdefault(at, {}).update(options)
+        return found
+
+
+def _place(url: str) -> str:
+    """As urls.place(), "" where there is none."""
+    try:
+        return urls.place(url) if "://" in url and len(links(url)) == 1 else ""
+    except ValueError:
+        return ""
+
+
+def _impersonal(family: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` without what tells who the user is."""
+    found = {name: value for name, value in options.items() if name in _CONNECTION.get(family, ())}
+    client = options.get("client_kwargs")
+    if isinstance(client, Mapping) and family in _CLIENT:
+        found["client_kwargs"] = {name: value for name, value in client.items() if name in _CLIENT[family]}
+    return {**found, **_ANONYMOUS.get(family, {})}

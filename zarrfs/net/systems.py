@@ -1,0 +1,501 @@
+"""Systems: one place where values are, behind one interface: HTTP servers, object stores, archives, ...
+
+A system names values by paths of its own (whole URLs for HTTP). Its methods make one attempt each; they raise
+a ReadError that is final, or Transient. RemoteFiles repeats, caches and checks.
+"""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import errno
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, Protocol, TypeVar, cast
+from urllib.parse import urlsplit
+
+import trio
+
+from zarrfs.config import urls
+from zarrfs.config.redaction import without_secrets
+from zarrfs.config.urls import BUCKETS
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.net import bridge, http, identity
+from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page, too_large
+from zarrfs.net.reach import Trust
+from zarrfs.net.web import Web
+
+T = TypeVar("T")
+
+_REQUESTS = 64  # of one system in flight at once; more wait, without their deadline running
+_THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
+PAGE = 1000  # keys of a flat listing that are asked for at once
+_CHUNK = 1 << 20  # bytes of a body that are read at once
+_LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
+
+
+class System(Protocol):
+    """One place where values are."""
+
+    immutable: bool  # its values never change
+
+    @property
+    def tells(self) -> bool:
+        """Return whether size and version of a value come with its bytes."""
+        ...
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """The bytes [start, stop) of a value, cut at its end.
+
+        stop None: to its end; a ReadError where that takes more bytes than -o document_limit=.
+        """
+        ...
+
+    async def stat(self, path: str) -> Entry:
+        """What is at `path`; TargetMissing where nothing is."""
+        ...
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """The entries of a directory, in no order; None where the server shows no listing."""
+        ...
+
+    @property
+    def flat(self) -> bool:
+        """Return whether page() serves."""
+        ...
+
+    async def page(self, path: str, after: str) -> Page:
+        """A page of all keys below `path`, relative to that: up to 1,000 after the key `after`, if any."""
+        ...
+
+    def child(self, path: str, name: str) -> str:
+        """The path of `name` in the directory `path`."""
+        ...
+
+    def shown(self, path: str) -> str:
+        """`path` as a URL without credentials."""
+        ...
+
+    def host(self, path: str) -> str:
+        """Whose requests are bounded together: a server, a bucket."""
+        ...
+
+    def identity(self, path: str) -> str:
+        """Which bytes are meant, the same in every process, without credentials."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back connections and descriptors."""
+        ...
+
+
+class Unpaged:
+    """A system without flat listings."""
+
+    flat = False
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        raise NotImplementedError
+
+
+class OnLoop:
+    """Calls on fsspec's loop: a bounded number at once, each with a deadline."""
+
+    def __init__(self, timeout: float, hint: str = "") -> None:
+        self._timeout, self._hint = timeout, hint  # what may be done where access is denied
+        self._slots = trio.CapacityLimiter(_REQUESTS)
+
+    async def call(self, where: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """`function(*args)`; its failures are told as those of `where`."""
+        try:
+            async with self._slots:
+                return await bridge.call(function, *args, timeout=self._timeout)
+        except Exception as exc:
+            found = failure(exc, where, self._timeout)
+            if self._hint and isinstance(found, AccessDenied):
+                found = AccessDenied(found.where, f"{found.reason} {self._hint}")
+            raise_from(found, exc)
+
+
+class WebPaths(Unpaged):
+    """Paths that are URLs of HTTP."""
+
+    _trust: Trust
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return http.child(path, name)
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return without_secrets(path)
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return web_host(path)
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_web(path, self._trust.given(path).options)
+
+
+class HttpSystem(WebPaths):
+    """HTTP servers, all of them: a path is a URL."""
+
+    immutable = False
+    tells = True
+
+    def __init__(self, web: Web, trust: Trust, timeout: float, limit: int) -> None:
+        self._web, self._trust, self._limit = web, trust, limit
+        self._loop = OnLoop(timeout)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        return await self._loop.call(self.shown(path), http.fetch, self._web, self._limit, path, start, stop)
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat."""
+        return await self._loop.call(self.shown(path), http.stat, self._web, self._limit, path)
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
+        head, mark, query = path.partition("?")
+        return await self._loop.call(self.shown(path), http.listing, self._web, f"{head.rstrip('/')}/{mark}{query}")
+
+    async def aclose(self) -> None:
+        await bridge.call(self._web.aclose)
+
+
+class CoroutineSystem:
+    """An fsspec file system with coroutines: object stores."""
+
+    immutable = False
+
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, hint: str = "") -> None:
+        self._fs, self._protocol, self._limit = fs, protocol, limit
+        self._family = urls.names(protocol)[0]
+        self._loop = OnLoop(timeout, hint)
+
+    @property
+    def tells(self) -> bool:
+        """As System.tells."""
+        return hasattr(self._fs, "_call_s3")
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        if self.tells:
+            return await self._loop.call(self.shown(path), self._fetch_s3, path, start, stop)
+        if self._protocol in ("sftp", "ssh") and stop is not None:
+            return await self._loop.call(self.shown(path), self._fetch_sftp, path, start, stop)
+        return Fetched(await self._loop.call(self.shown(path), self._cat, path, start, stop))
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat."""
+        return entry(await self._loop.call(self.shown(path), self._fs._info, path))
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
+        found = await self._loop.call(self.shown(path), self._fs._ls, path, True)
+        return listed(path, found)
+
+    @property
+    def flat(self) -> bool:
+        """As System.flat."""
+        return self.tells
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        return await self._loop.call(self.shown(path), self._page, path, after)
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return f"{path.rstrip('/')}/{name}"
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return without_secrets(f"{self._protocol}://{path}")
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        options = self._fs.storage_options
+        if self._family not in BUCKETS:
+            return other_host(self._protocol, options)
+        return store_host(self._family, path, identity.endpoint(self._family, options))
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        if self._family in BUCKETS:
+            return identity.of_store(self._family, path, identity.endpoint(self._family, self._fs.storage_options))
+        return identity.of_other(self._family, path, self._fs.storage_options)
+
+    async def aclose(self) -> None:
+        """Sessions are closed by fsspec's finalizers."""
+
+    async def _cat(self, path: str, start: int, stop: int | None) -> bytes:
+        whole = start == 0 and stop is None
+        if stop is None:
+            _check_size((await self._fs._info(path)).get("size"), start, self._limit, self.shown(path))
+        data: bytes = await self._fs._cat_file(path, **({} if whole else {"start": start, "end": stop}))
+        return data
+
+    async def _page(self, path: str, after: str) -> Page:
+        """ListObjectsV2 of S3, without a delimiter."""
+        bucket, key, _ = self._fs.split_path(path.rstrip("/"))
+        prefix = f"{key}/" if key else ""
+        begin = {"StartAfter": prefix + after} if after else {}
+        answer = await self._fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, MaxKeys=PAGE, **begin)
+        found = []
+        for one in answer.get("Contents", ()):
+            name = one["Key"][len(prefix) :]
+            if name:  # else it marks the directory
+                about = {"name": name, "size": one["Size"], "ETag": one["ETag"], "LastModified": one["LastModified"]}
+                found.append((name, entry({**about, "type": "directory" if name.endswith("/") else "file"})))
+        return checked_page(found, after, bool(answer.get("IsTruncated")), self.shown(path))
+
+    async def _fetch_sftp(self, path: str, start: int, stop: int) -> Fetched:
+        """A range of a file, of which sshfs's own _cat_file would fetch all."""
+        async with self._fs._pool.get() as channel, channel.open(path, "rb") as file:
+            return Fetched(await file.read(stop - start, start))
+
+    async def _fetch_s3(self, path: str, start: int, stop: int | None) -> Fetched:
+        """GetObject itself, for the ETag and the size that come with the bytes."""
+        bucket, key, version = self._fs.split_path(path)
+        wanted = {"Bucket": bucket, "Key": key}
+        if start or stop is not None:
+            wanted["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
+        if version:
+            wanted["VersionId"] = version
+        answer = await self._fs._call_s3("get_object", **wanted)
+        try:
+            if stop is None:
+                _check_size(answer.get("ContentLength"), start, self._limit, self.shown(path))
+            data = await _read_body(answer["Body"], self._limit if stop is None else stop - start)
+            if stop is None:
+                _check_size(len(data), 0, self._limit, self.shown(path))
+        finally:
+            answer["Body"].close()
+        ranged = answer.get("ContentRange") or ""
+        if "Range" in wanted and not ranged.startswith(f"bytes {start}-"):
+            if start:
+                raise ReadError(self.shown(path), "the server answers with another range than was asked for")
+            data = data if stop is None else data[:stop]
+        total = ranged.rpartition("/")[2]
+        return Fetched(data, answer.get("ETag"), int(total) if total.isdecimal() else None)
+
+
+class ThreadSystem(Unpaged):
+    """An fsspec file system without coroutines: its calls run in worker threads."""
+
+    tells = False
+
+    def __init__(self, fs: Any, protocol: str, timeout: float, limit: int, immutable: bool = False) -> None:
+        self._fs, self._protocol, self._timeout, self._limit = fs, protocol, timeout, limit
+        self.immutable = immutable
+        self._threads = trio.CapacityLimiter(_THREADS)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        return Fetched(await self._call(path, self._cat, path, start, stop))
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat."""
+        return entry(await self._call(path, self._fs.info, path))
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
+        return listed(path, await self._call(path, self._fs.ls, path, True))
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return f"{path.rstrip('/')}/{name}" if path else name
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return without_secrets(f"{self._protocol}://{path}")
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return other_host(self._protocol, self._fs.storage_options)
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_other(urls.names(self._protocol)[0], path, self._fs.storage_options)
+
+    async def aclose(self) -> None:
+        """fsspec has nothing to close here."""
+
+    def _cat(self, path: str, start: int, stop: int | None) -> bytes:
+        whole = start == 0 and stop is None
+        if stop is None:
+            _check_size(self._fs.info(path).get("size"), start, self._limit, self.shown(path))
+        data: bytes = self._fs.cat_file(path, **({} if whole else {"start": start, "end": stop}))
+        return data
+
+    async def _call(self, path: str, function: Callable[..., T], *args: Any) -> T:
+        try:
+            with trio.fail_after(self._timeout) as scope:
+                slot = _Slot(self._threads, scope, self._timeout)
+                limiter = cast(trio.CapacityLimiter, slot)  # trio takes anything with these two methods
+                return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=limiter)
+        except trio.TooSlowError as exc:
+            if slot.taken:
+                raise_from(failure(exc, self.shown(path), self._timeout), exc)
+            rule = f"{_THREADS} calls have no answer yet, and no more are made: none ended within {self._timeout:g} s"
+            raise Transient(rule) from exc
+        except Exception as exc:
+            raise_from(failure(exc, self.shown(path), self._timeout), exc)
+
+
+class _Slot:
+    """A limiter for one call: a slot of `threads`, kept until its thread ends; the deadline of `scope` begins with it.
+
+    A thread whose caller has timed out goes on, so it counts for as long as it runs.
+    """
+
+    def __init__(self, threads: trio.CapacityLimiter, scope: trio.CancelScope, timeout: float) -> None:
+        self._threads, self._scope, self._timeout = threads, scope, timeout
+        self.taken = False
+
+    async def acquire_on_behalf_of(self, thread: object) -> None:
+        """As trio.CapacityLimiter's."""
+        await self._threads.acquire_on_behalf_of(thread)
+        self.taken = True
+        self._scope.deadline = trio.current_time() + self._timeout
+
+    def release_on_behalf_of(self, thread: object) -> None:
+        """As trio.CapacityLimiter's."""
+        self._threads.release_on_behalf_of(thread)
+
+
+@functools.lru_cache(4096)
+def web_host(url: str) -> str:
+    """The host and port of a URL of HTTP; "" where it has none that could be asked."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return ""
+
+
+def other_host(protocol: str, options: Mapping[str, Any]) -> str:
+    """The server of a file system with these options."""
+    port = f":{options['port']}" if options.get("port") else ""
+    return f"{protocol}://{options.get('host') or ''}{port}"
+
+
+def store_host(protocol: str, path: str, endpoint: str) -> str:
+    """The bucket of an object store, without user and password, and its endpoint if it is not that of the provider."""
+    bucket = path.lstrip("/").partition("/")[0]
+    user, _, host = bucket.rpartition("@")
+    bucket = host if ":" in user else bucket
+    return f"{protocol}://{bucket}{' at ' + (web_host(endpoint) or endpoint) if endpoint else ''}"
+
+
+async def _read_body(body: Any, most: int) -> bytearray:
+    """A body of botocore's to its end; one that is longer than `most` is left somewhere after that."""
+    data = bytearray()
+    while len(data) <= most and (chunk := await body.read(_CHUNK)):
+        data += chunk
+    return data
+
+
+def _check_size(size: int | None, start: int, limit: int, where: str) -> None:
+    if size is not None and size - start > limit:
+        raise too_large(where, limit)
+
+
+def entry(info: dict[str, Any]) -> Entry:
+    """An fsspec info as an Entry."""
+    name = str(info["name"]).rstrip("/").rpartition("/")[2]
+    if info.get("type") == "directory":
+        return Entry(name, True)
+    tag = info.get("ETag") or info.get("etag") or info.get("md5") or info.get("CRC")
+    mtime_ns = _time_ns(info)
+    size = info.get("size")
+    strong = tag is not None and "CRC" not in info
+    return Entry(name, False, size, mtime_ns, None if tag is None else str(tag), strong=strong)
+
+
+def listed(path: str, infos: list[dict[str, Any]]) -> list[Entry]:
+    """The entries of a directory from fsspec's ls(); NotADirectoryError where that lists a file as itself."""
+    whole = path.strip("/")
+    found = []
+    for info in infos:
+        at = str(info["name"]).strip("/")
+        if at == whole:
+            if info.get("type") != "directory" and len(infos) == 1:
+                raise NotADirectoryError(errno.ENOTDIR, "is not a directory", path)
+            continue  # an object that marks the directory
+        if info.get("type") not in ("file", "directory"):
+            continue  # a fifo, a dangling link, ...
+        if at.startswith(whole + "/") and "/" in at[len(whole) + 1 :]:
+            raise ReadError(path, f"its listing has what is not in it: {at[:200]!r}")
+        found.append(entry(info))
+    return found
+
+
+def _time_ns(info: dict[str, Any]) -> int | None:
+    for name in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(name)
+        if isinstance(value, datetime.datetime):
+            # to the second: a float of this size is no exact number of nanoseconds
+            return calendar.timegm(value.utctimetuple()) * 1_000_000_000 + value.microsecond * 1000
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return int(value * 1_000_000_000)
+    return None
+
+
+def failure(exc: Exception, where: str, timeout: float) -> Exception:
+    """What an exception of fsspec or of a library beneath it means: a ReadError, or Transient."""
+    if isinstance(exc, ReadError | Transient | NotADirectoryError):
+        return exc
+    if isinstance(exc, TimeoutError | trio.TooSlowError):
+        return Transient(f"no answer within {timeout:g} s")
+    if isinstance(exc, FileNotFoundError):
+        return TargetMissing(where, "not found")
+    certificate = _certificate(exc)
+    if certificate:
+        return ReadError(where, http.certificate_refused(certificate))
+    kind = type(exc).__name__
+    if kind == "SFTPNoSuchFile":  # of asyncssh
+        return TargetMissing(where, "not found")
+    if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
+        return AccessDenied(where, _reason(exc))
+    status = getattr(exc, "status", None) or getattr(exc, "code", None)
+    if isinstance(status, int) and 400 <= status < 600:
+        try:
+            http.raise_for_status(status, where, _reason(exc))
+        except (ReadError, Transient) as found:
+            return found
+    if "Credentials" in kind:
+        return AccessDenied(where, _reason(exc))
+    if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
+        return ReadError(where, _reason(exc))
+    if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
+        return Transient(_reason(exc))
+    return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
+
+
+def raise_from(found: Exception, exc: Exception) -> NoReturn:
+    """Raise `found`, caused by `exc`; what failure() gives may be that itself."""
+    if found is exc:
+        raise found
+    raise found from exc
+
+
+_NETWORK = (
+    "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
+)  # fmt: skip
+
+
+def _certificate(exc: BaseException) -> str:
+    """Why a server's certificate was refused; "" where it is something else that failed."""
+    chain = (exc, exc.__cause__, exc.__context__, getattr(exc, "certificate_error", None))
+    return next((found for one in chain if (found := getattr(one, "verify_message", ""))), "")
+
+
+def _reason(exc: BaseException) -> str:
+    """One line, without error numbers, and what aiohttp says of TLS to hosts that it could not reach."""
+    if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
+        return exc.strerror
+    return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__

@@ -1,0 +1,69 @@
+"""Versions of targets: what tells one content from another."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import NamedTuple
+
+from zarrfs.net.answers import Entry, Fetched
+
+log = logging.getLogger("zarrfs.transfer")
+
+_HOSTS = 1024  # that are noted
+_unversioned: dict[str, None] = {}  # hosts, in the order in which they were met
+
+
+class Version(NamedTuple):
+    """What tells one content of a target from another."""
+
+    tag: str  # ETag, Last-Modified or mtime, as the server gave it; never empty
+    size: int  # bytes
+
+
+def version_from(tag: str | None, size: int | None) -> Version | None:
+    """The version that `tag` and `size` make, None where they tell too little."""
+    return Version(tag, size) if tag and size is not None else None
+
+
+@dataclasses.dataclass(slots=True)
+class Pin:
+    """The version of a target that is read: that of the first bytes which came of it, or which lie on disk."""
+
+    tag: str | None
+    size: int | None
+    certain: bool = True  # no: from the disk, and no byte of it was given away so far
+    noted: bool = False  # on the disk
+    kept: bool = True  # no: its server tells too little for the disk
+    head: Fetched | None = None  # what came with its first bytes, without these
+
+    @property
+    def version(self) -> Version | None:
+        """None where they tell too little."""
+        return version_from(self.tag, self.size)
+
+
+def version_of(entry: Entry) -> Version | None:
+    """The version of an entry; None where its server says too little."""
+    mtime = None if entry.mtime_ns is None or entry.rough else f"mtime {entry.mtime_ns}"
+    return version_from(entry.tag or mtime, entry.size)
+
+
+def differs(tag: str | None, size: int | None, found: Fetched) -> bool:
+    """Whether bytes are of another version, as far as both sides tell theirs."""
+    return any(a != b and None not in (a, b) for a, b in ((tag, found.tag), (size, found.total)))
+
+
+def note_unversioned(host: str, where: str) -> None:
+    """Say once for each server that it tells no versions of its values, of which `where` is one."""
+    if host not in _unversioned and len(_unversioned) < _HOSTS:
+        _unversioned[host] = None
+        log.warning(
+            "%s: its server tells no version (neither ETag nor Last-Modified): a value that is replaced by another of "
+            "the same size is not noticed; zarrfs check --twice compares", where,
+        )  # fmt: skip
+
+
+def unversioned() -> list[str]:
+    """The servers of note_unversioned() so far."""
+    return list(_unversioned)

@@ -1,0 +1,347 @@
+"""ZipSystem: the members of a zip file, wherever that is.
+
+The index is read once. A member's bytes are fetched as one value, from its header to the next; stored
+members (as Zarr writes them) are sliced, compressed ones are decompressed in worker threads, and stay open
+so that reading on does not begin anew. Source: PKWARE APPNOTE 6.3 (local file header, 4.3.7).
+"""
+
+from __future__ import annotations
+
+import bisect
+import calendar
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import trio
+
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import ReadError, TargetMissing
+from zarrfs.net.answers import Entry, Fetched, too_large
+from zarrfs.net.systems import Unpaged
+from zarrfs.system.buffers import Buffer
+
+if TYPE_CHECKING:
+    from zarrfs.net.systems import System
+    from zarrfs.system.localfiles import LocalFiles
+
+T = TypeVar("T")
+
+_LOCAL_HEADER = 30  # bytes, before the name and the extra field
+_UTF_8 = 1 << 11  # of the flags: how the name is written
+_IDLE = 8  # compressed members kept open
+_THREADS = 8
+_BAD = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, RuntimeError, UnicodeError)
+_BUFFER = 256 << 10  # bytes that zipfile reads at once
+_AHEAD = 8 << 20  # bytes: what RemoteFiles fetches whole
+
+
+class UrlReader(Protocol):
+    """Reads URLs through the block cache (store.remotefiles.RemoteFiles): what archives behind URLs are read with."""
+
+    local: LocalFiles
+
+    def below(self) -> UrlReader:
+        """Return the reader of what archives lie in."""
+        ...
+
+    async def find(self, url: str) -> tuple[System, str]:
+        """Return the system that serves `url`, and the path of it there."""
+        ...
+
+    async def size(self, url: str) -> int:
+        """Return the size of `url` in bytes, or raise ReadError."""
+        ...
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        """Read a range of `url`; [low, high) is the extent of the value that it is part of."""
+        ...
+
+
+class Archive(Protocol):
+    """The bytes of an archive."""
+
+    shown: str
+
+    async def size(self) -> int:
+        """In bytes."""
+        ...
+
+    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
+        """As TargetReader.read."""
+        ...
+
+    def identity(self) -> str:
+        """As System.identity."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+class LocalArchive:
+    """An archive that is a local file."""
+
+    def __init__(self, files: LocalFiles, path: str) -> None:
+        self.shown, self._files = path, files
+
+    async def size(self) -> int:
+        return await self._files.size(self.shown)
+
+    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
+        return await self._files.read(self.shown, offset, length)
+
+    def identity(self) -> str:
+        """As System.identity."""
+        return f"file://{self.shown}"
+
+    async def aclose(self) -> None:
+        """The LocalFiles is its owner's."""
+
+
+class RemoteArchive:
+    """An archive behind a URL."""
+
+    def __init__(self, files: UrlReader, url: str, identity: str) -> None:
+        self.shown, self._files, self._url, self._identity = without_secrets(url), files, url, identity
+
+    async def size(self) -> int:
+        return await self._files.size(self._url)
+
+    async def read(self, offset: int, length: int, low: int, high: int) -> Buffer:
+        return await self._files.read(self._url, offset, length, low, high)
+
+    def identity(self) -> str:
+        """As System.identity."""
+        return self._identity
+
+    async def aclose(self) -> None:
+        """The RemoteFiles is its owner's."""
+
+
+class ZipSystem(Unpaged):
+    """The members of a zip file; a path is a member's name, "" the root."""
+
+    immutable = True
+    tells = False
+
+    def __init__(self, archive: Archive, limit: int) -> None:
+        self._archive, self._limit = archive, limit
+        self._lock = trio.Lock()
+        self._threads = trio.CapacityLimiter(_THREADS)
+        self._zip: zipfile.ZipFile | None = None
+        self._starts: list[int] = []  # where members begin, and where the index does
+        self._directories: dict[str, set[str]] = {"": set()}
+        self._idle: list[tuple[str, Any]] = []
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        info = await self._member(path)
+        if stop is None and info.file_size - start > self._limit:
+            raise too_large(self.shown(path), self._limit)
+        stop = info.file_size if stop is None else min(stop, info.file_size)
+        if start >= stop:
+            return Fetched(b"", None, info.file_size)
+        if info.flag_bits & 1:
+            raise ReadError(self.shown(path), "is encrypted")
+        if info.compress_type == zipfile.ZIP_STORED:
+            data = await self._stored(path, info, start, stop)
+        else:
+            low, high = self._extent(self._header_at(path, info))
+            if high - low <= _AHEAD:  # zipfile reads under a lock: let it find the bytes in the cache
+                await self._archive.read(low, 1, low, high)
+            data = await self._thread(path, self._decompressed, path, start, stop)
+        return Fetched(data, None, info.file_size)
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat."""
+        await self._open()
+        if path in self._directories:
+            return Entry(path.rpartition("/")[2], True)
+        info = await self._member(path)
+        return Entry(path.rpartition("/")[2], False, info.file_size, _mtime_ns(info), f"{info.CRC:08x}")
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing."""
+        await self._open()
+        if path not in self._directories:
+            await self._member(path)
+            raise NotADirectoryError(path)
+        return [await self.stat(self.child(path, name)) for name in self._directories[path]]
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return f"{path}/{name}" if path else name
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return f"zip://{path}::{self._archive.shown}"
+
+    def host(self, path: str) -> str:
+        """As System.host: not the archive's own, whose requests are made while one for a member waits."""
+        return self.shown("")
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return f"zip://{path}::{self._archive.identity()}"
+
+    async def aclose(self) -> None:
+        for _, file in self._idle:
+            file.close()
+        self._idle.clear()
+        await self._archive.aclose()
+
+    # -- the index
+
+    async def _open(self) -> zipfile.ZipFile:
+        if self._zip is None:
+            async with self._lock:
+                if self._zip is None:
+                    size = await self._archive.size()
+                    self._starts = [0, size]
+                    found = await self._thread("", self._read_index, size)
+                    self._zip = found
+        return self._zip
+
+    def _read_index(self, size: int) -> zipfile.ZipFile:
+        found = zipfile.ZipFile(io.BufferedReader(_ArchiveIO(self._read_blocking, size), _BUFFER))
+        for info in found.infolist():
+            name = info.filename.rstrip("/")
+            if {"", ".", ".."}.isdisjoint(name.split("/")):  # other names are nobody's key
+                self._add(name, info.is_dir())
+        offsets = {info.header_offset for info in found.infolist() if 0 <= info.header_offset < found.start_dir}
+        self._starts = sorted({0, found.start_dir, *offsets, size})
+        return found
+
+    def _add(self, name: str, directory: bool) -> None:
+        if directory:
+            self._directories.setdefault(name, set())
+        while name:
+            parent, _, last = name.rpartition("/")
+            known = parent in self._directories
+            self._directories.setdefault(parent, set()).add(last)
+            if known:
+                return
+            name = parent
+
+    async def _member(self, path: str) -> zipfile.ZipInfo:
+        try:
+            return (await self._open()).getinfo(path)
+        except KeyError:
+            raise TargetMissing(self.shown(path), "not found") from None
+
+    # -- bytes
+
+    def _extent(self, offset: int) -> tuple[int, int]:
+        """The extent of the member, or other part of the archive, that has the byte `offset`."""
+        at = bisect.bisect_right(self._starts, offset)
+        return self._starts[at - 1], self._starts[at]
+
+    def _header_at(self, path: str, info: zipfile.ZipInfo) -> int:
+        at = info.header_offset
+        if not 0 <= at < self._starts[-1]:
+            raise ReadError(self.shown(path), f"bad zip file: its header is at byte {at}, outside the file")
+        return at
+
+    def _read_blocking(self, offset: int, length: int) -> Buffer:
+        """For zipfile, in a worker thread: up to `length` bytes, of one extent."""
+        low, high = self._extent(offset)
+        length = min(length, high - offset)
+        return trio.from_thread.run(self._archive.read, offset, length, low, high)
+
+    async def _stored(self, path: str, info: zipfile.ZipInfo, start: int, stop: int) -> Buffer:
+        at = self._header_at(path, info)
+        low, high = self._extent(at)
+        expected = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF_8 else "cp437")
+        header = bytes(await self._archive.read(at, min(_LOCAL_HEADER + len(expected), high - at), low, high))
+        if header[:4] != b"PK\x03\x04" or header[_LOCAL_HEADER:] != expected:
+            raise ReadError(self.shown(path), "bad zip file: no header of the member where the index says")
+        name, extra = struct.unpack_from("<HH", header, 26)
+        begin = at + _LOCAL_HEADER + name + extra
+        if begin + info.file_size > high:
+            raise ReadError(self.shown(path), "bad zip file: the member is longer than its place")
+        data = await self._archive.read(begin + start, stop - start, low, high)
+        if stop - start == info.file_size and zlib.crc32(data) != info.CRC:
+            raise ReadError(self.shown(path), "bad zip file: wrong checksum")
+        return data
+
+    def _decompressed(self, path: str, start: int, stop: int) -> bytes:
+        assert self._zip is not None
+        file = self._take(path, start)
+        try:
+            if file.tell() != start:
+                file.seek(start)
+            data = bytes(file.read(stop - start))
+        except BaseException:
+            file.close()
+            raise
+        self._idle.append((path, file))
+        while len(self._idle) > _IDLE:
+            self._idle.pop(0)[1].close()
+        return data
+
+    def _take(self, path: str, start: int) -> Any:
+        """An open file of the member that stands before `start` and as close to it as any, or a new one."""
+        assert self._zip is not None
+        # one list, several threads: what pop() gives is ours alone
+        for at in sorted(range(len(self._idle)), reverse=True):
+            try:
+                name, file = self._idle[at]
+                if name == path and file.tell() <= start:
+                    self._idle.remove((name, file))
+                    return file
+            except (IndexError, ValueError):
+                continue
+        return self._zip.open(path)
+
+    async def _thread(self, path: str, function: Callable[..., T], *args: Any) -> T:
+        try:
+            return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
+        except _BAD as exc:
+            where = self.shown(path) if path else self._archive.shown
+            raise ReadError(where, f"bad zip file: {exc}") from exc
+
+
+def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
+    """In UTC, as zip has no time zone; None where there is no such day (writers without a clock leave zeros)."""
+    try:
+        return calendar.timegm(info.date_time) * 1_000_000_000
+    except ValueError:
+        return None
+
+
+class _ArchiveIO(io.RawIOBase):
+    """What zipfile reads from, in a worker thread."""
+
+    def __init__(self, read: Callable[[int, int], Buffer], size: int) -> None:
+        super().__init__()
+        self._read, self._size, self._at = read, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = (0, self._at, self._size)[whence]
+        if base + offset < 0:
+            raise OSError("before the beginning")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._at)
+        if length <= 0:
+            return 0
+        data = self._read(self._at, length)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,448 @@
+"""Read-ahead across keys: values that are read in an order are on their way before they are asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import trio
+
+from zarrfs.errors import ZarrfsError
+from zarrfs.prefetch.sequences import (
+    REACH,
+    DirectoryOrder,
+    Fit,
+    Found,
+    GridOrder,
+    Index,
+    Pattern,
+    find_run,
+    parse,
+)
+from zarrfs.store.api import Kind, PrefetchStore, ReferenceStore, Store, split_key
+
+log = logging.getLogger("zarrfs.store")
+
+_FIRST = 4  # keys ahead at the beginning; later as many as were predicted rightly
+_CHEAP = 1 << 20  # bytes: so many are one request, and up to four times as many keys as were predicted rightly
+_MOST = 1024  # keys ahead of one reader
+_PART = 4 << 20  # bytes: of a larger value only the beginning is fetched ahead
+_PLACES = 64  # arrays and directories, and sequences in them, that are remembered
+_RECENT = 256  # reads of a place that are remembered
+_JUST_READ = 256  # reads ago: not fetched ahead again
+_RUN, _RUN_MOST = 3, 16  # reads in a row that make a sequence; doubled where they did not
+_BATCHES = 2  # under way for one sequence: the half that is being read, and the next one
+_ASKED = 16  # questions to the store at once
+_LOOKS = (_RUN, 256)  # unexpected reads from one look at a listing to the next, doubled as it tells nothing
+_LOOKED_AT = 32  # last reads that a listing has to explain
+
+
+class _Place:
+    """An array, or a directory of files that are no chunks: what was read there."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, int] = {}  # the last reads, oldest first, with their number
+        self.chunks: dict[Index, int] = {}  # likewise
+        self.run = _RUN  # reads in a row that are believed
+        self.sequences: list[_Sequence] = []
+        self.wait, self.patience = _LOOKS[0], _LOOKS[0]  # unexpected reads until the listing is looked at
+        self.last = ""  # what was read last
+
+    def add(self, key: str, index: Index | None, number: int) -> None:
+        """Note a read."""
+        _renew(self.keys, key, number, _RECENT)
+        if index is not None:
+            _renew(self.chunks, index, number, _RECENT)
+        self.last = key
+
+
+class _Sequence:
+    """One reader that goes through keys in an order."""
+
+    def __init__(self, order: GridOrder | DirectoryOrder, place: _Place) -> None:
+        self.order = order
+        self.place = place
+        self.trust = 0  # predictions that came true, less where its reader went on elsewhere
+        self.pending: dict[str, int] = {}  # predicted and not read yet: the number in the sequence
+        self.made = 0  # predicted
+        self.reached = 0  # after the furthest that was read
+        self.late = 0  # how far behind that reads still come
+        self.strays = 0  # reads that were not expected, since one was
+        self.used = self.dropped = 0
+        self.cost = 0.0  # bytes of a value, on average
+        self.busy = self.due = False  # being continued; waiting to be
+        self.batches: set[trio.CancelScope] = set()
+
+    def reads(self, number: int) -> None:
+        """A predicted key was read."""
+        self.used += 1
+        self.trust += 1
+        self.strays = 0
+        if number >= self.reached:
+            self.reached = number + 1
+        elif self.reached - number > self.late:
+            self.late = min(REACH, self.reached - number)
+
+    def weigh(self, size: int) -> None:
+        """Note the size of a value in bytes."""
+        size = min(size, _PART)
+        self.cost += (size - self.cost) / 8 if self.cost else size
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether most of what it predicts is not read."""
+        return self.dropped > 16 and self.dropped > self.used
+
+
+class KeyReadAhead:
+    """Watches the first read of each value of a store, and prefetches what comes next in their order.
+
+    The orders are those of store.sequences. What is read in none costs microseconds and fetches nothing.
+    At most `limit` bytes are ahead of all readers together; what was predicted is cancelled when reads leave
+    the order. All methods are for one trio loop.
+    """
+
+    def __init__(self, store: Store, limit: int) -> None:
+        self._store = store if isinstance(store, PrefetchStore) else None
+        self._knows_names = isinstance(store, ReferenceStore)  # asking it for names costs no request
+        self.limit = limit  # bytes
+        self._reads = 0
+        self._just_read: dict[str, int] = {}  # key: number of the read, the oldest first
+        self._places: OrderedDict[Pattern | str, _Place] = OrderedDict()
+        self._tree = _Place()  # all reads, where directories have too few files each
+        self._sequences: OrderedDict[_Sequence, None] = OrderedDict()  # used last at the end
+        self._expected: dict[str, _Sequence] = {}
+        self._due: deque[_Sequence | _Place] = deque()
+        self._closing: list[DirectoryOrder] = []
+        self._started = self._used = self._dropped = 0
+
+    # -- for the path of reads
+
+    def opened(self, key: str, size: int) -> bool:
+        """Note the first read of a value of `size` bytes (0: unknown); True: advance() has something to do."""
+        if self._store is None or not self.limit or not self._store.remote:
+            return False
+        self._reads += 1
+        name, index = _place_of(key)
+        place = self._places.get(name)
+        if place is None:
+            place = self._new_place(name)
+        else:
+            self._places.move_to_end(name)
+        again = self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ
+        _renew(self._just_read, key, self._reads, 4 * _MOST)
+        place.add(key, index, self._reads)
+        self._tree.add(key, None, self._reads)
+        sequence = self._expected.pop(key, None)
+        if sequence is not None:
+            self._predicted(sequence, place, key, index, size)
+        elif not again:
+            self._unexpected(place, name, index)
+        return bool(self._due)
+
+    def resize(self, limit: int) -> None:
+        """Bound what is ahead anew; 0: nothing is, and what was on its way is given up."""
+        self.limit = limit
+        if not limit:
+            for sequence in list(self._sequences):
+                self._drop(sequence)
+            for one in self._due:
+                if isinstance(one, _Place):
+                    one.wait = one.patience
+            self._due.clear()
+
+    def stats(self) -> dict[str, int]:
+        """How many values were fetched ahead, read afterwards, and given up; and how many sequences there are."""
+        return {"started": self._started, "used": self._used, "dropped": self._dropped,
+                "sequences": len(self._sequences)}  # fmt: skip
+
+    def _predicted(self, sequence: _Sequence, place: _Place, key: str, index: Index | None, size: int) -> None:
+        sequence.reads(sequence.pending.pop(key))
+        self._used += 1
+        if size:
+            sequence.weigh(size)
+        self._sequences.move_to_end(sequence)
+        if index is not None and isinstance(sequence.order, GridOrder):
+            sequence.order.read(index)
+        if sequence.place is not place:
+            sequence.place.sequences.remove(sequence)
+            place.sequences.append(sequence)
+            sequence.place = place
+        place.run = _RUN
+        self._queue(sequence)
+
+    def _unexpected(self, place: _Place, name: Pattern | str, index: Index | None) -> None:
+        for sequence in list(place.sequences):
+            order = sequence.order
+            fit = Fit.NONE
+            if index is not None and isinstance(order, GridOrder):
+                fit = order.place(index, sequence.late + sequence.strays > 0, len(place.sequences) == 1)
+            if fit is Fit.ELSEWHERE:
+                if sequence.late:  # many readers: some are still there
+                    sequence.reached = sequence.made
+                else:
+                    self._cancel(sequence)
+                sequence.trust //= 4
+                sequence.strays = 0
+                self._queue(sequence)
+                return
+            if fit is Fit.AHEAD and sequence.strays < REACH:
+                sequence.trust = max(sequence.trust, min(sequence.trust + 1, REACH))
+                self._queue(sequence)
+            if fit is not Fit.NONE and sequence.strays < (REACH if sequence.trust else 2 * _FIRST):
+                sequence.strays += 1
+                return
+        for sequence in list(place.sequences):
+            sequence.strays += 1
+            if sequence.strays > _FIRST + 2 * (sequence.late + len(place.sequences)) or sequence.wasteful:
+                self._drop(sequence)
+        if index is not None and isinstance(name, Pattern):
+            run = find_run(place.chunks, index, place.run)
+            if run is not None:
+                for sequence in list(place.sequences):
+                    if sequence.strays > sequence.used:  # this is where its reader is
+                        self._drop(sequence)
+                self._start(GridOrder(name, run), place)
+                return
+        self._consider(place)
+
+    def _consider(self, place: _Place) -> None:
+        """Look at the listing now and then: it costs more, and most places are not read in its order."""
+        if not self._knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
+            return
+        for one in (place, self._tree):
+            one.wait -= 1
+            if one.wait == 0:
+                self._due.append(one)
+
+    def _queue(self, sequence: _Sequence) -> None:
+        """Let advance() go on with a sequence, if half of what was ahead of its reader is used."""
+        if not sequence.due and not sequence.busy and self._wants_more(sequence):
+            sequence.due = True
+            self._due.append(sequence)
+
+    def _wants_more(self, sequence: _Sequence) -> bool:
+        ahead = sequence.made - sequence.reached
+        return not sequence.order.ended and len(sequence.batches) < _BATCHES and ahead <= self._goal(sequence) // 2
+
+    def _goal(self, sequence: _Sequence) -> int:
+        """How many keys should be ahead of a reader: no more than its share of the bytes allows."""
+        active = sum(1 for other in self._sequences if other.pending) or 1
+        cost = max(sequence.cost, 1.0)
+        window = max(sequence.trust, min(4 * sequence.trust, int(_CHEAP / cost)), _FIRST)
+        return max(1, min(window, _MOST, int(self.limit / active / cost)))
+
+    # -- places and sequences come and go
+
+    def _new_place(self, name: Pattern | str) -> _Place:
+        place = self._places[name] = _Place()
+        if len(self._places) > _PLACES:
+            for sequence in list(self._places.popitem(last=False)[1].sequences):
+                self._drop(sequence)
+        return place
+
+    def _start(self, order: GridOrder | DirectoryOrder, place: _Place) -> _Sequence:
+        sequence = _Sequence(order, place)
+        place.sequences.append(sequence)
+        self._sequences[sequence] = None
+        if len(self._sequences) > _PLACES:
+            self._drop(next(iter(self._sequences)))
+        self._queue(sequence)
+        return sequence
+
+    def _cancel(self, sequence: _Sequence) -> None:
+        """Take back what was predicted and not read."""
+        for batch in sequence.batches:
+            batch.cancel()
+        self._forget(sequence, list(sequence.pending))
+        sequence.reached = sequence.made
+
+    def _drop(self, sequence: _Sequence) -> None:
+        """End a sequence that reads have left."""
+        self._cancel(sequence)
+        sequence.order.ended = True
+        del self._sequences[sequence]
+        place = sequence.place
+        place.sequences.remove(sequence)
+        place.run = min(2 * place.run, _RUN_MOST) if sequence.used < sequence.dropped else place.run
+        if isinstance(sequence.order, DirectoryOrder) and not sequence.busy:
+            self._closing.append(sequence.order)
+
+    def _merge(self, sequence: _Sequence, other: _Sequence) -> None:
+        """End a sequence that has come upon what `other` predicts: many readers in one order look like several."""
+        for key in sequence.pending:
+            self._expected[key] = other
+            other.pending[key] = other.reached - 1
+        sequence.pending.clear()
+        other.trust += sequence.trust
+        other.batches |= sequence.batches
+        sequence.batches = set()
+        self._drop(sequence)
+
+    def _forget(self, sequence: _Sequence, keys: Sequence[str]) -> None:
+        for key in keys:
+            del sequence.pending[key]
+            del self._expected[key]
+        sequence.dropped += len(keys)
+        self._dropped += len(keys)
+
+    # -- in the background
+
+    async def advance(self) -> None:
+        """Predict and prefetch what opened() found to do; never raises but for cancellation."""
+        try:
+            while self._closing:
+                await self._closing.pop().aclose()
+            while self._due and self.limit:
+                due = self._due.popleft()
+                if isinstance(due, _Place):
+                    await self._look(due)
+                elif due in self._sequences:
+                    await self._go_on(due)
+                    break
+        except ZarrfsError as exc:
+            log.debug("read-ahead: %s", exc)
+        except Exception:  # nobody waits for this, and a mount must not end for it
+            log.debug("read-ahead", exc_info=True)
+
+    async def aclose(self) -> None:
+        """End the listings that are open; no advance() may be running."""
+        for sequence in list(self._sequences):
+            self._drop(sequence)
+        while self._closing:
+            await self._closing.pop().aclose()
+
+    async def _go_on(self, sequence: _Sequence) -> None:
+        """Prefetch what comes next in a sequence, until enough is on its way."""
+        sequence.due = False
+        while not sequence.busy and self._wants_more(sequence):
+            sequence.busy, made = True, sequence.made
+            try:
+                keys = await self._predict(sequence)
+            except BaseException:
+                sequence.order.ended = True
+                raise
+            finally:
+                sequence.busy = False
+            if sequence not in self._sequences and isinstance(sequence.order, DirectoryOrder):
+                await sequence.order.aclose()
+            if sequence.made == made:
+                return
+            if not keys:
+                await trio.lowlevel.checkpoint()
+                continue
+            with trio.CancelScope() as batch:
+                sequence.batches.add(batch)
+                self._started += len(keys)
+                assert self._store is not None
+                try:
+                    await self._store.prefetch(keys)
+                finally:
+                    for one in self._sequences:  # it may be another's by now
+                        one.batches.discard(batch)
+
+    async def _predict(self, sequence: _Sequence) -> list[str]:
+        """The next keys to prefetch: not those that were just read, or that another sequence predicts."""
+        late = sequence.reached - 2 * REACH
+        self._forget(sequence, [key for key, number in sequence.pending.items() if number < late])
+        count = max(1, self._goal(sequence) - (sequence.made - sequence.reached))
+        order = sequence.order
+        found = await (order.take(count, self._ask) if isinstance(order, GridOrder) else order.take(count))
+        if sequence not in self._sequences:  # dropped meanwhile
+            return []
+        fresh = []
+        for key, size in found:
+            number, sequence.made = sequence.made, sequence.made + 1
+            if size is not None:
+                sequence.weigh(size)
+            if self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ:
+                sequence.reached, sequence.strays = number + 1, 0  # the reader was faster
+                continue
+            other = self._expected.get(key)
+            if other is None:
+                fresh.append(key)
+            elif other is not sequence:
+                ahead = other.pending[key] >= other.reached  # else it has left that behind
+                if ahead and other.used >= sequence.used:
+                    self._merge(sequence, other)
+                    break
+                del other.pending[key]
+                if ahead:
+                    self._merge(other, sequence)
+            sequence.pending[key] = number
+            self._expected[key] = sequence
+        return fresh
+
+    async def _ask(self, keys: Sequence[str]) -> list[Found | None]:
+        """Which of some keys exist; many at once where that takes requests."""
+        answers: list[Found | None] = [None] * len(keys)
+        waiting = iter(range(len(keys)))
+
+        async def ask() -> None:
+            for number in waiting:
+                try:
+                    info = await self._store.info(keys[number], sized=False)  # type: ignore[union-attr]
+                except ZarrfsError:
+                    continue
+                if info.kind is Kind.FILE:
+                    answers[number] = keys[number], info.size
+
+        if self._knows_names:
+            await ask()
+        else:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(_ASKED, len(keys))):
+                    nursery.start_soon(ask)
+        return answers
+
+    async def _look(self, place: _Place) -> None:
+        """Begin a sequence in the order of the directory, if the last reads of a place were."""
+        keys = list(place.keys)[-_LOOKED_AT:]
+        if place is not self._tree:
+            above = split_key(keys[-1])[0]
+            keys = [key for key in keys if split_key(key)[0] == above]
+        target = self._places.get(_place_of(keys[-1])[0])
+        if target is None or any(isinstance(other.order, DirectoryOrder) for other in target.sequences):
+            place.wait = place.patience
+            return
+        order = await self._explained(keys, 0.9 if target.sequences else 0.6)
+        if order is None:
+            place.patience = min(2 * place.patience, _LOOKS[1])
+            place.wait = place.patience
+            return
+        place.wait = place.patience = _LOOKS[0]
+        for sequence in list(target.sequences):
+            self._drop(sequence)
+        self._start(order, target)
+
+    async def _explained(self, keys: list[str], share: float) -> DirectoryOrder | None:
+        """The order of the listing after `keys`, if of what it has between them they are a `share` or more."""
+        keys = sorted(keys, key=lambda key: key.split("/"))
+        if len(keys) < _RUN:
+            return None
+        assert self._store is not None
+        order = DirectoryOrder(self._store, keys[0])
+        listed = await order.take(2 * len(keys))
+        numbers = {key: number for number, (key, _size) in enumerate(listed, 1)}
+        last = max(numbers.get(key, 0) for key in keys)
+        count = sum(key in numbers for key in keys) + 1
+        if count < len(keys) * share or count < (last + 1) * share or count < _RUN:
+            await order.aclose()
+            return None
+        order.give_back(listed[last:])
+        return order
+
+
+def _place_of(key: str) -> tuple[Pattern | str, Index | None]:
+    """(the array or directory that `key` is in, where in the array's grid)."""
+    return parse(key) or (split_key(key)[0], None)
+
+
+def _renew(memory: dict[str, int] | dict[Index, int], key: str | Index, number: int, most: int) -> None:
+    """Note `key` as the latest of at most `most`."""
+    table: dict[str | Index, int] = memory  # type: ignore[assignment]
+    table.pop(key, None)
+    table[key] = number
+    if len(table) > most:
+        del table[next(iter(table))]

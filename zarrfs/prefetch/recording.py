@@ -1,0 +1,344 @@
+"""Records of what a run reads, and fetching that ahead the next time.
+
+A record is text: a line {"zarrfs": "record", "version": 1, "source": ...}, then a line ["key", start, stop] for
+what was read, in the order of first use. start and stop are bytes, stop perhaps after the value's end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import IO, Any, NamedTuple
+
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError
+from zarrfs.store.api import Kind, PrefetchStore, Store, key_rule
+
+log = logging.getLogger("zarrfs.store")
+
+BLOCK = 4 << 20  # bytes: reads are noted in whole blocks
+_INTERVAL = 1.0  # seconds from one write to the next
+_NOTED_MAX = 5_000_000  # blocks in one record: what is noted is held in memory
+_LINE_MAX = 1 << 20  # characters
+_BATCH = 256  # small values fetched in one call
+_BATCH_BYTES = 16 << 20
+_WORKERS = 4  # batches, or pieces of large values, at once
+
+
+class Record(NamedTuple):
+    """A range of a value that was read."""
+
+    key: str
+    start: int
+    stop: int
+
+
+class Recorder:
+    """Writes which keys are read, in order of first use, in blocks of 4 MiB; made before trio runs.
+
+    The file appears with its first line in place of an older one, and grows by whole lines. A disk that fails
+    ends the record with one warning.
+    """
+
+    def __init__(self, path: str, source: str = "") -> None:
+        """UsageError where `path` cannot be written, or is a file that is no record."""
+        self._first: set[str] = set()  # keys of which the first block is noted
+        self._later: set[tuple[str, int]] = set()  # numbers of later blocks
+        self._lines: list[tuple[str, int, int]] = []
+        self._path = path
+        self._writing = threading.Lock()
+        self._full = False
+        try:
+            self._descriptor = _new_file(path, {"zarrfs": "record", "version": 1, "source": source})
+        except OSError as exc:
+            raise UsageError(f"option record={path}: {(exc.strerror or str(exc)).lower()}") from exc
+
+    def read(self, key: str, start: int, stop: int) -> None:
+        """Note that the bytes [start, stop) of a value are read; takes less than a microsecond if they were before."""
+        if stop <= BLOCK:
+            if key not in self._first and start < stop:
+                self._note(key, 0)
+            return
+        for number in range(start // BLOCK, -(-stop // BLOCK) if start < stop else 0):
+            if (key, number) not in self._later if number else key not in self._first:
+                self._note(key, number)
+
+    async def run(self) -> None:
+        """Write what was noted every second, until cancelled."""
+        while True:
+            await trio.sleep(_INTERVAL)
+            if self._lines:
+                lines, self._lines = self._lines, []
+                await trio.to_thread.run_sync(self._write, lines)
+
+    def close(self) -> None:
+        """Write the rest."""
+        lines, self._lines = self._lines, []
+        self._write(lines)
+        with self._writing:
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _note(self, key: str, number: int) -> None:
+        if self._full:
+            return
+        if len(self._first) + len(self._later) >= _NOTED_MAX:
+            self._full = True
+            log.warning("%s: the record is full at %d blocks", self._path, _NOTED_MAX)
+            return
+        if number:
+            self._later.add((key, number))
+        else:
+            self._first.add(key)
+        start = number * BLOCK
+        if self._lines and number and self._lines[-1][0] == key and self._lines[-1][2] == start:
+            start = self._lines.pop()[1]
+        self._lines.append((key, start, (number + 1) * BLOCK))
+
+    def _write(self, lines: list[tuple[str, int, int]]) -> None:
+        with self._writing:
+            if self._descriptor < 0 or not lines:
+                return
+            data = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError as exc:
+                log.warning("%s: the record ends here: %s", self._path, (exc.strerror or str(exc)).lower())
+                os.close(self._descriptor)
+                self._descriptor, self._full = -1, True
+
+
+def _new_file(path: str, header: dict[str, Any]) -> int:
+    """A descriptor to append to the file `path`, which has a first line; an older one is replaced as a whole."""
+    line = json.dumps(header).encode() + b"\n"
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal: nobody waits for its reader
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+        os.write(descriptor, line)
+        return descriptor
+    path = os.path.realpath(path)
+    if not _replaceable(path):
+        raise UsageError(f"option record={path}: is no record of reads, and is not replaced")
+    descriptor, beside = tempfile.mkstemp(".part", os.path.basename(path), os.path.dirname(path))
+    try:
+        os.fchmod(descriptor, 0o644)
+        os.write(descriptor, line)
+        os.replace(beside, path)
+    except BaseException:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+    return descriptor
+
+
+def _replaceable(path: str) -> bool:
+    """Whether a new record may take the place of what is at `path`: a record, an empty file, or nothing."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(_LINE_MAX)
+    except FileNotFoundError:
+        return True
+    try:
+        return not first or json.loads(first)["zarrfs"] == "record"
+    except (ValueError, RecursionError, TypeError, LookupError):
+        return False
+
+
+def read_record(path: str) -> Iterator[Record]:
+    """The lines of a record; it is opened, and its first line judged, before this returns.
+
+    A last line that is not whole, as a crash leaves it, is left out. SourceError names file, line and rule.
+    """
+    try:
+        file = open(path, encoding="utf-8", errors="strict", newline="\n")  # noqa: SIM115 - the generator closes it
+    except OSError as exc:
+        raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+    try:
+        _check_header(path, _line(path, 1, file))
+    except BaseException:
+        file.close()
+        raise
+    return _records(path, file)
+
+
+def _check_header(path: str, line: str) -> None:
+    header = None
+    with contextlib.suppress(ValueError, RecursionError):
+        header = json.loads(line)
+    if not isinstance(header, dict) or header.get("zarrfs") != "record":
+        raise SourceError(path, 'not a record: expected {"zarrfs": "record", ...}', "line 1")
+    if header.get("version") != 1:
+        raise SourceError(path, f"version {header.get('version')!r} of records; this program reads 1", "line 1")
+
+
+def _records(path: str, file: IO[str]) -> Iterator[Record]:
+    with file:
+        number = 2
+        while line := _line(path, number, file):
+            yield _record(path, number, _parsed(path, number, line))
+            number += 1
+
+
+def _line(path: str, number: int, file: IO[str]) -> str:
+    """The next whole line; "" at the end."""
+    try:
+        line = file.readline(_LINE_MAX)
+    except UnicodeDecodeError:
+        raise SourceError(path, "not UTF-8", f"line {number}") from None
+    except OSError as exc:
+        raise SourceError(path, (exc.strerror or str(exc)).lower(), f"line {number}") from exc
+    if len(line) == _LINE_MAX:
+        raise SourceError(path, f"a line of more than {_LINE_MAX} characters", f"line {number}")
+    return line if line.endswith("\n") else ""
+
+
+def _parsed(path: str, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        raise SourceError(path, "not JSON", f"line {number}") from None
+
+
+def _record(path: str, number: int, value: Any) -> Record:
+    rule = None
+    if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not str:
+        rule = 'expected ["key", start, stop]'
+    elif (broken := key_rule(value[0])) is not None:
+        rule = f"not a key: {broken}"
+    elif not (type(value[1]) is int and type(value[2]) is int and 0 <= value[1] < value[2] < 1 << 63):
+        rule = "expected whole numbers with 0 <= start < stop"
+    if rule is not None:
+        raise SourceError(path, rule, f"line {number}")
+    return Record(*value)
+
+
+@dataclasses.dataclass
+class Warmed:
+    """What warm() has done so far; a value of several records counts once for each."""
+
+    found: int = 0
+    absent: int = 0  # not there any more
+    failed: int = 0
+    bytes: int = 0
+
+
+async def warm(store: Store, records: Iterable[Record], tell: Callable[[Warmed], None] = lambda _: None) -> Warmed:
+    """Fetch what a record says, in its order, a bounded number of requests and bytes at once.
+
+    `tell` hears the counts after every batch. SourceError where the record itself is bad; the rest is done then.
+    """
+    warmed = Warmed()
+    units = _units(store, records, warmed)
+    taking, failure = trio.Lock(), None
+
+    async def worker() -> None:
+        nonlocal failure
+        while failure is None:
+            async with taking:
+                try:
+                    unit = await anext(units, None)
+                except SourceError as exc:
+                    failure = exc
+                    return
+            if unit is None:
+                return
+            await _fetch(store, unit, warmed)
+            tell(warmed)
+
+    async with contextlib.aclosing(units), trio.open_nursery() as nursery:
+        for _ in range(_WORKERS):
+            nursery.start_soon(worker)
+    if failure is not None:
+        raise failure
+    return warmed
+
+
+async def _units(store: Store, records: Iterable[Record], warmed: Warmed) -> AsyncGenerator[list[Record], None]:
+    """Small values that are fetched together, or a piece of a large one; stops are no further than the value's end."""
+    batch: list[Record] = []
+    held = 0
+    for key, start, stop in records:
+        size = await _size(store, key, warmed)
+        if size is None:
+            continue
+        stop = min(stop, size)
+        if size <= BLOCK:
+            batch.append(Record(key, start, stop))
+            held += size
+        if batch and (len(batch) == _BATCH or held >= _BATCH_BYTES or size > BLOCK):
+            yield batch
+            batch, held = [], 0
+        if size > BLOCK:
+            for at in range(start, stop, BLOCK):
+                yield [Record(key, at, min(stop, at + BLOCK))]
+    if batch:
+        yield batch
+
+
+async def _size(store: Store, key: str, warmed: Warmed) -> int | None:
+    """The size of a value in bytes; None where it cannot be had, which is counted."""
+    try:
+        info = await store.info(key)
+    except (ZarrfsError, OSError) as exc:
+        _missed(exc, warmed)
+        return None
+    if info.kind is Kind.FILE:
+        return info.size or 0
+    _missed(IsDirectory(key), warmed)
+    return None
+
+
+def _missed(exc: Exception, warmed: Warmed) -> None:
+    """Count what is not there any more, or cannot be read."""
+    log.debug("warm: %s", exc)
+    if isinstance(exc, NotFound | NotDirectory | IsDirectory):
+        warmed.absent += 1
+    else:
+        warmed.failed += 1
+
+
+async def _fetch(store: Store, unit: list[Record], warmed: Warmed) -> None:
+    if len(unit) > 1 and isinstance(store, PrefetchStore):
+        await store.prefetch([record.key for record in unit])
+    for key, start, stop in unit:
+        try:
+            data = await store.get(key, start, max(0, stop - start))
+        except (ZarrfsError, OSError) as exc:
+            _missed(exc, warmed)
+        else:
+            warmed.found += 1
+            warmed.bytes += len(data)
+
+
+def records_to_warm(options: Options) -> Iterator[Record] | None:
+    """The record of -o warm=, judged and open: to call before the Recorder of -o record= may replace it.
+
+    None without the option, and where record= is the same file, which the first run has yet to write.
+    SourceError where the file is no record.
+    """
+    if options.warm is None or (options.warm == options.record and not os.path.exists(options.warm)):
+        return None
+    return read_record(options.warm)
+
+
+async def warm_mount(store: Store, path: str, records: Iterable[Record]) -> None:
+    """warm() for a task of a mount: says in the log what came of it, and raises nothing."""
+    try:
+        done = await warm(store, records)
+    except SourceError as exc:
+        log.warning("warm: %s", exc)
+    except Exception:  # a mount must not end for it
+        log.warning("warm=%s: stopped", path, exc_info=True)
+    else:
+        log.info("warm=%s: %d found, %d absent, %d failed, %d bytes", path, done.found, done.absent, done.failed,
+                 done.bytes)  # fmt: skip

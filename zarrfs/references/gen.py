@@ -1,0 +1,179 @@
+"""The items of `gen` in a reference set, read and checked; rendering them is for templates.py.
+
+Source: the fsspec reference set specification. Apart from templates.py, so that a set without templates
+needs no jinja2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zarrfs.errors import ZarrfsError
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+RENDERED_MAX = 64 << 10  # characters of one rendered text
+_FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of gen, in the order of a row
+
+
+class TemplateError(ZarrfsError):
+    """A template, or an item of `gen`, that breaks `rule`; `entry` is the member at fault, where known."""
+
+    def __init__(self, rule: str, entry: str | None = None) -> None:
+        self.rule, self.entry = rule, entry
+        super().__init__(rule if entry is None else f"{entry}: {rule}")
+
+
+class Batch(NamedTuple):
+    """The rendered fields of consecutive combinations; a number is an int only if its text is that of the int."""
+
+    keys: list[str]
+    urls: list[str]
+    offsets: list[int] | list[str] | None  # None where the item has none
+    lengths: list[int] | list[str] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Gen:
+    """One item of `gen`, checked: `where` is its place, `fields` are templates, in the order of a row."""
+
+    where: str
+    fields: Mapping[str, str]  # key, url and perhaps offset, length
+    dimensions: dict[str, Sequence[int]]
+    count: int  # of the product of the dimensions
+
+    def combination(self, number: int) -> dict[str, int]:
+        """The values of the dimensions in the `number`th combination; the last one varies fastest."""
+        values = {}
+        for name in reversed(self.dimensions):
+            dimension = self.dimensions[name]
+            number, at = divmod(number, len(dimension))
+            values[name] = dimension[at]
+        return values
+
+    def block(self, number: int, rows: int) -> dict[str, Sequence[int]]:
+        """The values of every dimension whose product is `rows` combinations at most, the `number`th first."""
+        found: dict[str, Sequence[int]] = {}
+        size, whole = 1, True  # whole: all later dimensions are in it from end to end
+        for name in reversed(self.dimensions):
+            dimension = self.dimensions[name]
+            number, at = divmod(number, len(dimension))
+            found[name] = dimension[at : at + (rows // size if whole else 1)]
+            size *= len(found[name])
+            whole = whole and len(found[name]) == len(dimension)
+        return dict(reversed(found.items()))
+
+
+def _refuse(rule: str, entry: str) -> None:
+    raise TemplateError(rule, entry)
+
+
+def read_gen(
+    items: object, names: Collection[str], limit: int, fault: Callable[[str, str], None] = _refuse
+) -> list[Gen]:
+    """Check the member `gen`; `names` are those of the templates.
+
+    More than `limit` combinations in all are refused, from the sizes of the dimensions alone. `fault(rule, entry)`
+    raises TemplateError, unless the caller has another: where that returns, the item is left out.
+    """
+    if not isinstance(items, list):
+        fault(f"expected an array, not {json_type(items)}", "gen")
+        return []
+    read = [_Item(f"gen[{number}]", fault).read(item, names) for number, item in enumerate(items)]
+    gens = [gen for gen in read if gen is not None]
+    total = sum(gen.count for gen in gens)
+    if total > limit:
+        fault(f"expands to {total} entries, more than {limit} (-o gen_limit=)", "gen")
+        return []
+    return gens
+
+
+def json_type(value: object) -> str:
+    """What JSON calls the type of `value`; a number shows itself."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value!r:.40}"
+    names: dict[type, str] = {type(None): "null", str: "a string", list: "an array", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
+
+
+class _Item:
+    """One item of `gen` while it is checked."""
+
+    def __init__(self, where: str, fault: Callable[[str, str], None]) -> None:
+        self._where, self._fault = where, fault
+        self._sound = True
+
+    def read(self, item: object, names: Collection[str]) -> Gen | None:
+        """The item; None where it has a fault."""
+        members = self._members(item, self._where, {*_FIELDS, "dimensions"})
+        if members is None:
+            return None
+        for name in ("key", "url", "dimensions"):
+            if name not in members:
+                self._bad(f"{name} is required", self._where)
+        if ("offset" in members) != ("length" in members):
+            self._bad("offset and length are given together or not at all", self._where)
+        fields = {name: members[name] for name in _FIELDS if name in members}
+        for name, source in fields.items():
+            if not isinstance(source, str):
+                self._bad(f"expected a string (a template), not {json_type(source)}", f"{self._where}.{name}")
+        dimensions = members.get("dimensions", {"": []})
+        if not isinstance(dimensions, dict) or not dimensions:
+            self._bad("expected an object with one dimension or more", f"{self._where}.dimensions")
+            return None
+        count = 1
+        read: dict[str, Sequence[int]] = {}
+        for name, value in dimensions.items():
+            place = f"{self._where}.dimensions.{name}"
+            if name in names:
+                self._bad("a dimension named like a template", place)
+            read[name], size = self._dimension(value, place)
+            count *= size
+        return Gen(self._where, fields, read, count) if self._sound else None
+
+    def _bad(self, rule: str, entry: str) -> None:
+        self._sound = False
+        self._fault(rule, entry)
+
+    def _dimension(self, value: object, where: str) -> tuple[Sequence[int], int]:
+        """(values, how many): an array of whole numbers, or start, stop and step as those of range()."""
+        if isinstance(value, list):
+            for number, item in enumerate(value):
+                if type(item) is not int:
+                    self._bad(f"expected a whole number, not {json_type(item)}", f"{where}[{number}]")
+            return value, len(value)
+        bounds = self._members(value, where, {"start", "stop", "step"})
+        if bounds is None:
+            return (), 0
+        if "stop" not in bounds:
+            self._bad("stop is required", where)
+        for name, number in bounds.items():
+            if type(number) is not int:
+                self._bad(f"expected a whole number, not {json_type(number)}", f"{where}.{name}")
+        if bounds.get("step", 1) == 0:
+            self._bad("a step of 0", where)
+        if not self._sound:
+            return (), 0
+        start, stop, step = bounds.get("start", 0), bounds["stop"], bounds.get("step", 1)
+        return range(start, stop, step), max(0, -((start - stop) // step))
+
+    def _members(self, value: object, where: str, known: set[str]) -> dict[str, Any] | None:
+        if not isinstance(value, dict):
+            self._bad(f"expected an object, not {json_type(value)}", where)
+            return None
+        for name in value:
+            if name not in known:
+                self._bad(f"unknown member {name!r:.80}", where)
+        return {name: item for name, item in value.items() if name in known}
+
+
+def names_in(body: Iterable[nodes.Node]) -> set[str]:
+    """The names that occur in the nodes of a template."""
+    from jinja2 import nodes  # a set without templates needs none of it
+
+    return {name.name for node in body for name in nodes.Output([node]).find_all(nodes.Name)}

@@ -1,0 +1,181 @@
+"""Several reference sets as one, each under a prefix of its own."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from zarrfs.config.options import Options
+from zarrfs.errors import ReadError, SourceError, StoreError
+from zarrfs.references.output import add_reference
+from zarrfs.store.api import Kind, Reference, ReferenceStore, join_key, key_rule
+from zarrfs.store.index import IndexStore
+from zarrfs.store.indexfile import IndexWriter
+from zarrfs.store.targets import Targets
+
+if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
+
+_GROUP = b'{"zarr_format":2}'
+_V2 = (".zgroup", ".zarray")
+_LOOK = 100  # directories at the top of a set that are looked at for metadata
+
+
+class Part(NamedTuple):
+    """One of the sets, and where it goes."""
+
+    name: str  # as messages call it
+    prefix: str  # a key; "" puts it at the root
+    store: ReferenceStore
+    references: AsyncIterator[Reference]  # those of the store in order, as they are to be written
+
+
+def split_prefix(text: str) -> tuple[str, str]:
+    """(prefix, source) of PREFIX=SOURCE or SOURCE. What could not be the key of a directory is no prefix."""
+    prefix, equals, source = text.partition("=")
+    prefix = prefix.strip("/")
+    if equals and source and (not prefix or key_rule(prefix) is None):
+        return prefix, source
+    return "", text
+
+
+async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncIterator[Reference]:
+    """The references of all parts in the order of names, which each of them has.
+
+    Of a key that several parts hold, the `duplicates` ("first" or "last") one is taken; "error", and a key that is
+    a file in one part and a directory in another, is a SourceError that names both parts.
+    """
+    held: Reference | None = None
+    holder = parts[0]
+    async for reference, part in _in_order(parts):
+        if held is not None and reference.key == held.key:
+            if duplicates == "error":
+                raise SourceError(part.name, f"is in {holder.name}, too (see --duplicates)", reference.key)
+            if duplicates == "last":
+                held, holder = reference, part
+            continue
+        if held is not None:
+            if reference.key.startswith(f"{held.key}/"):
+                raise SourceError(part.name, f"{held.key} is a file in {holder.name}", reference.key)
+            yield held
+        held, holder = reference, part
+    if held is not None:
+        yield held
+
+
+async def _in_order(parts: Sequence[Part]) -> AsyncIterator[tuple[Reference, Part]]:
+    """The references of all parts under their whole keys; of equal ones, that of the first part first."""
+    heap: list[tuple[list[str], int, Reference]] = []
+    streams = [_prefixed(part) for part in parts]
+    for number, stream in enumerate(streams):
+        first = await anext(stream, None)
+        if first is not None:
+            heap.append((first.key.split("/"), number, first))
+    heapq.heapify(heap)
+    while heap:
+        names, number, reference = heap[0]
+        yield reference, parts[number]
+        following = await anext(streams[number], None)
+        if following is None:
+            heapq.heappop(heap)
+            continue
+        after = following.key.split("/")
+        if after <= names:
+            raise ReadError(following.key, f"comes after {reference.key}, out of order")
+        heapq.heapreplace(heap, (after, number, following))
+
+
+async def _prefixed(part: Part) -> AsyncIterator[Reference]:
+    before = f"{part.prefix}/" if part.prefix else ""
+    async for reference in part.references:
+        yield reference._replace(key=before + reference.key) if before else reference
+
+
+async def in_order(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
+    """`references` of the set that `plan` is of, in the order of names. In Parquet that of chunks is another."""
+    if plan.index is not None:
+        async for reference in references:
+            yield reference
+        return
+    with tempfile.TemporaryDirectory(prefix="zarrfs-") as directory:
+        path = os.path.join(directory, "index")
+        with IndexWriter(path) as index:
+            async for reference in references:
+                add_reference(index, reference)
+            index.commit()
+        store = IndexStore(path, Targets(Options()))
+        async for reference in store.references():
+            yield reference
+        await store.aclose()
+
+
+# -- groups
+
+
+async def groups(parts: Sequence[Part]) -> list[Reference]:
+    """The .zgroup documents of the root and of what lies between it and each prefix, where no part has one.
+
+    None where the parts are not all of Zarr v2, as their roots, or the directories in them, tell.
+    """
+    versions = {version for part in parts if (version := await _version(part.store)) is not None}
+    if versions != {2}:
+        return []
+    wanted = {""}
+    for part in parts:
+        names = part.prefix.split("/")
+        wanted |= {"/".join(names[:count]) for count in range(1, len(names))}
+    found = []
+    for directory in wanted:
+        if not await _is_node(parts, directory):
+            found.append(Reference(join_key(directory, ".zgroup"), _GROUP))
+    return sorted(found, key=lambda reference: reference.key.split("/"))
+
+
+async def _version(store: ReferenceStore) -> int | None:
+    """The Zarr format that a set begins with; None where it has no metadata there."""
+    found = await _version_at(store, "")
+    if found is not None:
+        return found
+    looked = 0
+    async for info in store.list_dir(""):
+        if info.kind is Kind.DIRECTORY:
+            found, looked = await _version_at(store, info.name), looked + 1
+            if found is not None or looked == _LOOK:
+                return found
+    return None
+
+
+async def _version_at(store: ReferenceStore, directory: str) -> int | None:
+    if await _holds(store, join_key(directory, "zarr.json")):
+        return 3
+    for name in _V2:
+        if await _holds(store, join_key(directory, name)):
+            return 2
+    return None
+
+
+async def _is_node(parts: Sequence[Part], directory: str) -> bool:
+    """Whether a part has metadata of an array or a group at `directory`."""
+    for part in parts:
+        if part.prefix == directory or not part.prefix:
+            inside = directory if not part.prefix else ""
+        elif directory.startswith(f"{part.prefix}/"):
+            inside = directory[len(part.prefix) + 1 :]
+        else:
+            continue
+        if await _version_at(part.store, inside) is not None:
+            return True
+    return False
+
+
+async def _holds(store: ReferenceStore, key: str) -> bool:
+    try:
+        await store.info(key)
+    except StoreError:
+        return False
+    except ReadError:  # it is listed, though its size cannot be had
+        return True
+    return True

@@ -1,0 +1,197 @@
+"""A reference set that is written, and in which form: JSON, compressed or not, Parquet, or an index."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.store.destination import is_utf8, placed
+
+if TYPE_CHECKING:
+    from zarrfs.store.api import Reference
+    from zarrfs.store.indexfile import IndexWriter
+
+STDOUT = "-"
+DUMP = "tar"  # the form of a file archive with its blobs
+FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
+# endings of what is no file archive
+_PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr")
+_ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
+
+
+@dataclasses.dataclass
+class Writer:
+    """What takes references, each key once; an index keeps the `notes`.
+
+    `own` are the local paths that are there, or change, because of what is written.
+    """
+
+    add: Callable[[Reference], None]
+    own: tuple[str, ...] = ()
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A set that is to be written: `path` ("-" is standard output) in one of FORMATS."""
+
+    path: str
+    format: str
+    replace: bool = False  # what is there may be replaced
+    record_size: int | None = None  # of Parquet: references of one record file; None: as ParquetWriter has it
+    version: int = 1  # of JSON
+
+    @property
+    def base(self) -> str | None:
+        """The directory that relative URLs in the set will be taken from, with a trailing "/"; None: not known.
+
+        That of the file; a Parquet set is a directory itself.
+        """
+        if self.path == STDOUT or os.path.islink(self.path):
+            return None
+        path = os.path.abspath(self.path)
+        return os.path.join(path if self.format == "parquet" else os.path.dirname(path), "")
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Writer]:
+        """A Writer; leaving the block makes the set whole, leaving it with an exception leaves nothing behind.
+
+        UsageError where `path` cannot be written to, SourceError where writing fails.
+        """
+        if self.path == STDOUT:
+            if not self.format.startswith("json"):
+                raise UsageError(f"standard output takes JSON, not {self.format}: name a file")
+            with _json(sys.stdout.buffer, self.format, self.version) as writer:
+                writer.own = _standard_output()
+                yield writer
+            return
+        with placed(self.path, self.format, self.replace) as place, self._encoder(place.new) as writer:
+            writer.own = place.own
+            yield writer
+
+    @contextlib.contextmanager
+    def _encoder(self, path: str) -> Iterator[Writer]:
+        if self.format == "parquet":
+            from zarrfs.references.parquetwriter import RECORD_SIZE, ParquetWriter
+
+            with ParquetWriter(path, self.record_size or RECORD_SIZE, self.path) as parquet:
+                yield Writer(parquet.add)
+                parquet.commit()
+            return
+        with open(path, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if self.format != "index":
+                with _json(file, self.format, self.version) as writer:
+                    yield writer
+                return
+        from zarrfs.store.indexfile import IndexWriter
+
+        with IndexWriter(path) as index:
+            writer = Writer(functools.partial(add_reference, index))
+            yield writer
+            if not is_utf8(writer.notes.get("base", "")):
+                raise SourceError(self.path, "relative to a path that is not UTF-8, which no index can note")
+            index.commit(writer.notes.items())
+        os.chmod(path, stat.S_IMODE(mode))  # as open(2) and the umask made it: others read the cache, not this
+
+
+def output_format(path: str, said: str | None = None, usual: str | None = None) -> str:
+    """The form of a set called `path`: `said`, else what the ending of the name tells, else `usual`. UsageError."""
+    if said is not None:
+        return said
+    if path.endswith("/") or os.path.isdir(path):
+        return "parquet"
+    found = form_of_name(path)
+    if found is not None:
+        return found
+    if usual is None:
+        raise UsageError(f"{path}: its name does not tell the form; say --to {'|'.join(FORMATS)}")
+    return usual
+
+
+def form_of_name(path: str) -> str | None:
+    """The form that the ending of a name tells, if any."""
+    return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
+
+
+def archive_form(path: str, dumps: bool = False) -> str:
+    """The form that a file archive called `path` has: of JSON, or "tar", where there may be `dumps`.
+
+    UsageError where its name says that it is none. Unlike that of a set, its name need not say json: what ends in .gz,
+    .zst, .xz or .bz2 is compressed.
+    """
+    if dumps and path.lower().endswith(".tar"):
+        return DUMP
+    form = form_of_name(path)
+    if form is not None and not form.startswith("json"):
+        raise UsageError(f"{path}: a file archive is JSON, not {form}: give it another name (.json)")
+    rest, ending = os.path.splitext(path.lower())
+    compressed = ending if f"json{ending}" in FORMATS else ""
+    packed = os.path.splitext(rest)[1] if compressed else ending
+    if packed in _PACKED:
+        raise UsageError(f"{path}: a file archive is JSON, not {packed[1:]}: give it another name (.json)")
+    return f"json{compressed}"
+
+
+def add_reference(index: IndexWriter, reference: Reference) -> None:
+    """Add one entry to an index."""
+    key, data, url, offset, length = reference
+    if data is not None:
+        index.inline(key, data)
+    elif length is None:
+        index.whole(key, url)
+    else:
+        index.range(key, url, offset, length)
+
+
+def _standard_output() -> tuple[str, ...]:
+    """The path of the file that standard output goes to, if it is one."""
+    try:
+        path = os.path.realpath(f"/proc/self/fd/{sys.stdout.fileno()}")
+    except (OSError, ValueError):
+        return ()
+    return (path,) if os.path.isfile(path) else ()
+
+
+@contextlib.contextmanager
+def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
+    from zarrfs.references.jsonwriter import JsonWriter
+
+    with compressor(raw, form) as file:
+        encoder = JsonWriter(file, version)
+        yield Writer(encoder.add)
+        encoder.commit()
+    raw.flush()
+
+
+def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """A file that compresses into `raw` as the form of JSON says (json.zst), and leaves that open."""
+    file: Any
+    match form.partition(".")[2]:
+        case "gz":
+            import gzip
+
+            # no name and no time: equal sets make equal files
+            file = gzip.GzipFile("", "wb", fileobj=raw, compresslevel=6, mtime=0)
+        case "zst":
+            import zstandard
+
+            file = zstandard.ZstdCompressor().stream_writer(raw, closefd=False)
+        case "xz":
+            import lzma
+
+            file = lzma.LZMAFile(raw, "wb")  # noqa: SIM115  (the caller's to close)
+        case "bz2":
+            import bz2
+
+            file = bz2.BZ2File(raw, "wb")
+        case _:
+            return contextlib.nullcontext(raw)
+    return cast(contextlib.AbstractContextManager[IO[bytes]], file)

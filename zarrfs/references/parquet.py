@@ -1,0 +1,531 @@
+"""ParquetStore: a reference set in the Parquet layout, of which only `.zmetadata` is read before it is used.
+
+A chunk is found by its number in the array's grid, in one record file; parsed record files are kept within a
+bound. A record file that cannot be had, or is damaged, is an error of its own chunks and of nothing else. One that
+is not in the set stands for absent chunks: fsspec and kerchunk write none where all chunks of it are absent.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import trio
+
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
+from zarrfs.references.parquetplaces import Directory, Place, Remote
+from zarrfs.references.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
+from zarrfs.store.api import Info, Kind, Reference, Usage, join_key, keys_below, split_key
+from zarrfs.store.targetreader import TargetReader
+from zarrfs.store.targets import Targets
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import memory_limit
+from zarrfs.zarr.grid import Grid
+
+if TYPE_CHECKING:
+    from zarrfs.config.options import Options
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.recordfile import Record, Row
+
+log = logging.getLogger("zarrfs.sources")
+
+_ROW = 32  # bytes of memory that a row takes, at a guess
+_LEAST = 64 << 20  # bytes that a record file may always expand to
+_BELIEVED = 10.0  # seconds for which a record file is not tried again after it failed
+_FAILURES = 1024  # that are remembered
+_SIZES = 16_384  # sizes of whole targets that are remembered
+_AHEAD = 16  # record files read at once where the last one was absent
+_COUNTED = 1_000_000  # record files that are asked for one by one to be counted
+_COUNTING = 2.0  # seconds that the first reader of an absent record file waits until all are counted
+
+
+def open_set(plan: Plan, options: Options) -> ParquetStore:
+    """The store of a set's plan; reads nothing yet."""
+    memory = memory_limit(options)
+    share = memory // 4  # for record files; the rest is for bytes of targets
+    targets = Targets(
+        dataclasses.replace(options, memory_limit=memory - share), plan.base, plan.origin, plan.private
+    )
+    limit = Bound(max(share, _LEAST), "memory_limit")
+    if options.document_limit < limit.size:
+        limit = Bound(options.document_limit, "document_limit")
+    place: Place
+    if plan.url is not None:
+        place = Remote(plan.url, options)
+    else:
+        place = Directory(plan.path or "/", options.document_limit, limit)
+    return ParquetStore(place, targets, share, limit, plan.mtime_ns, options.missing_records == "absent")
+
+
+class Chunk(NamedTuple):
+    """Where a chunk's reference is."""
+
+    array: str
+    record: int
+    row: int
+
+
+class Absences(NamedTuple):
+    """How many record files are not in the set, of how many that there could be."""
+
+    absent: int
+    record_files: int
+    first: str = ""  # the first absent one
+
+
+class _NoRecord:
+    """In the cache, a record file that is not in the set."""
+
+    def __len__(self) -> int:
+        return 256  # the cache's own bytes for it, at a guess
+
+
+class ParquetStore:
+    """The set at `place`, whose targets `targets` reads. `memory` bounds the bytes of parsed record files.
+
+    `limit`: what a record file may expand to; `mtime_ns`: what every entry shows; `may_miss`: whether a record file
+    that is not in the set stands for absent chunks, and is no error.
+    """
+
+    immutable = True
+
+    def __init__(
+        self, place: Place, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None,
+        may_miss: bool = True,
+    ) -> None:  # fmt: skip
+        from zarrfs.cache.memory import BlockCache
+
+        self._place, self._targets, self._limit, self._mtime_ns = place, targets, limit, mtime_ns
+        self._may_miss, self._warned = may_miss, False
+        self._set: ParquetSet | None = None
+        self._lock = trio.Lock()
+        self._records: BlockCache[Record | _NoRecord] = BlockCache(memory)
+        self._failures: OrderedDict[tuple[str, int], tuple[float, ReadError]] = OrderedDict()
+        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._read = 0
+
+    async def opened(self) -> ParquetSet:
+        """What `.zmetadata` says, read when this is first called. ReadError where it cannot be had."""
+        if self._set is None:
+            async with self._lock:
+                if self._set is None:
+                    document = await self._place.read(DOCUMENT)
+                    try:
+                        self._set = await trio.to_thread.run_sync(
+                            read_set, self._place.shown(DOCUMENT), bytes(document)
+                        )
+                    except SourceError as exc:
+                        raise ReadError(exc.source, str(exc).removeprefix(f"{exc.source}: ")) from None
+        return self._set
+
+    def problems(self) -> list[tuple[str, str]]:
+        """(entry, rule) of everything in `.zmetadata` that cannot be used; [] before opened()."""
+        return [] if self._set is None else self._set.problems
+
+    async def faults(self) -> AsyncIterator[tuple[str, str]]:
+        """(entry, rule) of everything that cannot be used: in `.zmetadata`, whole record files, and their rows."""
+        self._warned = True  # a caller that asks for faults asks for absences(), too
+        found = await self.opened()
+        for problem in found.problems:
+            yield problem
+        for array, grid in found.grids.items():
+            if grid is None:
+                continue
+            async for number, first, last, record in self._records_of(array, grid):
+                where, wanted = shown(_record_key(array, number)), last - first
+                if isinstance(record, ReadError):
+                    yield where, record.reason
+                    continue
+                if record.rows < wanted:
+                    yield where, f"{record.rows} rows for {wanted} chunks"
+                for row in range(record.rows):
+                    try:
+                        if record.row(row) is not None and row >= wanted:
+                            yield where, f"row {row}: beyond the last chunk"
+                    except ValueError as exc:
+                        yield where, str(exc)
+
+    async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
+        """Count the record files of the arrays at and below `prefix` that are not in the set.
+
+        From the place's listings; where it has none, and only if `ask`, by reading all record files. None where
+        neither is possible, or with missing_records=error.
+        """
+        found = await self.opened()
+        if not self._may_miss:
+            return None
+        absent = total = 0
+        first = ""
+        for array, grid in found.grids.items():
+            if grid is None or (prefix not in ("", array) and not array.startswith(f"{prefix}/")):
+                continue
+            count = _record_files(grid, found.record_size)
+            numbers = await self._place.records(array)
+            if numbers is None:
+                if not ask or total + count > _COUNTED:
+                    return None
+                numbers = await self._asked(array, count)
+            there = bisect.bisect_left(numbers, count)
+            if there < count and not first:
+                lost = next((at for at, number in enumerate(numbers[:there]) if at != number), there)
+                first = shown(_record_key(array, lost))
+            absent, total = absent + count - there, total + count
+        return Absences(absent, total, first)
+
+    def forbid_device(self, device: int) -> None:
+        """As IndexStore.forbid_device."""
+        self._targets.forbidden_device = self._place.forbidden_device = device
+
+    # -- the Store protocol
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        name = split_key(key)[1]
+        if not key:
+            return self._directory(name)
+        found = self._known(await self.opened(), key)
+        if found is None:
+            return self._directory(name)
+        if isinstance(found, bytes):
+            return self._file(name, len(found))
+        row = await self._row(key, found)
+        if row.data is not None:
+            return self._file(name, len(row.data))
+        if row.length is None and (sized or row.url in self._sizes):
+            return self._file(name, await self._whole_size(row.url))
+        return self._file(name, row.length)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        """Documents and directories by name, then chunks in C order; `after` a chunk costs one record file."""
+        found = await self.opened()
+        if not found.is_directory(prefix):
+            at = self._known(found, prefix)
+            if isinstance(at, Chunk):
+                await self._row(prefix, at)
+            raise NotDirectory(prefix)
+        children = found.children(prefix)
+        grid = found.grids.get(prefix)
+        start = 0
+        number = grid.number(after) if grid is not None and after not in children else None
+        if number is not None:
+            start = number + 1
+        else:
+            for name, kind in children.items():
+                if name > after:
+                    if kind is Kind.DIRECTORY:
+                        yield self._directory(name)
+                    else:
+                        yield self._file(name, len(found.text(join_key(prefix, name)) or b""))
+        if prefix in found.grids:
+            if grid is None:
+                raise self._broken(found, prefix)
+            async for name, size in self._chunks(prefix, grid, found.record_size, start):
+                if name not in children:
+                    yield self._file(name, None if size < 0 else size)
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        return keys_below(self, prefix)
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        found = self._known(await self.opened(), key)
+        if found is None:
+            raise IsDirectory(key)
+        if isinstance(found, bytes):
+            return _part(found, start, length)
+        row = await self._row(key, found)
+        if row.data is not None:
+            return _part(row.data, start, length)
+        size = await self._whole_size(row.url) if row.length is None else row.length
+        stop = size if length is None else min(size, start + length)
+        if start >= stop:
+            return b""
+        low = row.offset
+        return await self._targets.read(row.url, low + start, stop - start, low, low + size)
+
+    @property
+    def remote(self) -> bool:
+        """As PrefetchStore.remote."""
+        return self._targets.remote
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        memory = memory_limit(options)
+        share = memory // 4
+        self._records.resize(share)
+        self._targets.adjust(dataclasses.replace(options, memory_limit=memory - share))
+
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready: where targets are only record files tell."""
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch."""
+        wanted, opened = [], await self.opened()
+        for key in keys:
+            try:
+                found = self._known(opened, key)
+                row = await self._row(key, found) if isinstance(found, Chunk) else None
+                if row is not None and row.data is None:
+                    size = await self._whole_size(row.url) if row.length is None else row.length
+                    wanted.append((row.url, row.offset, row.offset + size))
+            except (StoreError, ReadError):
+                continue
+        await self._targets.prefetch(wanted)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        found = self._known(await self.opened(), key)
+        if found is None:
+            return {}
+        if isinstance(found, bytes):
+            return {"inline": len(found)}
+        row = await self._row(key, found)
+        if row.data is not None:
+            return {"inline": len(row.data)}
+        url = self._targets.resolve(row.url)
+        return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
+
+    async def usage(self) -> Usage:
+        """How many files there may be: which chunks are absent only record files tell."""
+        if self._set is None:
+            return Usage()
+        files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)
+        return Usage(files=min(files, 2**63 - 1))
+
+    async def references(self) -> AsyncIterator[Reference]:
+        """As ReferenceStore.references."""
+        found = await self.opened()
+        for key, is_array in found.order(""):
+            if not is_array:
+                yield Reference(key, found.text(key))
+                continue
+            grid = found.grids[key]
+            if grid is None:
+                raise self._broken(found, key)
+            async for number, first, last, record in self._records_of(key, grid):
+                if isinstance(record, ReadError):
+                    raise record
+                try:
+                    for name, row in zip(grid.names(first, last), record.all_rows(last - first), strict=True):
+                        if row is not None and name not in found.children(key):
+                            yield Reference(join_key(key, name), row.data, row.url, row.offset, row.length)
+                except ValueError as exc:
+                    raise ReadError(self._shown(key, number), str(exc)) from None
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return {"record_files": self._read, "records": self._records.stats(), **self._targets.stats()}
+
+    async def aclose(self) -> None:
+        await self._targets.aclose()
+        await self._place.aclose()
+
+    # -- names
+
+    def _directory(self, name: str) -> Info:
+        return Info(name, Kind.DIRECTORY, 0, None, self._mtime_ns)
+
+    def _file(self, name: str, size: int | None) -> Info:
+        return Info(name, Kind.FILE, size, None, self._mtime_ns)
+
+    def _known(self, found: ParquetSet, key: str) -> bytes | Chunk | None:
+        """The bytes of a document, the place of a possible chunk, or None for a directory.
+
+        NotFound for what neither `.zmetadata` nor a grid has; ReadError where a grid cannot be known.
+        """
+        if found.is_directory(key):
+            return None
+        text = found.text(key)
+        if text is not None:
+            return text
+        prefix, rest = found.directory_above(key)
+        grid = found.grids.get(prefix)
+        if grid is not None:
+            number = grid.number(rest)
+            if number is not None:
+                return Chunk(prefix, *divmod(number, found.record_size))
+        elif prefix in found.grids and is_chunk_like(rest):
+            raise self._broken(found, prefix)
+        raise NotFound(key)
+
+    def _broken(self, found: ParquetSet, array: str) -> ReadError:
+        """Why no chunk of `array` can be told."""
+        return ReadError(f"{self._place.shown(DOCUMENT)}: {shown(join_key(array, '.zarray'))}", found.broken[array])
+
+    # -- chunks
+
+    async def _chunks(
+        self, array: str, grid: Grid, record_size: int, start: int
+    ) -> AsyncIterator[tuple[str, int]]:
+        """(name, size) of the chunks from number `start` on; the size negative where it is not known yet."""
+        async for number, first, last, record in self._records_of(array, grid, start):
+            if isinstance(record, ReadError):  # nobody knows which of them there are: each lookup says why
+                for name in grid.names(first, last):
+                    yield name, UNKNOWN
+                continue
+            at = number * record_size
+            sizes = record.sizes(first - at, last - at)
+            if (sizes != ABSENT).any():
+                for name, size in zip(grid.names(first, last), sizes.tolist(), strict=True):
+                    if size != ABSENT:
+                        yield name, size
+
+    async def _records_of(
+        self, array: str, grid: Grid, start: int = 0
+    ) -> AsyncIterator[tuple[int, int, int, Record | ReadError]]:
+        """(number, first chunk, last chunk + 1, the record file or its failure) of each that is not absent.
+
+        From chunk `start` on, the next one fetched meanwhile. Where one is absent, the place's listing finds those
+        that are there; without listings they are asked for, several at once.
+        """
+        assert self._set is not None
+        size = self._set.record_size
+        number, stop = start // size, _record_files(grid, size)
+        fetched = number
+        there: list[int] | None = None
+        looked = False
+        while number < stop:
+            try:
+                record: Record | ReadError | None = await self._record(array, number)
+            except ReadError as exc:
+                record = exc
+            if record is None and not looked:
+                there, looked = await self._place.records(array), True
+            following = number + 1
+            if there is not None:
+                at = bisect.bisect_right(there, number)
+                following = there[at] if at < len(there) else stop
+            ahead = following + (_AHEAD if record is None and there is None else 1)
+            for wanted in range(max(fetched + 1, following), min(ahead, stop)):
+                trio.lowlevel.spawn_system_task(self._prefetch, array, wanted)
+                fetched = wanted
+            if record is not None:
+                first = number * size
+                yield number, max(start, first), min(first + size, grid.size), record
+            number = following
+
+    async def _row(self, key: str, chunk: Chunk) -> Row:
+        """The reference of a chunk. NotFound where it is absent; ReadError where its row cannot be used."""
+        record = await self._record(chunk.array, chunk.record)
+        if record is None:
+            raise NotFound(key)
+        try:
+            row = record.row(chunk.row)
+        except ValueError as exc:
+            raise ReadError(self._shown(chunk.array, chunk.record), str(exc)) from None
+        if row is None:
+            raise NotFound(key)
+        return row
+
+    async def _record(self, array: str, number: int) -> Record | None:
+        """A record file, from memory or read now; None where it is absent. ReadError where it cannot be had."""
+        key = array, number
+        failure = self._failures.get(key)
+        if failure is not None and failure[0] > trio.current_time():
+            raise failure[1].with_traceback(None)
+        assert self._set is not None
+        try:
+            guess = min(self._set.record_size * _ROW, self._limit.size)
+            found = await self._records.get(key, guess, lambda: self._read_record(array, number))
+        except ReadError as exc:
+            self._failures[key] = trio.current_time() + _BELIEVED, exc
+            self._failures.move_to_end(key)
+            if len(self._failures) > _FAILURES:
+                self._failures.popitem(last=False)
+            raise
+        if not isinstance(found, _NoRecord):
+            return found
+        if not self._warned:
+            await self._warn(array, number)
+        return None
+
+    async def _read_record(self, array: str, number: int) -> Record | _NoRecord:
+        assert self._set is not None
+        key = _record_key(array, number)
+        self._read += 1
+        try:
+            data = await self._place.read(key)
+        except TargetMissing as exc:
+            if self._may_miss and await self._place.absent(key, exc):
+                return _NoRecord()
+            raise
+        await self._place.check()
+        try:
+            return await trio.to_thread.run_sync(_parse, data, self._set.record_size, self._limit)
+        except ValueError as exc:
+            raise ReadError(self._shown(array, number), str(exc)) from None
+
+    async def _warn(self, array: str, number: int) -> None:
+        """Say once that record files are absent, and how many where a listing tells soon enough."""
+        self._warned = True
+        counted = None
+        try:
+            with trio.move_on_after(_COUNTING):
+                counted = await self.absences(ask=False)
+        except ReadError:
+            pass  # as without a listing
+        except trio.Cancelled:
+            self._warned = False
+            raise
+        many = "how many record files are not, zarrfs check counts"
+        if counted is not None:
+            many = f"absent record files: {counted.absent:,} of {counted.record_files:,}"
+        log.warning(
+            "%s: is not there (%s): its chunks count as absent, as fsspec and kerchunk write sparse arrays; "
+            "with -o missing_records=error they are errors", self._shown(array, number), many,
+        )  # fmt: skip
+
+    async def _asked(self, array: str, count: int) -> list[int]:
+        """The numbers of an array's record files that are not absent, found by reading them."""
+        there = []
+
+        async def look(number: int) -> None:
+            try:
+                absent = await self._record(array, number) is None
+            except ReadError:
+                absent = False
+            if not absent:
+                there.append(number)
+
+        for start in range(0, count, _AHEAD):
+            await at_once(look, range(start, min(start + _AHEAD, count)))
+        return sorted(there)
+
+    async def _prefetch(self, array: str, number: int) -> None:
+        try:
+            await self._record(array, number)
+        except Exception:  # whoever wants it will see, and this task has nobody to tell
+            return
+
+    def _shown(self, array: str, number: int) -> str:
+        return self._place.shown(_record_key(array, number))
+
+    async def _whole_size(self, url: str) -> int:
+        size = self._sizes.get(url)
+        if size is None:
+            size = self._sizes[url] = await self._targets.size(url)
+            if len(self._sizes) > _SIZES:
+                self._sizes.popitem(last=False)
+        return size
+
+
+def _record_files(grid: Grid, record_size: int) -> int:
+    """How many record files an array has where none is absent."""
+    return -(-grid.size // record_size)
+
+
+def _record_key(array: str, number: int) -> str:
+    return join_key(array, f"refs.{number}.parq")
+
+
+def _parse(data: Buffer, record_size: int, limit: Bound) -> Record:
+    from zarrfs.references.recordfile import parse_record  # numpy and pyarrow are imported in the worker thread
+
+    return parse_record(data, record_size, limit)
+
+
+def _part(data: Buffer, start: int, length: int | None) -> Buffer:
+    stop = len(data) if length is None else start + length
+    return memoryview(data)[start:stop]

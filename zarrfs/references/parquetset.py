@@ -1,0 +1,225 @@
+"""The document of a reference set in the Parquet layout: `.zmetadata`, and the tree that it makes.
+
+Source: fsspec's LazyReferenceMapper, which writes and reads the layout; there is no other specification of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from zarrfs.errors import SourceError
+from zarrfs.store.api import Kind, join_key, key_rule, split_key
+from zarrfs.zarr.grid import Grid
+
+DOCUMENT = ".zmetadata"
+RECORD_SIZE = b'"record_size"'  # what tells a set's document from that of a Zarr store
+ABSENT, UNKNOWN = -1, -2  # as sizes of chunks: there is none; only a closer look can tell
+RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file; a file has as many as are read at a time
+_KEY_MAX = 4095  # bytes: Linux takes no longer path
+_DEPTH_MAX = 100  # directories of a key
+_CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
+_SHOWN = 20  # problems told one by one
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|e[+-]0')  # of JSON: a string, or the sign of an exponent under 10
+_ESCAPE = re.compile(r"/|\\u007f|\\.")
+_ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # where ujson differs
+
+
+class Bound(NamedTuple):
+    """A bound on bytes, and the option that it comes from."""
+
+    size: int
+    option: str
+
+    def __str__(self) -> str:
+        return f"more than {self.size} bytes (-o {self.option}=)"
+
+
+def shown(key: str) -> str:
+    """`key` as a message shows it: as references.shown(), which is imported where a message is made."""
+    from zarrfs.references import parse as references
+
+    return references.shown(key)
+
+
+def is_parquet_layout(document: bytes) -> bool:
+    """Whether a `.zmetadata` belongs to the layout; that of a Zarr store has no record_size."""
+    if RECORD_SIZE not in document:  # to parse what consolidated metadata may be takes seconds
+        return False
+    try:
+        found = json.loads(document)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and "record_size" in found
+
+
+def check_package(source: str) -> None:
+    """Raise SourceError where pyarrow is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise SourceError(source, "the Parquet layout needs the package pyarrow: pip install zarrfs[parquet]")
+
+
+def json_text(value: object) -> bytes:
+    r"""JSON as fsspec shows the members of `metadata` wherever kerchunk is installed: as ujson writes it.
+
+    That is compact ASCII with \/ for a slash and 1e-7 for 1e-07.
+    """
+    return _TOKEN.sub(_as_ujson, json.dumps(value, separators=(",", ":"))).encode()
+
+
+def _as_ujson(token: re.Match[str]) -> str:
+    if token[0][0] == "e":
+        return token[0][:-1]
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[0], match[0]), token[0])
+
+
+class ParquetSet:
+    """What `.zmetadata` says: the directories, the documents in them, and the grids of the arrays."""
+
+    def __init__(self, document: bytes, metadata: dict[str, Any], record_size: int) -> None:
+        self.document, self.record_size = document, record_size
+        self.problems: list[tuple[str, str]] = []  # (entry as messages show it, rule)
+        self.grids: dict[str, Grid | None] = {}  # by array; None: its chunks cannot be found
+        self.broken: dict[str, str] = {}  # why, by array
+        self._metadata: dict[str, Any] = {}  # JSON, and once it was asked for its text
+        self._children: dict[str, dict[str, Kind]] = {"": {DOCUMENT: Kind.FILE}}
+        for key, value in metadata.items():
+            if key == DOCUMENT:
+                continue  # the file itself, as fsspec shows it
+            rule = _key_rule(key)
+            if rule:
+                self._add_problem(key, f"not a key: {rule}: left out")
+                continue
+            self._metadata[key] = value
+            self._add_directory(split_key(key)[0])
+        for key in [key for key in self._metadata if key in self._children]:
+            self._add_problem(key, "is a file and a directory: the file is left out")
+            del self._metadata[key]
+        for key, value in self._metadata.items():
+            prefix, name = split_key(key)
+            self._children[prefix][name] = Kind.FILE
+            if name == ".zarray":
+                self._add_array(prefix, key, value)
+        for prefix, names in self._children.items():
+            self._children[prefix] = dict(sorted(names.items()))
+
+    def is_directory(self, key: str) -> bool:
+        """Whether `key` is a directory."""
+        return key in self._children
+
+    def children(self, prefix: str) -> dict[str, Kind]:
+        """The documents and directories in the directory `prefix`, sorted by name: all but chunks."""
+        return self._children[prefix]
+
+    def order(self, prefix: str) -> Iterator[tuple[str, bool]]:
+        """(key, False) of every document below a directory, and (prefix, True) of every array after those in it."""
+        for name, kind in self._children[prefix].items():
+            key = join_key(prefix, name)
+            if kind is Kind.DIRECTORY:
+                yield from self.order(key)
+            else:
+                yield key, False
+        if prefix in self.grids:
+            yield prefix, True
+
+    def text(self, key: str) -> bytes | None:
+        """The bytes of the document `key`; None where there is none."""
+        if key == DOCUMENT:
+            return self.document
+        value = self._metadata.get(key, self)
+        if value is self:
+            return None
+        if not isinstance(value, bytes):
+            value = self._metadata[key] = json_text(value)
+        return value
+
+    def directory_above(self, key: str) -> tuple[str, str]:
+        """(the nearest directory above `key`, the rest of the key)."""
+        prefix = split_key(key)[0]
+        while prefix not in self._children:
+            prefix = split_key(prefix)[0]
+        return prefix, key[len(prefix) + 1 :] if prefix else key
+
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self._metadata) + 1
+
+    def told(self) -> tuple[str, ...]:
+        """The problems as warnings, with a count of those not told one by one."""
+        more = len(self.problems) - _SHOWN
+        told = [f"{entry}: {rule}" for entry, rule in self.problems[:_SHOWN]]
+        return (*told, f"{more} more problems: see zarrfs check") if more > 0 else tuple(told)
+
+    def _add_directory(self, prefix: str) -> None:
+        while prefix not in self._children:
+            self._children[prefix] = {}
+            parent, name = split_key(prefix)
+            self._add_directory(parent)
+            self._children[parent][name] = Kind.DIRECTORY
+            prefix = parent
+
+    def _add_array(self, prefix: str, key: str, value: object) -> None:
+        try:
+            self.grids[prefix] = grid_of(value)
+        except ValueError as exc:
+            self.grids[prefix] = None
+            self.broken[prefix] = f"{exc}: the array's chunks cannot be read"
+            self._add_problem(key, self.broken[prefix])
+
+    def _add_problem(self, key: str, rule: str) -> None:
+        self.problems.append((shown(key), rule))
+
+
+def grid_of(value: object) -> Grid:
+    """The grid of a `.zarray`; ValueError says why the layout has none for it."""
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")  # noqa: TRY004
+    for name in ("shape", "chunks"):
+        if name not in value:
+            raise ValueError(f"no {name}")
+    grid = Grid(value["shape"], value["chunks"])
+    separator = value.get("dimension_separator", ".")
+    if separator not in (".", "/"):
+        raise ValueError('dimension_separator: expected "." or "/"')
+    if separator == "/" and len(grid.counts) > 1:
+        raise ValueError('dimension_separator: the Parquet layout has chunk names with ".", not "/"')
+    return grid
+
+
+def is_chunk_like(name: str) -> bool:
+    """Whether a key below an array of unknown grid may be that of a chunk."""
+    return _CHUNK_LIKE.fullmatch(name) is not None
+
+
+def read_set(source: str, document: bytes) -> ParquetSet:
+    """The set of a `.zmetadata` called `source`; SourceError where it is none."""
+    try:
+        found = json.loads(document)
+    except RecursionError:
+        raise SourceError(source, "not JSON: nested too deeply") from None
+    except ValueError as exc:
+        raise SourceError(source, f"not JSON: {exc}") from None
+    if not isinstance(found, dict):
+        raise SourceError(source, "expected a JSON object")
+    metadata, record_size = found.get("metadata"), found.get("record_size")
+    if not isinstance(metadata, dict):
+        raise SourceError(source, "expected an object" if "metadata" in found else "missing", "metadata")
+    if type(record_size) is not int or not 1 <= record_size <= RECORD_SIZE_MAX:
+        rule = f"expected a whole number from 1 to {RECORD_SIZE_MAX}" if "record_size" in found else "missing"
+        raise SourceError(source, rule, "record_size")
+    return ParquetSet(document, metadata, record_size)
+
+
+def _key_rule(key: str) -> str | None:
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        return "a lone surrogate"
+    if size > _KEY_MAX:
+        return f"over {_KEY_MAX} bytes"
+    if key.count("/") > _DEPTH_MAX:
+        return f"over {_DEPTH_MAX} directories deep"
+    return key_rule(key)

@@ -1,0 +1,390 @@
+"""Reference sets, versions 0 and 1, compiled to an index.
+
+Source: the fsspec reference set specification; where it is silent, docs/reference-sets.md says what we do.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from zarrfs.documents.compilation import Compilation
+from zarrfs.documents.documents import JsonDocument
+from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
+from zarrfs.store.api import NAME_MAX, key_rule
+from zarrfs.store.indexfile import ROOT, IndexWriter
+
+if TYPE_CHECKING:
+    from zarrfs.references.templates import Templates
+
+KEY_MAX = 4095  # bytes: Linux takes no longer path
+DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its own name
+OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: what a file can have
+
+APART = ("refs",)  # the member that comes in slices of its own
+_MEMBERS = {"version", "templates", "gen", "refs"}
+ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
+_BLANKS = b" \t\r\n\v\f"
+_NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
+_SHOWN = 400  # characters of a key in a message
+_SHORT = NAME_MAX // 4  # characters that fit in a name, whatever they are
+_REMEMBERED = 200_000  # directories and URLs
+_json_text = json.JSONEncoder(separators=(",", ":")).encode
+
+Pairs = Iterable[tuple[str, Any]]  # key and value, as a set of version 0 has them
+
+
+class _Bad(Exception):
+    """A key that is left out, and the rule that it or its value breaks."""
+
+
+def detect(document: object) -> bool:
+    """Whether (the head of) a document looks like a reference set. Version 0 has no mark: one reference will do."""
+    if not isinstance(document, dict):
+        return False
+    if "version" in document:
+        return not _MEMBERS.isdisjoint(document.keys() - {"version"}) or len(document) == 1
+    if not document or "refs" in document:
+        return True
+    return any(_like_reference(key, value) for key, value in document.items())
+
+
+def compile_document(document: JsonDocument, compilation: Compilation) -> None:
+    """Compile a reference set into `compilation.writer`.
+
+    Raises SourceError for what no key can be blamed for (or, with -o strict, for any bad key).
+    """
+    head = document.head(APART)
+    if not isinstance(head, dict):
+        raise compilation.refuse(f"a reference set is a JSON object, not {json_type(head)}")
+    entries = _Entries(compilation)
+    if "version" in head or "version" in document.members(("version",), APART):
+        compilation.place = "refs"
+        _Version1(document, entries, compilation).compile()
+    else:
+        urls = _Urls(compilation.writer, None)
+        for part in document.slices():
+            if "refs" in part.values:
+                compilation.warn(
+                    'refs: without "version" this is a set of version 0, and refs a file in it; '
+                    'a set of version 1 says "version": 1'
+                )
+            entries.add(part.values.items(), urls)
+    entries.finish()
+
+
+class _Version1:
+    """A set of version 1 on its way into the index."""
+
+    def __init__(self, document: JsonDocument, entries: _Entries, compilation: Compilation) -> None:
+        self._document, self._entries, self._compilation = document, entries, compilation
+        self._members: dict[str, Any] = {}
+        self._named: dict[str, str] | None = None
+        self._made: Templates | None = None
+        self._gens: list[Gen] = []
+
+    def compile(self) -> None:
+        """Everything, refs first: what gen makes comes later, and wins."""
+        urls = _Urls(self._compilation.writer, lambda text: self._templates().text(text))
+        for member, values in self._document.slices(APART):
+            refs = values if member else values.get("refs", {})
+            if not member:
+                self._take(values)
+            if isinstance(refs, dict):
+                self._entries.add(refs.items(), urls)
+            else:
+                self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
+        if "version" not in self._members:  # it was there when we looked: somebody writes to the document
+            raise self._compilation.refuse("the document changes while it is read")
+        for gen in self._gens:
+            self._compilation.place = gen.where
+            try:
+                self._generate(gen)
+            except TemplateError as exc:
+                self._compilation.fault(exc.rule, exc.entry and shown(exc.entry))
+        self._compilation.place = "refs"
+        if self._compilation.thorough:
+            self._check_templates()
+
+    def _generate(self, gen: Gen) -> None:
+        """The entries of one item of gen. Raises TemplateError."""
+        urls = _Urls(self._compilation.writer, None)  # rendered already
+        for batch in self._templates().batches(gen):
+            made: Iterable[Any] = zip(batch.urls, strict=True)
+            if batch.offsets is not None and batch.lengths is not None:
+                made = zip(batch.urls, batch.offsets, batch.lengths, strict=True)
+            self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
+
+    def _check_templates(self) -> None:
+        """Find those that are no templates, used or not."""
+        for name, source in self._sources().items():
+            if "{{" in source:
+                try:
+                    self._templates().check(source)
+                except TemplateError as exc:
+                    self._compilation.fault(exc.rule, shown(f"templates.{name}"))
+
+    def _take(self, values: dict[str, Any]) -> None:
+        """Check the members of the root, refs apart."""
+        compilation = self._compilation
+        version = values.get("version", 1)
+        if type(version) is not int or version != 1:
+            compilation.fault(
+                f"must be the number 1, not {json_type(version)} (version 0 has no such member)", "version"
+            )
+        for name in values:
+            if name in _MEMBERS:
+                continue
+            compilation.warn(f"{shown(name)}: not a member of a reference set of version 1: ignored")
+        self._members |= values
+        self._members.pop("refs", None)
+        if "templates" in values:
+            self._sources()
+        if "gen" in values:
+            names, limit = self._sources().keys(), compilation.options.gen_limit
+            self._gens = read_gen(
+                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, shown(entry))
+            )
+
+    def _sources(self) -> dict[str, str]:
+        """The member templates, wherever in the document it is; checked when this is first called."""
+        if self._named is None:
+            if "templates" not in self._members:
+                self._members["templates"] = {}
+                self._members |= self._document.members(("templates",), APART)
+            sources = self._members["templates"]
+            if not isinstance(sources, dict):
+                self._compilation.fault(f"expected an object, not {json_type(sources)}", "templates")
+                sources = {}
+            self._named = {}
+            for name, source in sources.items():
+                if isinstance(source, str):
+                    self._named[name] = source
+                else:
+                    rule = f"expected a string, not {json_type(source)}"
+                    self._compilation.fault(rule, shown(f"templates.{name}"))
+        return self._named
+
+    def _templates(self) -> Templates:
+        if self._made is None:
+            from zarrfs.references.templates import Templates  # most sets use none, and need no jinja2
+
+            self._made = Templates(self._sources())
+        return self._made
+
+
+class _Urls:
+    """Targets by URL as written in one part of a document; `render` makes the URL of one with templates."""
+
+    def __init__(self, writer: IndexWriter, render: Callable[[str], str] | None) -> None:
+        self._writer, self._render = writer, render
+        self.known: dict[str, int] = {}  # as written -> target's id
+
+    def url(self, raw: Any) -> str:
+        """The URL that is meant; its target is known from now on. Raises _Bad, or TemplateError."""
+        if type(raw) is not str:
+            raise _Bad(f"url: expected a string, not {json_type(raw)}")
+        url = self._render(raw) if self._render is not None and "{{" in raw else raw
+        if not url:
+            raise _Bad("url: empty")
+        if "\0" in url:
+            raise _Bad("url: a NUL character")
+        if len(url) > RENDERED_MAX:
+            raise _Bad(f"url: over {RENDERED_MAX} characters")
+        if _size(url) is None:
+            raise _Bad("url: a lone surrogate, which UTF-8 cannot hold")
+        if len(self.known) > _REMEMBERED:
+            self.known.clear()
+        self.known[raw] = self._writer.target_id(url)
+        return url
+
+
+class _Entries:
+    """Writes entries into the index; what each key and value must be is decided here."""
+
+    def __init__(self, compilation: Compilation) -> None:
+        self._compilation, self._writer = compilation, compilation.writer
+        self._directories: dict[str, int] = {"": ROOT}  # checked prefixes
+        self._stripped: tuple[int, str] | None = None  # how many keys began with "/", and the first
+
+    def add(self, pairs: Pairs, urls: _Urls, gen: str = "") -> None:
+        """Add entries; a key that comes again replaces the earlier one. `gen`: the item that made them."""
+        directories, known = self._directories, urls.known
+        rows: list[tuple[int, str, int, int, int]] = []
+        for key, value in pairs:
+            kind = type(value)
+            if (kind is list or kind is tuple) and len(value) == 3:  # nearly all are ranges, and fine
+                url, offset, length = value
+                prefix, _, name = key.rpartition("/")
+                if (
+                    type(url) is str
+                    and type(offset) is int
+                    and type(length) is int
+                    and (parent := directories.get(prefix)) is not None
+                    and (target := known.get(url)) is not None
+                    and offset >= 0
+                    and length >= 0
+                    and offset + length <= OFFSET_MAX
+                    and 0 < len(name) <= _SHORT
+                    and name.isprintable()  # so without NUL and lone surrogates
+                    and name != "."
+                    and name != ".."
+                    and (prefix or key[0] != "/")
+                ):
+                    rows.append((parent, name, length, target, offset))
+                    continue
+            self._writer.ranges(rows)
+            rows.clear()
+            self._add_one(key, value, urls, gen)
+        self._writer.ranges(rows)
+
+    def finish(self) -> None:
+        """Say what can only be said at the end; see that no key is a file and a directory."""
+        if self._stripped:
+            count, first = self._stripped
+            self._compilation.warn(f'{shown(first)}: a leading "/" is taken off ({count:,} such keys)')
+        conflict = self._compilation.options.conflict
+        gone = "/"  # the directory that was left out last; its own come right behind it
+        for key in self._writer.conflicts():
+            entry = self._compilation.entry
+            if conflict == "error":
+                self._compilation.fault("a file and a directory (see option conflict)", entry(shown(key)))
+            elif conflict == "directory":
+                self._compilation.skip(entry(shown(key)), "a file and a directory: the directory wins")
+            elif not key.startswith(gone):
+                gone = f"{key}/"
+                below = self._writer.discard_below(key)
+                rule = f"a file and a directory: the file wins over {below:,} files"
+                self._compilation.skip(entry(shown(gone)), rule)
+
+    def _add_one(self, key: str, value: Any, urls: _Urls, gen: str) -> None:
+        """Any entry, with all checks."""
+        compilation = self._compilation
+        entry, suffix = compilation.entry(shown(key)), f" ({gen})" if gen and not compilation.thorough else ""
+        try:
+            key = self._checked(key)
+        except _Bad as bad:
+            compilation.skip(entry, f"{bad}{suffix}")
+            return
+        try:
+            self._write(key, value, urls, bool(gen))
+            parent = key.rpartition("/")[0]
+            if len(parent) < KEY_MAX - NAME_MAX:  # any short name may follow it
+                if len(self._directories) > _REMEMBERED:
+                    self._directories.clear()
+                self._directories[parent] = self._writer.directory_id(parent)
+        except _Bad as bad:
+            compilation.skip(entry, f"{bad}{suffix}")
+            if gen:
+                self._writer.discard(key)
+        except TemplateError as exc:
+            compilation.fault(f"url {value[0]!r:.80}: {exc.rule}", entry)
+
+    def _write(self, key: str, value: Any, urls: _Urls, generated: bool) -> None:
+        if type(value) is str:
+            self._writer.inline(key, _inline(value))
+        elif isinstance(value, dict):
+            self._writer.inline(key, _object_text(value).encode())
+        elif not isinstance(value, list | tuple):
+            raise _Bad(f"expected a string, an object or an array, not {json_type(value)}")
+        elif len(value) == 3:
+            offset, length = map(_number, value[1:]) if generated else value[1:]
+            _check_range(offset, length)
+            self._writer.range(key, urls.url(value[0]), offset, length)
+        elif len(value) == 1:
+            self._writer.whole(key, urls.url(value[0]))
+        else:
+            raise _Bad(f"expected [url] or [url, offset, length], not an array of {len(value)}")
+
+    def _checked(self, key: str) -> str:
+        """`key` without a leading slash. Raises _Bad."""
+        size = _size(key)
+        if size is None:
+            raise _Bad("a key with a lone surrogate, which UTF-8 cannot hold")
+        if key[:1] == "/":
+            count, first = self._stripped or (0, key)
+            self._stripped = count + 1, first
+            key = key[1:]
+        rule = key_rule(key)
+        if size > KEY_MAX:
+            rule = f"a key over {KEY_MAX} bytes"
+        elif key.count("/") > DEPTH_MAX:
+            rule = f"over {DEPTH_MAX} directories deep"
+        if rule:
+            raise _Bad(f"not a key: {rule}")
+        return key
+
+
+def _check_range(offset: Any, length: Any) -> None:
+    """Raises _Bad unless both are whole numbers from 0 on whose sum a file can have."""
+    for name, number in ("offset", offset), ("length", length):
+        if type(number) is float and number > OFFSET_MAX:  # orjson's idea of such integers
+            raise _Bad("offset + length is over 2^63 - 1")
+        if type(number) is not int:
+            raise _Bad(f"{name}: expected a whole number, not {json_type(number)}")
+        if number < 0:
+            raise _Bad(f"{name}: negative")
+    if offset + length > OFFSET_MAX:
+        raise _Bad("offset + length is over 2^63 - 1")
+
+
+def _inline(text: str) -> bytes:
+    """The bytes that an inline value stands for."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise _Bad("text with a lone surrogate, which UTF-8 cannot hold") from None
+    if not data.startswith(b"base64:"):
+        return data
+    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # it may be long
+    try:
+        return binascii.a2b_base64(memoryview(coded)[7:], strict_mode=True)
+    except binascii.Error as exc:
+        raise _Bad(f"malformed base64: {str(exc).lower()}") from None
+
+
+def _size(text: str) -> int | None:
+    """Bytes of `text` in UTF-8; None where it has none."""
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
+def _number(value: int | str) -> int:
+    """An offset or length that gen made: a number, or rendered text."""
+    if isinstance(value, int):
+        return value
+    match = _NUMBER.fullmatch(value)
+    if match is None:
+        raise _Bad(f"expected a whole number, not {value!r:.40}")
+    if len(match[1]) > 40:  # leading zeros aside, far beyond any file
+        raise _Bad("offset + length is over 2^63 - 1")
+    return int(match[1])
+
+
+def _object_text(value: dict[str, Any]) -> str:
+    """The text of an inline JSON object: compact, in the order of the document, in ASCII."""
+    try:
+        return _json_text(value)
+    except RecursionError:
+        raise _Bad("an object nested too deeply") from None
+
+
+def _like_reference(key: str, value: object) -> bool:
+    if isinstance(value, list):
+        return len(value) in (1, 3) and isinstance(value[0], str)
+    return isinstance(value, str) or (isinstance(value, dict) and key.endswith(ZARR_METADATA))
+
+
+def shown(key: str) -> str:
+    """`key` as a message shows it: one printable line of bounded length."""
+    if key.isprintable() and len(key) <= _SHOWN:
+        return key
+    cut = key if len(key) <= _SHOWN else key[:_SHOWN] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

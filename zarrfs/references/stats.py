@@ -1,0 +1,285 @@
+"""What a reference set holds, counted: entries, bytes, targets, holes and overlaps, chunks of arrays.
+
+24 bytes are kept for each reference and a bounded number of URLs, so ten million references take some 800 MB. Targets
+are told apart by a 64-bit hash of their URL: of ten million, two look the same once in 400,000 runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zarrfs.config.redaction import without_secrets
+from zarrfs.references.arrays import Array, find_array
+from zarrfs.store.api import Reference, ReferenceStore
+
+_BATCH = 65_536  # references put into arrays at once
+_NAMES = 65_536  # URLs kept; further ones are found by reading the set again, if they are wanted
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Sized(NamedTuple):
+    """A reference and its length in bytes."""
+
+    key: str
+    length: int
+
+
+class Target(NamedTuple):
+    """What refers to one target: `bytes` are those of ranges alone."""
+
+    url: str
+    references: int
+    bytes: int
+
+
+@dataclasses.dataclass
+class Stats:
+    """The counts; sizes in bytes."""
+
+    files: int = 0
+    directories: int = 0
+    inline: int = 0
+    inline_bytes: int = 0
+    ranges: int = 0  # references to a range of a target
+    range_bytes: int = 0  # their lengths, added up
+    whole: int = 0  # references to a whole target, of a size that the set does not tell
+    targets: int = 0
+    holes: int = 0  # between the first and last referenced byte of a target, in no range
+    overlaps: int = 0  # in more than one range
+    largest: Sized | None = None
+    smallest: Sized | None = None
+    top_by_bytes: list[Target] = dataclasses.field(default_factory=list)
+    top_by_references: list[Target] = dataclasses.field(default_factory=list)
+    arrays: list[Array] = dataclasses.field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, ready for JSON."""
+        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in found.items():
+            if isinstance(value, list):
+                found[name] = [one.as_json() if isinstance(one, Array) else one._asdict() for one in value]
+            elif isinstance(value, Sized):
+                found[name] = value._asdict()
+        return found
+
+
+async def statistics(
+    store: ReferenceStore,
+    top: int = 10,
+    watched: Callable[[AsyncIterator[Reference]], AsyncIterator[Reference]] = lambda references: references,
+) -> Stats:
+    """Count the set; `watched` may show progress. Raises what store.references() raises."""
+    stats, columns, tree = Stats(), _Columns(), _Tree(store)
+    async for key, data, url, offset, length in watched(store.references()):
+        parent, _, name = key.rpartition("/")
+        if parent != tree.at:
+            await tree.enter(parent)
+        if tree.array is not None:
+            tree.array.see(tree.below + name)
+        if data is not None:
+            stats.inline += 1
+            stats.inline_bytes += len(data)
+        elif length is None:
+            columns.whole(url)
+        else:
+            columns.range(key, url, offset, length)
+    columns.flush()
+    stats.directories, stats.arrays = tree.directories, tree.arrays
+    stats.ranges, stats.whole = columns.ranges, columns.wholes
+    stats.files = stats.inline + stats.ranges + stats.whole
+    stats.largest, stats.smallest = columns.largest, columns.smallest
+    stats.targets, by_bytes, by_references = _count_targets(stats, columns, top)
+    names = await _names(store, columns.names, {one.target for one in (*by_bytes, *by_references)})
+    names = {target: without_secrets(url) for target, url in names.items()}
+    stats.top_by_bytes = [Target(names[one.target], one.references, one.bytes) for one in by_bytes]
+    stats.top_by_bytes.sort(key=lambda target: (-target.bytes, target.url))
+    stats.top_by_references = [Target(names[one.target], one.references, one.bytes) for one in by_references]
+    stats.top_by_references.sort(key=lambda target: (-target.references, target.url))
+    return stats
+
+
+class _Counted(NamedTuple):
+    """As Target, by the hash of its URL."""
+
+    target: int
+    references: int
+    bytes: int
+
+
+class _Tree:
+    """Where in the tree the references are, which come in the order of the tree."""
+
+    def __init__(self, store: ReferenceStore) -> None:
+        self._store = store
+        self.at: str | None = None  # the directory
+        self.directories = 0
+        self.arrays: list[Array] = []
+        self.array: Array | None = None  # the one that `at` belongs to
+        self.below = ""  # the way from it to `at`, with "/" at the end
+
+    async def enter(self, directory: str) -> None:
+        """Go on in `directory`, and count those that are new."""
+        last, self.at = self.at, directory
+        parts, before = directory.split("/") if directory else [], last.split("/") if last else []
+        common = 0
+        while common < min(len(parts), len(before)) and parts[common] == before[common]:
+            common += 1
+        self.directories += len(parts) - common
+        if self.array is not None and not f"{directory}/".startswith(f"{self.array.key}/" if self.array.key else ""):
+            self.array = None
+        if last is None:
+            self._found(await find_array(self._store, ""))
+        for depth in range(common + 1, len(parts) + 1):
+            if self.array is None:
+                self._found(await find_array(self._store, "/".join(parts[:depth])))
+        if self.array is not None:
+            way = directory[len(self.array.key) :].strip("/")
+            self.below = f"{way}/" if way else ""
+
+    def _found(self, array: Array | None) -> None:
+        if array is not None:
+            self.array = array
+            self.arrays.append(array)
+
+
+class _Columns:
+    """The references as numbers: hash of the target, offset, length."""
+
+    def __init__(self) -> None:
+        self.ranges = self.wholes = 0
+        self.largest: Sized | None = None
+        self.smallest: Sized | None = None
+        self.names: dict[int, str] = {}
+        self._keys: list[str] = []
+        self._pending: tuple[list[int], list[int], list[int]] = ([], [], [])
+        self._done: tuple[list[Numbers], list[Numbers], list[Numbers]] = ([], [], [])
+        self._whole: list[int] = []
+        self._wholes: list[Numbers] = []
+
+    def range(self, key: str, url: str, offset: int, length: int) -> None:
+        """Add a reference to a range."""
+        target = hash(url)
+        if target not in self.names and len(self.names) < _NAMES:
+            self.names[target] = url
+        targets, offsets, lengths = self._pending
+        targets.append(target)
+        offsets.append(offset)
+        lengths.append(length)
+        self._keys.append(key)
+        if len(targets) >= _BATCH:
+            self.flush()
+
+    def whole(self, url: str) -> None:
+        """Add a reference to a whole target."""
+        target = hash(url)
+        if len(self.names) < _NAMES:
+            self.names.setdefault(target, url)
+        self._whole.append(target)
+        if len(self._whole) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put what is pending into arrays."""
+        if self._whole:
+            self.wholes += len(self._whole)
+            self._wholes.append(np.array(self._whole, np.int64))
+            self._whole = []
+        keys, self._keys = self._keys, []
+        if not keys:
+            return
+        self.ranges += len(keys)
+        arrays = [np.array(column, np.int64) for column in self._pending]
+        for done, array in zip(self._done, arrays, strict=True):
+            done.append(array)
+        self._pending = ([], [], [])
+        high, low = int(arrays[2].argmax()), int(arrays[2].argmin())
+        if self.largest is None or arrays[2][high] > self.largest.length:
+            self.largest = Sized(keys[high], int(arrays[2][high]))
+        if self.smallest is None or arrays[2][low] < self.smallest.length:
+            self.smallest = Sized(keys[low], int(arrays[2][low]))
+
+    def taken(self) -> list[Numbers]:
+        """[targets, offsets, lengths, targets of whole references]; they are not kept."""
+        found = []
+        for parts in (*self._done, self._wholes):
+            found.append(np.concatenate(parts) if parts else np.empty(0, np.int64))
+            parts.clear()
+        return found
+
+
+def _count_targets(
+    stats: Stats, columns: _Columns, top: int
+) -> tuple[int, list[_Counted], list[_Counted]]:
+    """(distinct targets, the top ones by bytes, the top ones by references); fills in bytes, holes and overlaps."""
+    targets, offsets, lengths, wholes = columns.taken()
+    stats.range_bytes = _total(lengths)
+    order = np.lexsort((offsets, targets))
+    targets, offsets = targets[order], offsets[order]
+    lengths = lengths[order]
+    del order
+    bounds = np.flatnonzero(targets[1:] != targets[:-1]) + 1
+    known = np.unique(np.concatenate((targets[:1], targets[bounds], wholes)))
+    del bounds
+    first, after = np.searchsorted(targets, known), np.searchsorted(targets, known, "right")
+    wholes.sort()
+    counts = after - first + np.searchsorted(wholes, known, "right") - np.searchsorted(wholes, known)
+
+    def counted(ranks: Numbers) -> list[_Counted]:
+        return [_Counted(int(known[at]), int(counts[at]), _total(lengths[first[at] : after[at]])) for at in ranks]
+
+    sizes, ranged = np.zeros(len(known)), after > first
+    if len(lengths):
+        sizes[ranged] = np.add.reduceat(lengths.astype(np.float64), first[ranged])  # to rank by: never overflows
+    by_bytes = [one for one in counted(_highest(sizes, top)) if one.bytes]
+    by_references = counted(_highest(counts, top))
+    stats.holes, stats.overlaps = gaps_and_overlaps(targets, offsets, lengths)
+    return len(known), by_bytes, by_references
+
+
+def gaps_and_overlaps(targets: Numbers, starts: Numbers, lengths: Numbers) -> tuple[int, int]:
+    """Bytes between the first and last of a target's ranges that are in none; bytes that are in several.
+
+    Ranges are sorted by target, then start. With the ends sorted, too, the ith start and the ith end of a target bound
+    ranges that cover every byte as often as the given ones do, and of which none lies within another.
+    """
+    if not lengths.all():
+        some = lengths > 0
+        targets, starts, lengths = targets[some], starts[some], lengths[some]
+    ends = starts + lengths
+    ends = ends[np.lexsort((ends, targets))]
+    same = targets[1:] == targets[:-1]
+    gaps = starts[1:] - ends[:-1]
+    holes = _total(gaps[same & (gaps > 0)])
+    del gaps
+    low = starts[1:].copy()  # where the bytes that the ith and the next have in common begin,
+    np.maximum(low[1:], ends[:-2], out=low[1:], where=same[:-1])  # without those that the one before has, too
+    common = ends[:-1] - low
+    return holes, _total(common[same & (common > 0)])
+
+
+async def _names(store: ReferenceStore, known: dict[int, str], wanted: set[int]) -> dict[int, str]:
+    """The URLs of `wanted` hashes."""
+    names = {target: known[target] for target in wanted if target in known}
+    if len(names) < len(wanted):
+        async for reference in store.references():
+            if reference.data is None and hash(reference.url) in wanted:
+                names[hash(reference.url)] = reference.url
+                if len(names) == len(wanted):
+                    break
+    return names
+
+
+def _highest(weights: npt.NDArray[Any], top: int) -> Numbers:
+    """The places of the `top` largest, largest first."""
+    return np.argsort(-weights, kind="stable")[:top]
+
+
+def _total(numbers: Numbers) -> int:
+    """The sum of numbers from 0 on, which may be over 64 bits."""
+    return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())

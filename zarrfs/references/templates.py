@@ -1,0 +1,461 @@
+"""The templates of reference sets: jinja in a sandbox, and the expansion of `gen`.
+
+Source: the fsspec reference set specification, version 1 ("jinja-str", "templates", "gen"). A document may
+come from anywhere, so its templates see nothing but each other, and Budget bounds what they cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import keyword
+import math
+import re
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
+
+from zarrfs.references.gen import RENDERED_MAX, Batch, Gen, TemplateError, names_in
+
+CPU_SECONDS = 2.0  # processor time to start with,
+SECONDS_EACH = 0.005  # for every text,
+SECONDS_A_ROW = 0.00005  # and for every combination of a gen: some ten times what an honest one takes
+MEMORY = 256 << 20  # bytes of address space beyond what the process has already
+
+_CHUNK = 512  # rows rendered under one setting of the limits
+_BLOCK = 1 << 16  # rows evaluated together
+_FEW = 10_000  # rows that are rendered before numpy is imported
+_SHOWN = 200  # characters of a reason
+_CPU_CLOCK = -8  # Linux's number for the user and system time of the calling process, as ticks counted it
+
+# {{name}} and {{name(a='text', b='text')}}: rendered without jinja, to the same text
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_VALUE = r"[A-Za-z][A-Za-z0-9_]*\s*=\s*'[^'\\\r\n]*'"
+_CALL = rf"\(\s*(?:{_VALUE}\s*(?:,\s*{_VALUE}\s*)*)?\)"
+_PIECE = re.compile(rf"\{{\{{\s*({_NAME})\s*(?:({_CALL})\s*)?\}}\}}", re.ASCII)
+_VALUES = re.compile(r"([A-Za-z][A-Za-z0-9_]*)\s*=\s*'([^']*)'", re.ASCII)
+_RESERVED = frozenset((*keyword.kwlist, "true", "false", "none", "self"))
+
+
+class Budget:
+    """The processor time (seconds) and memory (bytes) that rendering one document may take.
+
+    Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: whoever
+    takes too long is ended by SIGXCPU, whoever takes too much gets a MemoryError, even in the middle of one
+    operation in C. Where limits cannot be set, nothing happens.
+    """
+
+    def __init__(self, seconds: float = CPU_SECONDS, memory: int = MEMORY) -> None:
+        self.seconds, self.memory = seconds, memory
+        self._inside = False
+
+    @contextlib.contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Run the block within the budget, and take its time from it; nesting changes nothing."""
+        if self._inside:
+            yield
+            return
+        if self.seconds <= 0:
+            raise TemplateError("takes too much time to render")
+        start = time.process_time()
+        saved: list[tuple[int, tuple[int, int]]] = []
+        self._inside = True
+        try:
+            _lower(resource.RLIMIT_CPU, math.ceil(_limited_time() + self.seconds), saved)
+            _lower(resource.RLIMIT_CORE, 0, saved)  # SIGXCPU would dump one
+            _lower(resource.RLIMIT_AS, _address_space() + self.memory, saved)
+            yield
+        finally:
+            self._inside = False
+            for which, limits in reversed(saved):  # memory first: the rest may need some
+                resource.setrlimit(which, limits)
+            self.seconds -= time.process_time() - start
+
+
+class Templates:
+    """The named templates of one reference set, and the sandbox that renders texts with them.
+
+    Everything raises TemplateError, and nothing else, for what the document has wrong. A template is seen
+    as its text, rendered without variables, or is called with named ones: {{f(c='text')}}.
+    """
+
+    def __init__(self, sources: Mapping[str, str], budget: Budget | None = None) -> None:
+        self.budget = budget or Budget()
+        self._sources = sources
+        self._values: dict[str, object] = {n: s for n, s in sources.items() if "{{" not in s}
+        self._codes: dict[str, jinja2.Template] = {}
+        self._trees: dict[str, nodes.Template] = {}
+        self._active: list[str] = []
+        self._environment = _Environment(self)
+
+    def text(self, source: str) -> str:
+        """`source` rendered with the templates alone."""
+        try:
+            simple = self._substitute(source)
+            if simple is not None:
+                return simple
+            self.budget.seconds += SECONDS_EACH
+            with self.budget.bounded():
+                return self._render(self._code(self.parse(source)), {})
+        except Exception as exc:
+            raise TemplateError(_reason(exc)) from None
+
+    def check(self, source: str) -> None:
+        """Raise TemplateError where `source` is no template."""
+        try:
+            self.budget.seconds += SECONDS_EACH
+            with self.budget.bounded():
+                self._code(self.parse(source))
+        except Exception as exc:
+            raise TemplateError(_reason(exc)) from None
+
+    def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
+        """The rendered fields of every combination, in order, one row at a time."""
+        for keys, urls, offsets, lengths in self.batches(gen):
+            if offsets is None or lengths is None:
+                yield from zip(keys, urls, strict=True)
+            else:
+                yield from zip(keys, urls, map(str, offsets), map(str, lengths), strict=True)
+
+    def batches(self, gen: Gen) -> Iterator[Batch]:
+        """The rendered fields of all combinations, in order, 65536 rows at most at a time."""
+        self.budget.seconds += gen.count * SECONDS_A_ROW
+        done = 0
+        fast = [self._rendered_together] if gen.count <= _FEW else [self._evaluated, self._rendered_together]
+        for expanded in fast:
+            with contextlib.suppress(Exception):
+                for batch in expanded(gen, done):
+                    done += len(batch.keys)
+                    yield batch
+                return
+        try:  # field by field from here on: that can do more, and its errors say where
+            yield from self._rendered_apart(gen, done)
+        except TemplateError as exc:
+            raise TemplateError(exc.rule, exc.entry or gen.where) from None
+        except MemoryError as exc:
+            raise TemplateError(_reason(exc), gen.where) from None
+
+    def find(self, name: str) -> object:
+        """What `name` means in a text: a str, a callable, or jinja's `missing`."""
+        value = self._values.get(name)
+        if value is None:
+            if name not in self._sources:
+                return missing
+            value = self._values[name] = self._resolve(name)
+        return value
+
+    def call(self, name: str, values: Mapping[str, Any]) -> str:
+        """The template `name` rendered with `values` and the other templates."""
+        with self.inside(name):
+            if name not in self._codes:
+                self.budget.seconds += SECONDS_EACH
+            try:
+                with self.budget.bounded():
+                    return self._render(self._compiled(name), values)
+            except (TemplateError, MemoryError, RecursionError):
+                raise
+            except Exception as exc:
+                raise TemplateError(f"in template {name}: {_reason(exc)}") from None
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """While the template `name` is rendered: rendering it again, for its own sake, is an error."""
+        if name in self._active:
+            circle = [*self._active[self._active.index(name) :], name]
+            raise TemplateError(f"templates use each other in a circle: {' -> '.join(circle)}")
+        self._active.append(name)
+        try:
+            yield
+        finally:
+            self._active.pop()
+
+    def parse(self, source: str) -> nodes.Template:
+        """The tree of a template; the text of one without variables. Raises jinja's errors too."""
+        tree = self._environment.parse(source)
+        if any(name.name == "self" for name in tree.find_all(nodes.Name)):
+            raise TemplateError("'self' is undefined")  # jinja's own object of that name
+        return tree
+
+    def callee(self, name: str) -> nodes.Template | None:
+        """The tree of the template that {{name(...)}} renders; None, or any error, if it renders none."""
+        value = self.find(name)
+        if isinstance(value, _Text):
+            value = value._template
+        if not isinstance(value, _Template):
+            return None
+        if name not in self._trees:
+            self._compiled(name)  # or it is an error
+            self._trees[name] = self.parse(self._sources[name])
+        return self._trees[name]
+
+    def renderer(self, body: Sequence[nodes.Node]) -> Callable[[Mapping[str, int]], str]:
+        """What renders the nodes of a template, given the same names every time."""
+        tree = nodes.Template(list(body), lineno=1)
+        tree.set_environment(self._environment)
+        code = self._code(tree)
+        if not all(isinstance(node, nodes.Output) for node in body):
+            return lambda values: self._render(code, values)
+        root, context = code.root_render_func, code.new_context({})  # expressions leave nothing behind in it
+
+        def render(values: Mapping[str, int]) -> str:
+            context.parent.update(values)
+            return _joined(root(context))
+
+        return render
+
+    # -- parts
+
+    def _resolve(self, name: str) -> object:
+        """A template that renders without variables is its text; any other fails only when it is used so."""
+        template = _Template(self, name)
+        try:
+            text = _Text(self.call(name, {}))
+        except TemplateError:
+            return template
+        text._template = template
+        return text
+
+    def _substitute(self, source: str) -> str | None:
+        """`source` rendered, if all it holds besides text is {{name}} or {{name(a='text')}}."""
+        pieces = _PIECE.split(source)  # text, name, call, text, name, call, ..., text
+        if any("{" in text or "\n" in text or "\r" in text for text in pieces[::3]):
+            return None  # jinja may see more in it than we do
+        parts = pieces[:1]
+        for name, call, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+            if name in _RESERVED or name not in self._sources:
+                return None
+            value = self.find(name)
+            if call is not None:
+                given = _VALUES.findall(call)
+                if isinstance(value, _Text):
+                    value = value._template
+                if not isinstance(value, _Template) or len(dict(given)) < len(given):
+                    return None
+                self.budget.seconds += SECONDS_EACH
+                value = value(**dict(given))
+            parts += str(value), text
+        return _joined(parts)
+
+    def _compiled(self, name: str) -> jinja2.Template:
+        code = self._codes.get(name)
+        if code is None:
+            code = self._codes[name] = self._code(self.parse(self._sources[name]))
+        return code
+
+    def _code(self, tree: nodes.Template) -> jinja2.Template:
+        environment = self._environment
+        return environment.template_class.from_code(environment, environment.compile(tree), environment.globals)
+
+    def _render(self, code: jinja2.Template, values: Mapping[str, Any]) -> str:
+        return _joined(code.root_render_func(code.new_context(dict(values))))
+
+    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[Batch]:
+        """`rows` as batches; of those before an error none is lost."""
+        failed: Exception | None = None
+        while failed is None:
+            chunk: list[tuple[str, ...]] = []
+            try:
+                with self.budget.bounded():
+                    for row in itertools.islice(rows, _CHUNK):
+                        chunk.append(row)
+            except Exception as exc:
+                failed = exc
+            if chunk:
+                keys, urls, *numbers = map(list, zip(*chunk, strict=True))
+                offsets, lengths = numbers or (None, None)
+                yield Batch(keys, urls, offsets, lengths)
+            elif failed is None:
+                return
+        raise failed
+
+    def _evaluated(self, gen: Gen, done: int) -> Iterator[Batch]:
+        """Batches evaluated over whole dimensions, as far as that goes; raises where only rendering can tell."""
+        from zarrfs.references.vectors import Expansion, TooLarge  # imports numpy, outside the limits
+
+        with self.budget.bounded():
+            expansion = Expansion(self, gen)
+        rows = _BLOCK
+        while done < gen.count:
+            try:
+                with self.budget.bounded():
+                    batch = expansion.batch(gen.block(done, rows))
+            except TooLarge:
+                if rows <= _CHUNK:
+                    raise
+                rows //= 2
+            else:
+                done += len(batch.keys)
+                yield batch
+
+    def _rendered_together(self, gen: Gen, done: int) -> Iterator[Batch]:
+        return self._chunks(self._rows_together(gen, done))
+
+    def _rendered_apart(self, gen: Gen, done: int) -> Iterator[Batch]:
+        return self._chunks(self._rows_apart(gen, done))
+
+    def _rows_together(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
+        """Rows from one compiled template for all fields; raises where a field is not just expressions."""
+        outputs: list[nodes.Node] = []
+        for source in gen.fields.values():
+            body = self.parse(source).body
+            if not source.isascii() and any(not name.isascii() for name in names_in(body)):
+                raise TemplateError("holds a name that may become another's in the compiled template")
+            if not all(isinstance(node, nodes.Output) for node in body):
+                raise TemplateError("holds a statement")
+            pieces = [piece for node in body for piece in cast(nodes.Output, node).nodes]
+            outputs.append(nodes.Output([nodes.Concat(pieces)], lineno=1))
+        tree = nodes.Template(outputs, lineno=1)
+        tree.set_environment(self._environment)
+        code = self._code(tree)
+        root, context = code.root_render_func, code.new_context(gen.combination(0) if gen.count else {})
+        values = context.parent  # what names mean; one context serves all rows
+        name, last = next(reversed(gen.dimensions.items()))
+        size = len(last) if gen.count else 1
+        for number in range(start - start % size, gen.count, size):
+            values.update(gen.combination(number))
+            for value in last[max(0, start - number) :]:
+                values[name] = value
+                row = tuple(root(context))
+                if max(map(len, row)) > RENDERED_MAX:
+                    raise TemplateError("too long")
+                yield row
+
+    def _rows_apart(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
+        """Rows from `start` on, field by field; a TemplateError names the field and the combination."""
+        at, values = "", {}
+        try:
+            codes = {}
+            for at, source in gen.fields.items():
+                codes[at] = self._code(self.parse(source))
+            for number in range(start, gen.count):
+                values = gen.combination(number)
+                row = []
+                for at, code in codes.items():  # noqa: B007  (read below)
+                    row.append(self._render(code, values))
+                yield tuple(row)
+        except Exception as exc:
+            where = f" ({', '.join(f'{name}={values[name]}' for name in gen.dimensions)})" if values else ""
+            raise TemplateError(_reason(exc) + where, f"{gen.where}.{at}") from None
+
+
+# -- the sandbox
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """jinja without globals, loaders and the filters that reach attributes or chance."""
+
+    def __init__(self, named: Templates) -> None:
+        super().__init__(undefined=_Undefined, cache_size=0)
+        self.named = named
+        self.context_class = _Context
+        self.globals.clear()
+        for name in ("attr", "random"):
+            del self.filters[name]
+
+
+class _Undefined(jinja2.StrictUndefined):
+    """An undefined name: an error also inside a list that is shown."""
+
+    __repr__ = jinja2.StrictUndefined._fail_with_undefined_error
+
+
+class _Context(Context):
+    """Names mean what was passed, then the named templates, which are resolved when first used."""
+
+    def resolve_or_missing(self, key: str) -> Any:
+        if key in self.vars:
+            return self.vars[key]
+        if key in self.parent:
+            return self.parent[key]
+        return cast(_Environment, self.environment).named.find(key)
+
+
+class _Template:
+    """A named template as other templates see it: called with named values. All attributes are private."""
+
+    __slots__ = ("_name", "_owner")
+
+    def __init__(self, owner: Templates, name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __call__(self, /, *args: object, **values: object) -> str:
+        if args:
+            raise TemplateError(f"template {self._name} takes named values only, such as c='text'")
+        return self._owner.call(self._name, values)
+
+    def __str__(self) -> str:
+        return self()
+
+    __repr__ = __str__
+
+
+class _Text(str):
+    """The text of a template that needs no variables; it may be called all the same."""
+
+    _template: _Template
+
+    def __call__(self, /, *args: object, **values: object) -> str:
+        return self._template(*args, **values)
+
+
+def _joined(pieces: Iterable[str]) -> str:
+    parts, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > RENDERED_MAX:
+            raise TemplateError(f"renders to more than {RENDERED_MAX} characters")
+        parts.append(piece)
+    return "".join(parts)
+
+
+def _reason(exc: Exception) -> str:
+    """One line on why rendering failed."""
+    if isinstance(exc, TemplateError):
+        return exc.rule
+    if isinstance(exc, MemoryError):
+        return "takes too much memory to render"
+    if isinstance(exc, RecursionError):
+        return "nested too deeply"
+    text = " ".join(str(exc).split())[:_SHOWN]
+    if isinstance(exc, jinja2.UndefinedError | SecurityError):
+        return text
+    if isinstance(exc, jinja2.TemplateSyntaxError | SyntaxError):
+        return f"not a template: {text}"
+    return f"cannot be rendered: {text or type(exc).__name__}"
+
+
+# -- limits of the process
+
+
+def _lower(which: int, soft: int, saved: list[tuple[int, tuple[int, int]]]) -> None:
+    """Lower a soft limit to `soft` and note in `saved` what it was; where it cannot be set, nothing happens."""
+    with contextlib.suppress(ValueError, OSError):
+        old, hard = resource.getrlimit(which)
+        bounds = [soft, *(limit for limit in (old, hard) if limit != resource.RLIM_INFINITY)]
+        resource.setrlimit(which, (min(bounds), hard))
+        saved.append((which, (old, hard)))
+
+
+def _limited_time() -> float:
+    """Seconds on the clock of RLIMIT_CPU: it counts ticks, and drifts from process_time() by the second."""
+    try:
+        return time.clock_gettime(_CPU_CLOCK)
+    except OSError:
+        return time.process_time()
+
+
+def _address_space() -> int:
+    """Bytes of address space that the process has now; a bound on it starts from there."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 1 << 62

@@ -1,1 +1,0 @@
-"""File archives, written: what `zarrfs archive create`, `zarrfs commit` and `zarrfs stage-out` share."""

@@ -1,0 +1,601 @@
+"""FileSystemStore: the native store of the Zarr v3 specification, and file: URIs.
+
+Source: Zarr v3, "File system store" 1.0 (key translation, the operations, canonical URI); RFC 8089.
+
+Where the specification is silent: a symbolic link is a key of its own, or stands for what it leads to (Links says
+which); get follows it, out of the base directory only to allowed directories; set and delete replace and remove the
+link itself. A FIFO, socket or device is a key whose value cannot be read, and is never opened. Names that are not
+UTF-8 are read with surrogateescape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from zarrfs.errors import (
+    AccessDenied,
+    InvalidKey,
+    IsDirectory,
+    NameTooLong,
+    NotDirectory,
+    NotFound,
+    ReadError,
+    ReadOnly,
+    SourceError,
+    StoreError,
+    TargetMissing,
+)
+from zarrfs.store.api import Info, Kind, Usage, check_key, join_key, keys_below, split_key
+from zarrfs.store.staging import RESERVED, Staging
+from zarrfs.store.uri import file_uri
+from zarrfs.system.beneath import BaseDirectory, real_path, reopen
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import read_file
+
+if TYPE_CHECKING:
+    from zarrfs.store.api import Entry
+
+_PAGE = 1000  # entries looked at in one visit to a worker thread
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+_LEADS_BACK = "leads to a directory that it lies in"
+_ANSWERS: dict[int, type[StoreError]] = {
+    errno.ENOENT: NotFound,
+    errno.ENOTDIR: NotDirectory,
+    errno.EISDIR: IsDirectory,
+    errno.ENAMETOOLONG: NameTooLong,
+    errno.EROFS: ReadOnly,
+}
+
+
+class Links(enum.Enum):
+    """How a store shows symbolic links."""
+
+    KEEP = "keep"  # as links
+    FOLLOW = "follow"  # as what they lead to; where that cannot be read, as a file that cannot
+    FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
+
+
+class FileSystemStore:
+    """Keys are the files below the directory `path`; a WritableStore.
+
+    `fsync`: set() returns only when the value is on the disk. Values appear by rename, so that a reader, or
+    a crash, sees the old value or the new one. `allowed`: real paths of directories out of the base directory that
+    links may lead to. Raises SourceError where `path` is no directory.
+    """
+
+    immutable = False
+
+    def __init__(
+        self, path: str, fsync: bool = False, links: Links = Links.KEEP, allowed: Sequence[str] = ()
+    ) -> None:
+        self.path = os.path.abspath(path)
+        self._fsync = fsync
+        self._links, self._allowed = links, allowed
+        self._parent_flags = _DIRECTORY if fsync else os.O_PATH | os.O_DIRECTORY
+        try:
+            self._base = BaseDirectory(path)
+        except OSError as exc:
+            raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
+        self._staging: Staging | None = None
+
+    @property
+    def uri(self) -> str:
+        """The canonical URI of the store."""
+        return file_uri(self.path)
+
+    # -- reading
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        path = _path_of_key(key, root=True)
+        with _answers(key):
+            try:
+                found = self._look(key, path, cached=True)
+            except BlockingIOError:
+                found = await trio.to_thread.run_sync(self._look, key, path)
+        if found is None:
+            raise NotFound(key)
+        return found
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        descriptor = await self.open_value(key)
+        try:
+            with _answers(key):
+                size = os.fstat(descriptor).st_size
+                stop = size if length is None else min(size, start + length)
+                return await read_file(descriptor, start, stop - start) if start < stop else b""
+        finally:
+            os.close(descriptor)
+
+    async def open_value(self, key: str) -> int:
+        """As DescriptorStore.open_value."""
+        path = _path_of_key(key, root=True)
+        with _answers(key):
+            try:
+                return self._open_value(key, path, cached=True)
+            except BlockingIOError:
+                return await trio.to_thread.run_sync(self._open_value, key, path)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        path = _path_of_key(prefix, root=True)
+        with _answers(prefix):
+            directory, names = await trio.to_thread.run_sync(self._open_directory, path, after)
+        try:
+            for at in range(0, len(names), _PAGE):
+                with _answers(prefix):
+                    page = await trio.to_thread.run_sync(self._look_at, directory, names[at : at + _PAGE], prefix)
+                for info in page:
+                    yield info
+        finally:
+            os.close(directory)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """As LocalStore.entries."""
+        with _answers(prefix):
+            directory, names = self._open_directory(_path_of_key(prefix, root=True), "")
+        try:
+            for at in range(0, len(names), _PAGE):
+                with _answers(prefix):
+                    page = self._look_at(directory, names[at : at + _PAGE], prefix)
+                for name, kind, size, mode, mtime_ns, target, held, *_ in page:
+                    yield name, kind.value, size, mode, mtime_ns, held, target, None
+        finally:
+            os.close(directory)
+
+    def open_file(self, key: str) -> int:
+        """As LocalStore.open_file."""
+        with _answers(key):
+            return self._open_value(key, _path_of_key(key, root=True))
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        if self._links is not Links.KEEP:
+            async for key in keys_below(self, prefix):
+                yield key
+            return
+        with _answers(prefix):
+            path = _path_of_key(prefix, root=True)
+            first = await trio.to_thread.run_sync(self._children, path)
+        stack = [(prefix, iter(first))]
+        while stack:
+            directory, children = stack[-1]
+            for name, below in children:
+                key = join_key(directory, name)
+                if not below:
+                    yield key
+                    continue
+                try:
+                    with _answers(key):
+                        found = await trio.to_thread.run_sync(self._children, os.fsencode(key))
+                except (NotFound, NotDirectory):
+                    continue  # removed since its parent was listed
+                stack.append((key, iter(found)))
+                break
+            else:
+                stack.pop()
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        info = await self.info(key)
+        if info.kind is Kind.DIRECTORY:
+            return {}
+        if info.kind is Kind.FILE and not info.unreadable and self._links is not Links.KEEP:
+            with _answers(key):
+                return {"url": file_uri(await trio.to_thread.run_sync(self._real_path, _path_of_key(key)))}
+        return {"url": file_uri(os.path.join(self.path, key))}
+
+    async def usage(self) -> Usage:
+        """That of the file system that the base directory is on."""
+        with _answers(""):
+            status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
+        unit = status.f_frsize
+        return Usage(status.f_blocks * unit, status.f_files, status.f_bavail * unit, status.f_favail)
+
+    async def links_out(self) -> tuple[int, int]:
+        """Count the symbolic links that lead out of the base directory, and those of them that are followed."""
+        return await trio.to_thread.run_sync(self._links_out)
+
+    # -- writing
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Store `value`, making the directories above it. IsDirectory, NotDirectory, AccessDenied, ...
+
+        OSError for what is nobody's answer: a full disk, a quota, an input/output error.
+        """
+        path = _path_of_key(key)
+        with _answers(key, writing=True):
+            await trio.to_thread.run_sync(self._set, path, value)
+
+    async def delete(self, key: str) -> None:
+        """Remove a file, a link, or a directory with all below it; NotFound. Parents stay."""
+        path = _path_of_key(key)
+        with _answers(key, writing=True):
+            await trio.to_thread.run_sync(self._delete, path)
+
+    async def aclose(self) -> None:
+        if self._staging is not None:
+            await trio.to_thread.run_sync(self._staging.close)
+        self._base.close()
+
+    # -- in a worker thread, or where the kernel has it cached
+
+    def _look(self, key: str, path: bytes, cached: bool = False) -> Info | None:
+        try:
+            descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_parents(path, cached)
+            raise
+        try:
+            status = os.fstat(descriptor)
+            target = os.readlink(b"", dir_fd=descriptor) if stat.S_ISLNK(status.st_mode) else None
+        finally:
+            os.close(descriptor)
+        name = split_key(key)[1]
+        if target is not None and self._links is not Links.KEEP:
+            return self._follow(name, path, status, target, cached)
+        return _info(name, status, target)
+
+    def _follow(self, name: str, path: bytes, link: os.stat_result, target: bytes, cached: bool = False) -> Info:
+        """The entry of what a link leads to; of a link that stays one, itself."""
+        try:
+            if self._links is Links.FOLLOW_OUT and self._stays(path, cached):
+                return _info(name, link, target)
+            descriptor = self._base.find(path, self._allowed, cached=cached)
+            try:
+                status = os.fstat(descriptor)
+                if stat.S_ISDIR(status.st_mode) and self._is_above(status, path, cached):
+                    raise OSError(errno.ELOOP, _LEADS_BACK)
+            finally:
+                os.close(descriptor)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            return _unreadable(name, link, _why_not_followed(target, exc), len(target))
+        return _info(name, status, None)
+
+    def _stays(self, path: bytes, cached: bool = False) -> bool:
+        """Return whether a link leads to a place in the base directory, be there something or not."""
+        try:
+            os.close(self._base.open(path, os.O_PATH, cached))
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            return exc.errno != errno.EXDEV
+        return True
+
+    def _is_above(self, directory: os.stat_result, path: bytes, cached: bool) -> bool:
+        """Return whether a directory is one of those that `path` leads through: a walk would never end."""
+        while path:
+            path = path.rpartition(b"/")[0]
+            descriptor = self._base.find(path, self._allowed, cached=cached)
+            try:
+                if os.path.samestat(directory, os.fstat(descriptor)):
+                    return True
+            finally:
+                os.close(descriptor)
+        return False
+
+    def _open_value(self, key: str, path: bytes, cached: bool = False) -> int:
+        """The descriptor of a regular file, through links. Nothing else is ever opened: a FIFO notices readers."""
+        try:
+            found = self._base.find(path, self._allowed, cached=cached)
+        except BlockingIOError:
+            raise
+        except OSError as exc:
+            target = self._link_at(path, cached)
+            if target is not None:
+                failure = TargetMissing if exc.errno == errno.ENOENT else ReadError
+                raise failure(key, _why_not_followed(target, exc)) from exc
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+                self._check_parents(path, cached)
+            raise
+        try:
+            status = os.fstat(found)
+            if stat.S_ISREG(status.st_mode):
+                return reopen(found, os.O_RDONLY)
+        finally:
+            os.close(found)
+        if stat.S_ISDIR(status.st_mode):
+            if self._links is not Links.KEEP and self._is_above(status, path, cached):
+                raise ReadError(key, f"is a symbolic link that {_LEADS_BACK}")
+            raise IsDirectory(key)
+        raise ReadError(key, f"is {_special(status)}, which is not opened")
+
+    def _link_at(self, path: bytes, cached: bool) -> bytes | None:
+        """As _target_of_link(); None also where there is nothing."""
+        try:
+            return self._target_of_link(path, cached)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+
+    def _check_parents(self, path: bytes, cached: bool = False) -> None:
+        """ReadError where a name is absent because a link above it cannot be followed."""
+        while b"/" in path:
+            path = path.rpartition(b"/")[0]
+            try:
+                target = self._target_of_link(path, cached)
+                if target is None:
+                    return
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except BlockingIOError:
+                raise
+            except OSError:
+                return  # the error of the name itself says more
+            try:
+                os.close(self._base.find(path, self._allowed, cached=cached))
+            except BlockingIOError:
+                raise
+            except OSError as exc:
+                raise ReadError(os.fsdecode(path), _why_not_followed(target, exc)) from exc
+            return
+
+    def _target_of_link(self, path: bytes, cached: bool) -> bytes | None:
+        """The text of a symbolic link; None where there is something else. OSError."""
+        descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
+        try:
+            is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
+            return os.readlink(b"", dir_fd=descriptor) if is_link else None
+        finally:
+            os.close(descriptor)
+
+    def _real_path(self, path: bytes) -> str:
+        descriptor = self._base.find(path, self._allowed)
+        try:
+            return real_path(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _links_out(self) -> tuple[int, int]:
+        out = followed = 0
+        directories = [b""]
+        while directories:
+            above = directories.pop()
+            try:
+                directory = self._base.directory(above)
+                try:
+                    reading = os.open(b".", _DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+                finally:
+                    os.close(directory)
+            except OSError:
+                continue
+            try:
+                with os.scandir(reading) as entries:
+                    for entry in entries:
+                        path = os.path.join(above, os.fsencode(entry.name))
+                        if entry.is_dir(follow_symlinks=False):
+                            directories.append(path)
+                        elif entry.is_symlink() and not self._stays(path):
+                            out += 1
+                            with contextlib.suppress(OSError):
+                                os.close(self._base.find(path, self._allowed))
+                                followed += 1
+            finally:
+                os.close(reading)
+        return out, followed
+
+    def _look_at(self, directory: int, names: list[str], prefix: str) -> list[Info]:
+        """Stat `names` in an open directory; leave out names that have vanished."""
+        found = []
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                target = None
+                if stat.S_ISLNK(status.st_mode):
+                    target = os.readlink(os.fsencode(name), dir_fd=directory)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
+                    raise
+                # a mount that has lost its daemon: an error for its own readers, not for those of the directory
+                found.append(Info(name, Kind.DIRECTORY, 0))
+                continue
+            if target is None or self._links is Links.KEEP:
+                found.append(_info(name, status, target))
+            else:
+                found.append(self._follow(name, os.fsencode(join_key(prefix, name)), status, target))
+        return found
+
+    def _open_directory(self, path: bytes, after: str) -> tuple[int, list[str]]:
+        """(descriptor, sorted names greater than `after`) of a directory."""
+        directory = self._open_listed(path)
+        try:
+            names = [name for name in os.listdir(directory) if name > after and not _reserved(name)]
+        except BaseException:
+            os.close(directory)
+            raise
+        names.sort()
+        return directory, names
+
+    def _open_listed(self, path: bytes) -> int:
+        """A descriptor of the directory `path`, to list it."""
+        try:
+            return self._base.open(path, _DIRECTORY)
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR):
+                raise
+        try:
+            found = self._base.find(path, self._allowed)
+        except (FileNotFoundError, NotADirectoryError):
+            self._check_parents(path + b"/.")
+            raise
+        try:
+            return os.open(b".", _DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+        finally:
+            os.close(found)
+
+    def _children(self, path: bytes) -> list[tuple[str, bool]]:
+        """(name, whether it is a directory) of the keys in a directory, sorted."""
+        directory = self._open_listed(path)
+        try:
+            with os.scandir(directory) as entries:
+                found = [
+                    (entry.name, entry.is_dir(follow_symlinks=False))
+                    for entry in entries
+                    if not _reserved(entry.name)
+                ]
+        finally:
+            os.close(directory)
+        found.sort()
+        return found
+
+    def _set(self, path: bytes, value: Buffer) -> None:
+        parent_path, _, name = path.rpartition(b"/")
+        parent = self._parent(parent_path)
+        try:
+            try:
+                self._replace(parent, name, value, near=None)
+            except OSError as exc:
+                if exc.errno != errno.EXDEV:
+                    raise
+                self._replace(parent, name, value, near=parent)  # another file system is mounted there
+            if self._fsync:
+                os.fsync(parent)
+        finally:
+            os.close(parent)
+
+    def _replace(self, parent: int, name: bytes, value: Buffer, near: int | None) -> None:
+        try:
+            old = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            old = 0
+        if stat.S_ISDIR(old):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))
+        staged = self._stage().create(near, 0o666)
+        try:
+            if stat.S_ISREG(old):  # a value that others may not read stays so
+                os.fchmod(staged.descriptor, stat.S_IMODE(old))
+            view = memoryview(value).cast("B")
+            while view:
+                view = view[os.write(staged.descriptor, view) :]
+            if self._fsync:
+                os.fsync(staged.descriptor)
+            staged.place(parent, name)
+        finally:
+            staged.discard()
+
+    def _delete(self, path: bytes) -> None:
+        parent_path, _, name = path.rpartition(b"/")
+        parent = self._base.open(parent_path, self._parent_flags)
+        try:
+            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                self._stage().remove_tree(parent, name)
+            else:
+                os.unlink(name, dir_fd=parent)
+            if self._fsync:
+                os.fsync(parent)
+        finally:
+            os.close(parent)
+
+    def _parent(self, path: bytes) -> int:
+        """A descriptor of the directory `path`, made with its parents where it is missing."""
+        try:
+            return self._base.open(path, self._parent_flags)
+        except FileNotFoundError:
+            if not path:
+                raise
+        above, _, name = path.rpartition(b"/")
+        parent = self._parent(above)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=parent)
+            if self._fsync:
+                os.fsync(parent)
+        finally:
+            os.close(parent)
+        return self._base.open(path, self._parent_flags)
+
+    def _stage(self) -> Staging:
+        if self._staging is None:
+            self._staging = Staging(self._base.descriptor)
+        return self._staging
+
+
+def _path_of_key(key: str, root: bool = False) -> bytes:
+    """Key to path, relative to the base directory; a key has no other form, so the reverse is os.fsdecode."""
+    check_key(key, root)
+    if RESERVED in key and any(_reserved(name) for name in key.split("/")):
+        if root:
+            raise NotFound(key)
+        raise InvalidKey(key, f"not a key: {RESERVED} is a reserved name")
+    try:
+        return os.fsencode(key)
+    except UnicodeEncodeError:
+        raise InvalidKey(key, "not a key: a lone surrogate") from None
+
+
+def _reserved(name: str) -> bool:
+    return name.startswith(RESERVED)
+
+
+def _info(name: str, status: os.stat_result, target: bytes | None) -> Info:
+    """The entry of a file, a directory, a link that leads to `target`, or of what cannot be read."""
+    mode, size = stat.S_IMODE(status.st_mode), status.st_size
+    if stat.S_ISREG(status.st_mode):
+        held = status.st_blocks * 512
+        allocated = held if held < size else None
+        return Info(
+            name, Kind.FILE, size, mode, status.st_mtime_ns, None, allocated, status.st_nlink, status.st_ino
+        )
+    if stat.S_ISDIR(status.st_mode):
+        return Info(name, Kind.DIRECTORY, 0, mode, status.st_mtime_ns, links=status.st_nlink)
+    if target is not None:
+        text = os.fsdecode(target)
+        return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, text, links=status.st_nlink)
+    return _unreadable(name, status, f"is {_special(status)}, which is not opened")
+
+
+def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> Info:
+    """The entry of what is listed as a file and cannot be read.
+
+    It is not empty, or tar(1) would store an empty file without ever opening it.
+    """
+    return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=status.st_ino, unreadable=why)
+
+
+def _special(status: os.stat_result) -> str:
+    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+    return kinds.get(stat.S_IFMT(status.st_mode), "no regular file")
+
+
+def _why_not_followed(target: bytes, exc: OSError) -> str:
+    """The reason why a link cannot be followed, with what to do."""
+    text = os.fsdecode(target)
+    if exc.errno == errno.ENOENT:
+        fetched = " (git annex get fetches it)" if ".git/annex/objects/" in text else ""
+        return f"is a symbolic link to {text}, which is not there{fetched}"
+    return f"is a symbolic link to {text}: {exc.strerror or exc}"
+
+
+@contextlib.contextmanager
+def _answers(key: str, writing: bool = False) -> Iterator[None]:
+    """Turns an OSError into the answer or failure that it is. A full disk and the like stay as they are."""
+    try:
+        yield
+    except BlockingIOError:
+        raise
+    except OSError as exc:
+        code = exc.errno or errno.EIO
+        reason = (exc.strerror or str(exc)).lower()
+        if code in _ANSWERS:
+            raise _ANSWERS[code](key) from exc
+        if code == errno.EXDEV:
+            failure: type[ReadError] = AccessDenied if writing else ReadError
+            raise failure(key, f"lies behind a symbolic link that {exc.strerror}") from exc
+        if code in (errno.EACCES, errno.EPERM):
+            raise AccessDenied(key, reason) from exc
+        if writing:
+            raise
+        unreadable = ReadError(key, reason)
+        if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # ours, and it may pass
+            unreadable.errno = code
+        raise unreadable from exc

@@ -1,0 +1,79 @@
+"""Which keys a user has asked for, by globs."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import AsyncIterator, Iterable
+
+from zarrfs.store.api import Info, Store
+from zarrfs.store.walk import walk
+
+
+class Globs:
+    """Globs of keys; what is below a directory belongs to it.
+
+    A glob without "/" is compared with names at any depth, one with "/" with whole keys, in which "*" stands for "/"
+    as well. A "/" or "./" before a glob makes it one for whole keys; slashes at its end do not matter.
+    """
+
+    def __init__(self, globs: Iterable[str]) -> None:
+        self._names: dict[str, re.Pattern[str]] = {}
+        self._keys: dict[str, re.Pattern[str]] = {}
+        for glob in globs:
+            bare = glob.rstrip("/")
+            while bare.startswith("./"):
+                bare = bare[2:]
+            bare = bare.lstrip("/")
+            compiled = re.compile(fnmatch.translate("*" if bare == "." else bare))
+            (self._keys if "/" in glob.rstrip("/") else self._names)[glob] = compiled
+        self._unused = dict.fromkeys((*self._names, *self._keys))
+
+    def __bool__(self) -> bool:
+        return bool(self._names or self._keys)
+
+    def match(self, key: str) -> bool:
+        """Whether a glob matches `key` itself; who goes through a tree knows about what is above it."""
+        found = False
+        for globs, text in ((self._names, key.rpartition("/")[2]), (self._keys, key)):
+            for glob, pattern in globs.items():
+                if pattern.match(text):
+                    found = True
+                    self._unused.pop(glob, None)
+        return found
+
+    def unused(self) -> list[str]:
+        """The globs that have matched nothing so far."""
+        return list(self._unused)
+
+
+class Picking:
+    """Which keys of a tree are asked for: what globs of `include` match, or all; without what `exclude` matches."""
+
+    def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
+        self._include, self._exclude = Globs(include), Globs(exclude)
+        self.everything = not self._include and not self._exclude
+        self.root = not self._include  # whether the root itself is asked for
+
+    def picked(self, key: str, above: bool) -> bool | None:
+        """Whether `key` is asked for, where the directory `above` it is or not; None: nor is anything below it."""
+        if self._exclude and self._exclude.match(key):
+            return None
+        # asked even where it makes no difference, to know which globs match nothing
+        return self._include.match(key) or above if self._include else True
+
+    def unused(self) -> list[str]:
+        """The globs of `include` that have matched nothing so far."""
+        return self._include.unused()
+
+
+async def chosen(store: Store, include: Globs, exclude: Globs) -> AsyncIterator[tuple[str, Info]]:
+    """What walk() gives of a store, as far as a glob of `include` matches (or there is none) and none of `exclude`."""
+    within = "" if include else None  # the directory that was asked for, with a slash
+    async for key, info in walk(store, leave_out=exclude.match if exclude else lambda key: False):
+        matched = include.match(key) if include else True
+        below = within is None or (within and key.startswith(within))
+        if matched and not below:
+            within = f"{key}/"
+        if matched or below:
+            yield key, info

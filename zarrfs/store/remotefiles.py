@@ -1,0 +1,245 @@
+"""RemoteFiles: URL -> bytes: which blocks a read takes, and which to fetch ahead of it.
+
+Values of up to part_size= are one block. Larger ones are fetched in parts of that size from their beginning on,
+several at once ahead of whoever reads in order, and in smaller pieces for whoever does not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zarrfs.cache.blocks import Blocks
+from zarrfs.cache.streams import Stream, Streams
+from zarrfs.cache.wanted import Wanted
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.errors import OutOfRange, ReadError
+from zarrfs.net import openers
+from zarrfs.net.answers import Entry, Page
+from zarrfs.net.reach import Trust
+from zarrfs.net.systems import System
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import LocalFiles
+
+_PIECE = 512 << 10  # bytes of a large value that are fetched for a read anywhere
+_WINDOW = 4  # parts: the first window
+_FOUND = 65_536  # URLs whose system is remembered
+
+
+class RemoteFiles:
+    """Values behind URLs. Errors: ReadError and its kinds (TargetMissing, AccessDenied, OutOfRange, ...).
+
+    `local` reads the archives that are local files, and keeps to its forbidden_device; it stays the caller's.
+    `trust` says what may be reached: by default all that the user can, as for what the user names.
+    """
+
+    def __init__(self, options: Options, local: LocalFiles | None = None, trust: Trust | None = None) -> None:
+        self.trust = Trust(options) if trust is None else trust
+        self.local = LocalFiles() if local is None else local
+        self._owns_local = local is None
+        self.blocks = Blocks(options)
+        self._options = options
+        self._openers = openers.Openers(options, self, self.trust)
+        self._below: RemoteFiles | None = None
+        self._found: OrderedDict[str, tuple[System, str]] = OrderedDict()
+        self._part = max(options.part_size, _PIECE)
+        most = min(options.prefetch, self.blocks.cache.max_bytes // 4)
+        self._streams = Streams(min(_WINDOW * self._part, most), most)
+
+    # -- by URL
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        """Exactly the bytes [offset, offset + length) of `url`, which are part of the value [low, high)."""
+        system, path = self._found.get(url) or await self.find(url)
+        return await self.read_at(system, path, offset, length, low, high)
+
+    async def read_all(self, url: str) -> bytes:
+        """All bytes of `url`; as read_all_at()."""
+        return await self.read_all_at(*await self.find(url))
+
+    async def size(self, url: str, begin: bool = False) -> int:
+        """As TargetReader.size."""
+        system, path = await self.find(url)
+        size = await self.blocks.begin(self.first_block(system, path, 0, self._part)) if begin else None
+        if size is not None:
+            return size
+        found = await self.stat_at(system, path)
+        if found.directory or found.size is None:
+            raise ReadError(system.shown(path), "is a directory" if found.directory else "has no known size")
+        return found.size
+
+    async def find(self, url: str) -> tuple[System, str]:
+        """(system, path in it) of a URL; opens an archive where the URL is a chain."""
+        found = self._found.get(url)
+        if found is None:
+            found = self._found[url] = await self._openers.find(url)
+            if len(self._found) > _FOUND:
+                self._found.popitem(last=False)
+        return found
+
+    async def get_ready(self, url: str) -> None:
+        """As TargetReader.get_ready."""
+        if len(urls.protocols(url)) == 1:
+            await self._openers.get_ready(url)
+
+    def below(self) -> RemoteFiles:
+        """A RemoteFiles for the bytes of archives, with a quarter of the memory.
+
+        Not this one: a member that waits for room would wait for its own archive.
+        """
+        if self._below is None:
+            cache = self.blocks.cache
+            quarter = cache.max_bytes // 4
+            options = dataclasses.replace(self._options, memory_limit=quarter)
+            self._below = RemoteFiles(options, self.local, self.trust)
+            cache.resize(cache.max_bytes - quarter)
+        return self._below
+
+    # -- by system and path
+
+    async def read_at(
+        self, system: System, path: str, offset: int, length: int, low: int, high: int,
+        expected: Entry | None = None,
+    ) -> Buffer:  # fmt: skip
+        """As read(). `expected`: what the value must be, instead of what it was when first read."""
+        if length <= 0:
+            return b""
+        try:
+            return await self._read_at(system, path, offset, length, low, high, expected)
+        except ReadError as exc:
+            exc.about(system.shown(path), offset, length)
+            raise
+
+    async def _read_at(
+        self, system: System, path: str, offset: int, length: int, low: int, high: int, expected: Entry | None
+    ) -> Buffer:  # fmt: skip
+        if high - low <= self._part:
+            block = await self.blocks.get(Wanted(system, path, low, high, expected), length)
+            return _cut(block, offset - low, length, system, path, low)
+        stream = self._streams.read((id(system), path, low), offset, offset + length)
+        if offset == low and high - low <= _WINDOW * self._part:
+            stream.window = stream.window or high - low  # all of it, at once
+        self._fetch_ahead(stream, system, path, low, high, expected)
+        wanted = list(self._cover(Wanted(system, path, offset, offset + length, expected), low, high, stream))
+        if len(wanted) == 1:
+            block = await self.blocks.get(wanted[0], length)
+            return _cut(block, offset - wanted[0].start, length, system, path, wanted[0].start)
+        buffer = bytearray(length)
+
+        async def put(one: Wanted) -> None:
+            start, stop = max(offset, one.start), min(offset + length, one.stop)
+            block = await self.blocks.get(one, stop - start)
+            buffer[start - offset : stop - offset] = _cut(
+                block, start - one.start, stop - start, system, path, one.start
+            )
+
+        await at_once(put, wanted)
+        return buffer
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """Bring the beginnings of values into the cache, which are (url, low, high); errors are left to readers."""
+        blocks = []
+        for url, low, high in wanted:
+            try:
+                system, path = await self.find(url)
+            except ReadError:
+                continue
+            blocks.append(self.first_block(system, path, low, high))
+        await self.blocks.prefetch(blocks)
+
+    def first_block(
+        self, system: System, path: str, low: int, high: int, expected: Entry | None = None
+    ) -> Wanted:
+        """What to fetch of the value [low, high) before it is read."""
+        return Wanted(system, path, low, min(high, low + self._part), expected)
+
+    async def read_all_at(self, system: System, path: str) -> bytes:
+        """All bytes at `path`, not kept; a ReadError where these are more than -o document_limit=."""
+        found = await self.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, None))
+        return bytes(found.data)
+
+    async def stat_at(self, system: System, path: str) -> Entry:
+        """What is at `path`."""
+        found: Entry = await self.blocks.ranges.call(system, path, lambda: system.stat(path))
+        return found
+
+    async def look_at(self, system: System, path: str) -> Entry | None:
+        """Stat the value at `path` by fetching its beginning, which is kept; None: ask stat_at()."""
+        return await self.blocks.look(self.first_block(system, path, 0, self._part))
+
+    async def listing_at(self, system: System, path: str) -> list[Entry] | None:
+        """The entries of a directory; None where the server shows no listing."""
+        found: list[Entry] | None = await self.blocks.ranges.call(system, path, lambda: system.listing(path))
+        return found
+
+    async def page_at(self, system: System, path: str, after: str) -> Page:
+        """A page of all keys below `path` that come after `after`."""
+        found: Page = await self.blocks.ranges.call(system, path, lambda: system.page(path, after))
+        return found
+
+    def adjust(self, options: Options) -> None:
+        """Take over what may change of the options."""
+        self._options = options
+        self.blocks.adjust(options)
+        cache = self.blocks.cache
+        if self._below is not None:
+            quarter = cache.max_bytes // 4
+            self._below.adjust(dataclasses.replace(options, memory_limit=quarter))
+            cache.resize(cache.max_bytes - quarter)
+        most = min(options.prefetch, cache.max_bytes // 4)
+        self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return self.blocks.stats()
+
+    async def aclose(self) -> None:
+        """Close connections and archives."""
+        await self.blocks.aclose()
+        await self._openers.aclose()
+        if self._below is not None:
+            await self._below.aclose()
+        if self._owns_local:
+            await self.local.aclose()
+
+    # -- large values
+
+    def _cover(self, read: Wanted, low: int, high: int, stream: Stream) -> Iterator[Wanted]:
+        """The blocks that a read of a large value takes: parts for one in order, else pieces."""
+        at = read.start
+        while at < read.stop:
+            start = at - (at - low) % self._part
+            part = read._replace(start=start, stop=min(start + self._part, high))
+            alone = not stream.window and read.start > low and read.stop - read.start < self._part
+            if alone and not self.blocks.cache.has(part.key):
+                start = at - (at - low) % _PIECE
+                part = read._replace(start=start, stop=min(start + _PIECE, high))
+            yield part
+            at = part.stop
+
+    def _fetch_ahead(
+        self, stream: Stream, system: System, path: str, low: int, high: int, expected: Entry | None
+    ) -> None:
+        """Start the parts in the window of a reader, one after the other, as far as there is room."""
+        at = max(stream.started, stream.at - (stream.at - low) % self._part)
+        while stream.window and at < min(stream.at + stream.window, high):
+            part = Wanted(system, path, at, min(at + self._part, high), expected)
+            if not self.blocks.cache.has(part.key):
+                ahead = self.blocks.ahead(part)
+                if ahead is None:
+                    break
+                stream.parts.append((part.stop, ahead))
+            at = stream.started = part.stop
+
+
+def _cut(block: Buffer, at: int, length: int, system: System, path: str, low: int) -> memoryview:
+    """`length` bytes of a block from `at` on; the block starts at `low`, and ends where the value does."""
+    if at + length > len(block):
+        asked = f"bytes [{low + at}, {low + at + length}) were asked for"
+        most = "" if block or not low else "at most "  # of a block beyond the end, that is all one knows
+        raise OutOfRange(system.shown(path), f"has {most}{low + len(block)} bytes, {asked}")
+    return memoryview(block)[at : at + length]

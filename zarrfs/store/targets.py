@@ -1,0 +1,181 @@
+"""Targets: the TargetReader of reference sets: local files and URLs, whatever a reference names.
+
+Forms of a target: an absolute path; file:///path, taken literally as fsspec does, percent-decoded if there is
+no such file; file://relative/path and relative paths, which start at `base`; and protocol://... of the
+protocols that reference sets use. What a set may reach is decided in trust.py: one that came over the network
+could name any file of whoever mounts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import links, without_secrets
+from zarrfs.errors import ReadError, TargetMissing
+from zarrfs.net.reach import LOCAL, Trust
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import LocalFiles
+
+if TYPE_CHECKING:
+    from zarrfs.store.remotefiles import RemoteFiles
+
+_KNOWN = 65_536  # URLs whose path is remembered
+
+
+class Targets:
+    """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/".
+
+    `origin` is the URL of the document that names them, "" for a local one; `private`: its server's address is
+    not public.
+    """
+
+    def __init__(self, options: Options, base: str = "", origin: str = "", private: bool = False) -> None:
+        found = urls.protocols(base)
+        self._base = base if found and found[0] not in LOCAL else urls.file_path(base)
+        self._options, self._trust = options, Trust(options, origin, private)
+        self.local = LocalFiles(*self._trust.local_roots(self._base))
+        self._remote: RemoteFiles | None = None
+        self._paths: OrderedDict[str, str] = OrderedDict()
+        self._remotes: OrderedDict[str, str] = OrderedDict()  # targets that are not local, as absolute URLs
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """st_dev of the mount that asks: a target on it would wait for itself, and is a Loop instead."""
+        return self.local.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self.local.forbidden_device = device
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        """As TargetReader.read."""
+        try:
+            path = self._paths.get(url)
+            if path is None:
+                path, remote = await self._find(url)
+                if path is None:
+                    return await self._remotely().read(remote, offset, length, low, high)
+            return await self.local.read(path, offset, length)
+        except ReadError as exc:
+            exc.about(self.resolve(url), offset, length)
+            raise
+
+    @property
+    def remote(self) -> bool:
+        """As TargetReader.remote."""
+        return self._remote is not None
+
+    async def get_ready(self, url: str) -> None:
+        """As TargetReader.get_ready."""
+        with contextlib.suppress(ReadError):
+            path, remote = self._absolute(url)
+            if path is None:
+                await self._remotely().get_ready(remote)
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """As TargetReader.prefetch; local targets are the page cache's business."""
+        found = []
+        for url, low, high in wanted:
+            try:
+                path, remote = await self._find(url)
+            except ReadError:
+                continue
+            if path is None:
+                found.append((remote, low, high))
+        if found:
+            await self._remotely().prefetch(found)
+
+    async def size(self, url: str, begin: bool = False) -> int:
+        """As TargetReader.size."""
+        path, remote = await self._find(url)
+        if path is None:
+            return await self._remotely().size(remote, begin)
+        return await self.local.size(path)
+
+    def resolve(self, url: str) -> str:
+        """`url` as it is looked for: absolute, without credentials."""
+        try:
+            path, remote = self._absolute(url)
+        except ReadError:
+            return without_secrets(url)
+        return without_secrets(remote) if path is None else path
+
+    def adjust(self, options: Options) -> None:
+        """As TargetReader.adjust."""
+        self._options = options
+        if self._remote is not None:
+            self._remote.adjust(options)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        found: dict[str, Any] = {"local": self.local.stats()}
+        if self._remote is not None:
+            found["remote"] = self._remote.stats()
+        return found
+
+    async def aclose(self) -> None:
+        """Give back descriptors and connections."""
+        await self.local.aclose()
+        if self._remote is not None:
+            await self._remote.aclose()
+
+    def _remotely(self) -> RemoteFiles:
+        if self._remote is None:
+            from zarrfs.store.remotefiles import RemoteFiles
+
+            self._remote = RemoteFiles(self._options, self.local, self._trust)
+        return self._remote
+
+    async def _find(self, url: str) -> tuple[str | None, str]:
+        """(path, "") of a local target, or (None, absolute URL); found out once."""
+        known = self._paths.get(url)
+        if known is not None:
+            return known, ""
+        known = self._remotes.get(url)
+        if known is not None:
+            return None, known
+        path, remote = self._absolute(url)
+        if path is None:
+            self._remotes[url] = remote
+            if len(self._remotes) > _KNOWN:
+                self._remotes.popitem(last=False)
+            return None, remote
+        try:
+            await self.local.size(path)
+        except TargetMissing:
+            decoded = os.fsdecode(unquote_to_bytes(os.fsencode(path)))
+            if decoded == path or "\0" in decoded or not url.startswith("file:"):
+                raise
+            await self.local.size(decoded)
+            path = decoded
+        self._paths[url] = path
+        if len(self._paths) > _KNOWN:
+            self._paths.popitem(last=False)
+        return path, ""
+
+    def _absolute(self, url: str) -> tuple[str | None, str]:
+        """(path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
+        if "\0" in url:
+            raise ReadError(url.replace("\0", "\\0"), "a NUL character")
+        protocols = urls.protocols(url)
+        local = not protocols or (len(protocols) == 1 and protocols[0] in LOCAL)
+        path = urls.file_path(url) if protocols else url
+        if local and path.startswith("/"):
+            return path, ""
+        if not local:
+            for protocol, link in zip(protocols, links(url), strict=True):
+                self._trust.admit(protocol, link, without_secrets(url))
+            return None, url
+        if not self._base or self._base.startswith("/"):
+            return os.path.join(self._base or os.getcwd(), path), ""
+        joined = urls.join(self._base, path)
+        if joined is None:
+            raise ReadError(url, f"a relative target in {without_secrets(self._base)}: say option base")
+        return None, joined

@@ -1,0 +1,443 @@
+"""UnlistedStore: a Zarr store on a server, of which as little as possible is asked, as Zarr says what is where.
+
+Below an array, the directories follow from the keys of its chunks, and no metadata document lies there. What
+consolidated metadata says of nodes is not asked for again. Chunks and documents that are looked for are fetched.
+Where nothing is listed, a name is a directory if there is evidence: a redirect to the name with "/",
+consolidated metadata at the root that names it, Zarr metadata beneath it, or an array above it whose chunk
+keys go through it. Listings then show metadata documents, the nodes that consolidated metadata names, and the
+chunks that an array's grid has. Where only names with a dot are hidden (nginx and Apache do that), listings
+are completed by the metadata documents with such names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import trio
+
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
+from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
+from zarrfs.store.api import Info, Kind, Usage, Validator, check_key, join_key, keys_below, split_key
+from zarrfs.store.remote import FsspecStore
+from zarrfs.system.buffers import Buffer
+from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
+from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, NODE_DOCUMENTS, load_json, parse_node
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata, nested
+
+_KNOWN = 65_536  # names whose nature is remembered
+_ASKED = 256  # names that the server is asked about at a time
+_UNKNOWN = (
+    "its server shows no listing, and nothing says what is in it: -o members=a,b names groups and arrays, as "
+    "consolidated metadata does; exact names work"
+)
+_BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # what is called like a chunk, and is none
+# of chunks of an array that nobody here understands
+_CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
+
+
+class Node(NamedTuple):
+    """An array or group, as far as it takes to tell the directories of its chunks."""
+
+    array: bool
+    grid: Grid | None = None  # of an array that is understood
+    templates: tuple[KeyTemplate, ...] = ()  # its chunks have names by one of them
+    document: str = ""  # which kind of document makes it
+
+    def leads(self, directory: str) -> bool:
+        """Whether chunk keys go through `directory`, which is relative to the array."""
+        if self.grid is None:
+            return _CHUNKS.fullmatch(directory) is not None
+        return any(template.is_directory(directory, self.grid) for template in self.templates)
+
+
+class UnlistedStore:
+    """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
+
+    `grid`: which chunks are listed where the server does not: list, ask, hide, as the option says. `members`: paths of
+    groups and arrays that are there.
+    """
+
+    def __init__(
+        self, store: FsspecStore, lists: bool = False, grid: str = "ask", members: Sequence[str] = ()
+    ) -> None:
+        self.immutable = store.immutable
+        self._store, self._lists, self._grid, self._members = store, lists, grid, members
+        self._nodes: OrderedDict[str, tuple[float, Node | None]] = OrderedDict()
+        self._natures: OrderedDict[str, tuple[float, bool]] = OrderedDict()  # of keys that are no file: a directory?
+        self._named: dict[str, tuple[str, ...]] | None = None
+        self._complete = False  # _named has all documents of the nodes
+        self._lock = trio.Lock()
+
+    async def info(self, key: str, sized: bool = True) -> Info:
+        check_key(key, root=True)
+        if not self._is_known_directory(key):
+            try:
+                if await self._find(key, look=not sized):
+                    return await self._store.info(key, sized)
+            except (NotFound, AccessDenied) as exc:  # some object stores answer 403 for what is not there
+                if not await self._is_directory(key, exc):
+                    raise
+        return Info(split_key(key)[1], Kind.DIRECTORY)
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        if not self._is_known_directory(key):
+            try:
+                if await self._find(key):
+                    return await self._store.get(key, start, length)
+            except NotFound as exc:
+                if not await self._is_directory(key, exc):
+                    raise
+        raise IsDirectory(key)
+
+    async def validator(self, key: str) -> Validator:
+        """As ValidatedStore.validator."""
+        return await self._store.validator(key)
+
+    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
+        """As ValidatedStore.get_same."""
+        return await self._store.get_same(key, validator, start, length)
+
+    async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        """As Store.list_dir; where the server does not list: documents and nodes, then chunks, both sorted."""
+        if self._lists and await self._store.is_flat():
+            async for info in self._store.list_dir(prefix, after):
+                yield info
+            return
+        if (await self.info(prefix)).kind is not Kind.DIRECTORY:
+            raise NotDirectory(prefix)
+        shown = await self._shown(prefix)
+        node, rest = (None, "") if shown is not None and self._shows_all(shown) else await self._array(prefix)
+        if shown is not None or node is None or not _has(node, rest, after):
+            found = {info.name: info for info in shown or ()}
+            if not self._lists:
+                for key in await self._consolidated():
+                    parent, name = split_key(key)
+                    if key and parent == prefix:
+                        found[name] = Info(name, Kind.DIRECTORY)
+            if not rest and not (shown is not None and self._shows_all(shown)):
+                for info in await self._documents(prefix, found):
+                    found[info.name] = info
+            if shown is None and node is None and prefix not in await self._consolidated():
+                raise ReadError(prefix or "/", _UNKNOWN)
+            for name in sorted(found):
+                if name > after:
+                    yield found[name]
+            after = ""
+        if shown is None and node is not None and node.grid is not None and self._grid != "hide":
+            async for info in self._chunks(prefix, node, rest, after):
+                yield info
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        async for key in keys_below(self, prefix):
+            yield key
+
+    remote = True
+
+    async def get_ready(self) -> None:
+        """As PrefetchStore.get_ready."""
+        await self._store.get_ready()
+
+    async def prefetch(self, keys: Sequence[str]) -> None:
+        """As PrefetchStore.prefetch."""
+        await self._store.prefetch(keys)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        try:
+            return await self._store.locate(key)
+        except NotFound as exc:
+            if not await self._is_directory(key, exc):
+                raise
+        return {}
+
+    async def usage(self) -> Usage:
+        return await self._store.usage()
+
+    def adjust(self, options: Options) -> None:
+        """As AdjustableStore.adjust."""
+        self._store.adjust(options)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return self._store.stats()
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    # -- evidence
+
+    def _is_known_directory(self, key: str) -> bool:
+        """Whether `key` was found to be a directory; NotFound where it was found not to exist."""
+        known = self._natures.get(key)
+        if known is None or known[0] <= trio.current_time():
+            return False
+        if not known[1]:
+            raise NotFound(key)
+        return True
+
+    async def _find(self, key: str, look: bool = True) -> bool:
+        """Have it in the table of names what a key is, if it is a file; False: a directory. NotFound for neither.
+
+        `look`: of a chunk, fetch the beginning, as it is to be read.
+        """
+        if not key:
+            return False
+        await self._store.find()
+        known = self._store.names.get(key)
+        if known is not None:
+            if known.entry is None:
+                raise NotFound(key)
+            return not known.entry.directory
+        above, name = split_key(key)
+        if name in DOCUMENTS:
+            if await self._is_no_document(above, name):
+                raise NotFound(key)
+        else:
+            if key in await self._consolidated():
+                return False
+            node, rest = await self._array(above)
+            if node is None or node.grid is None:
+                return (await self._store.info(key, sized=False)).kind is Kind.FILE
+            inner = join_key(rest, name)
+            if node.leads(inner):
+                return False
+            if not any(template.index(inner, node.grid) is not None for template in node.templates):
+                if _BEYOND.fullmatch(inner):
+                    raise NotFound(key)
+                return (await self._store.info(key, sized=False)).kind is Kind.FILE
+            if not look:
+                return (await self._store.info(key)).kind is Kind.FILE
+            return (await self._store.look(key)).kind is Kind.FILE
+        return (await self._store.look(key, page=True)).kind is Kind.FILE
+
+    async def _is_no_document(self, directory: str, name: str) -> bool:
+        """Return whether it is known, without asking for it, that a directory has no document of that name."""
+        named = (await self._consolidated()).get(directory) if directory else None
+        if named and self._complete:
+            return name not in named
+        return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
+
+    async def _is_directory(self, key: str, exc: Exception) -> bool:
+        """Whether `key`, which is no file, as the error `exc` says, is a directory; that is remembered."""
+        found = await self._seems_directory(key)
+        if found or isinstance(exc, NotFound):
+            names = self._store.names
+            self._natures[key] = trio.current_time() + (names.ttl if found else names.absent), found
+            self._natures.move_to_end(key)
+            if len(self._natures) > _KNOWN:
+                self._natures.popitem(last=False)
+        return found
+
+    async def _seems_directory(self, key: str) -> bool:
+        if self._lists:
+            return not key
+        if not key or key in await self._consolidated():
+            return True
+        if split_key(key)[1] in DOCUMENTS:
+            return False
+        node, rest = await self._array(key)
+        if node is None:
+            return await self._node(key) is not None
+        return not rest or node.leads(rest)
+
+    async def _array(self, key: str) -> tuple[Node | None, str]:
+        """(the array that `key` is or lies below, the rest of the key); there is none: (None, "")."""
+        parts = key.split("/") if key else []
+        for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
+            node = await self._node("/".join(parts[:depth]))
+            if node is not None and node.array:
+                return node, "/".join(parts[depth:])
+        return None, ""
+
+    async def _node(self, key: str) -> Node | None:
+        """The node at `key`, from the documents beneath it."""
+        known = self._nodes.get(key)
+        if known is not None and known[0] > trio.current_time():
+            return known[1]
+        found: dict[str, Node] = {}
+
+        async def look(name: str) -> None:
+            data = await self._document(join_key(key, name))
+            node = None if data is None else node_of(name, data)
+            if node is not None:
+                found[name] = node
+
+        names = (await self._consolidated()).get(key) if key else None
+        if names:
+            await at_once(look, [name for name in NODE_DOCUMENTS if name in names])
+        else:  # most have the same generation as the group that they are in
+            _, above = self._nodes.get(split_key(key)[0], (0.0, None)) if key else (0.0, None)
+            first = above.document if above is not None and above.document else NODE_DOCUMENTS[0]
+            await look(".zarray" if first == ".zgroup" else first)
+            if not found:
+                await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
+        node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
+        self._nodes[key] = trio.current_time() + self._store.names.ttl, node
+        self._nodes.move_to_end(key)
+        if len(self._nodes) > _KNOWN:
+            self._nodes.popitem(last=False)
+        return node
+
+    async def _consolidated(self) -> dict[str, tuple[str, ...]]:
+        """The nodes that consolidated metadata at the root names, and their documents; read once."""
+        async with self._lock:
+            if self._named is None:
+                named: dict[str, tuple[str, ...]] = {}
+                whole = True
+                for name in CONSOLIDATED:
+                    data = await self._document(name)
+                    if data is not None:
+                        found = _named_by(name, data)
+                        named |= found
+                        whole = whole and bool(found)
+                self._complete = whole and bool(named)
+                for path in self._members:
+                    while path and path not in named:
+                        named[path] = ()
+                        path = split_key(path)[0]
+                if self._members:
+                    named.setdefault("", ())
+                self._named = named
+        return self._named
+
+    async def _document(self, key: str) -> bytes | None:
+        try:
+            await self._store.find()
+            data = self._store.names.document(key)
+            if data is None:
+                await self._store.look(key, page=True)
+                data = bytes(await self._store.get(key, 0, DOCUMENT_MAX))
+                self._store.names.put_document(key, data)
+        except (NotFound, AccessDenied, IsDirectory):
+            return None
+        return data
+
+    # -- listings
+
+    async def _shown(self, prefix: str) -> list[Info] | None:
+        """What the server lists after all: some hide only names with a dot."""
+        if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
+            return None  # nothing is listed at the top, and the rest is known by other answers
+        try:
+            return await self._store.listed(prefix)
+        except (NotFound, NotDirectory, TargetMissing, AccessDenied):
+            if not self._lists:
+                return None
+            if (await self._array(prefix))[1]:  # chunks could be there
+                return []
+            raise
+
+    def _shows_all(self, shown: list[Info]) -> bool:
+        """Return whether no document is missing in a listing: those that servers hide are never beside a zarr.json."""
+        return self._lists and any(info.name == "zarr.json" for info in shown)
+
+    async def _documents(self, prefix: str, shown: Container[str]) -> list[Info]:
+        """The metadata documents of a directory that the server does not show."""
+        names = [name for name in DOCUMENTS if name not in shown and (not self._lists or name[0] == ".")]
+        return await self._there(prefix, names)
+
+    async def _there(self, prefix: str, names: Iterable[str]) -> list[Info]:
+        """Those files among `names` in a directory that the server has."""
+        found: list[Info] = []
+
+        async def look(name: str) -> None:
+            key = join_key(prefix, name)
+            try:
+                if name in DOCUMENTS and await self._is_no_document(prefix, name):
+                    return
+                info = await self._store.info(key)
+            except (NotFound, AccessDenied):
+                return
+            if info.kind is Kind.FILE:
+                found.append(info)
+
+        await at_once(look, names)
+        return found
+
+    async def _chunks(self, prefix: str, node: Node, directory: str, after: str) -> AsyncIterator[Info]:
+        """The chunks, and directories of them, that a grid has in a directory of its array; none is held."""
+        array = prefix[: len(prefix) - len(directory)].rstrip("/")
+        children = _children(node, await self._template(array, node), directory, after)
+        while batch := list(itertools.islice(children, _ASKED)):
+            files = [info.name for info in batch if info.kind is Kind.FILE]
+            if self._grid == "ask" and files:
+                there = {info.name: info for info in await self._there(prefix, files)}
+                batch = [there.get(info.name, info) for info in batch]
+                batch = [info for info in batch if info.size is not None]
+            else:
+                await trio.lowlevel.checkpoint()
+            for info in batch:
+                yield info
+
+    async def _template(self, array: str, node: Node) -> KeyTemplate:
+        """How the chunks of an array are called; where its document leaves that open, a few of them tell."""
+        assert node.grid is not None
+        first, *others = node.templates
+        if not others or not node.grid.size:
+            return first
+        last = node.grid.size - 1
+        for template in node.templates:
+            keys = {template.key(node.grid.index(number)) for number in (0, last // 2, last)}
+            if await self._there(array, keys):
+                return template
+        return first
+
+
+def node_of(name: str, data: bytes) -> Node | None:
+    """The node that a metadata document makes, also one that is not understood; None for what is no such document."""
+    try:
+        metadata = parse_node(name, data)
+    except MetadataError:
+        return _vague_node(data)
+    if not isinstance(metadata, ArrayMetadata):
+        return Node(False, document=name)
+    other = nested(metadata)
+    return Node(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other), name)
+
+
+def _vague_node(data: bytes) -> Node | None:
+    """The node of a document of Zarr with something in it that nobody here knows: its keys are there all the same."""
+    try:
+        document = load_json(data)
+    except MetadataError:
+        return None
+    if not isinstance(document, dict):
+        return None
+    if isinstance(document.get("shape"), list) and not document.keys().isdisjoint(("zarr_format", "chunks")):
+        return Node(True)
+    return Node(False) if document.get("node_type") == "group" else None
+
+
+def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
+    """The nodes, and the groups above them, that a document of consolidated metadata names; damaged, it names none."""
+    try:
+        found = consolidated(name, data) or {}
+    except MetadataError:
+        return {}
+    named = {node: tuple(documents) for node, documents in found.items()}
+    for node in found:
+        while node:
+            node = split_key(node)[0]
+            named.setdefault(node, ())
+    return named
+
+
+def _has(node: Node, directory: str, name: str) -> bool:
+    """Whether `name` is that of a chunk, or a directory of them, in a directory of an array."""
+    if not name or node.grid is None:
+        return False
+    key = join_key(directory, name)
+    return node.leads(key) or any(template.index(key, node.grid) is not None for template in node.templates)
+
+
+def _children(node: Node, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
+    assert node.grid is not None
+    for name, is_directory in template.children(directory, node.grid, after):
+        yield Info(name, Kind.DIRECTORY) if is_directory else Info(name, Kind.FILE, None)

@@ -1,0 +1,139 @@
+"""Going through a store: every entry below a directory, their sizes and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import trio
+
+from zarrfs.errors import IsDirectory, NotFound, ReadError, ZarrfsError
+from zarrfs.store.api import Info, Kind, Store, join_key, one_version
+from zarrfs.store.links import follow
+from zarrfs.system.buffers import Buffer
+
+PIECE = 4 << 20
+_BATCH = 1000
+
+
+async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[tuple[str, Info]]:
+    """(key, entry) of each child of a directory, or with `deep` of all below it; of a file, itself."""
+    info = await store.info(key)
+    if info.kind is not Kind.DIRECTORY:
+        yield key, info
+    elif deep:
+        async for found in walk(store, key):
+            yield found
+    else:
+        async for child in store.list_dir(key):
+            yield join_key(key, child.name), child
+
+
+async def walk(
+    store: Store,
+    prefix: str = "",
+    failed: Callable[[str, Exception], None] | None = None,
+    leave_out: Callable[[str], bool] = lambda key: False,
+) -> AsyncIterator[tuple[str, Info]]:
+    """(key, entry) of everything below `prefix`, a directory before its children, names in order.
+
+    Holds one open listing a level and nothing else. A directory that cannot be listed raises, or is handed
+    to `failed` and left at that. Keys for which `leave_out` is true are not there.
+    """
+    levels = [(prefix, store.list_dir(prefix))]
+    while levels:
+        directory, listing = levels[-1]
+        try:
+            info = await anext(listing, None)
+        except (ZarrfsError, OSError) as exc:
+            if failed is None:
+                raise
+            failed(directory, exc)
+            info = None
+        if info is None:
+            levels.pop()
+            continue
+        key = join_key(directory, info.name)
+        if leave_out(key):
+            continue
+        yield key, info
+        if info.kind is Kind.DIRECTORY:
+            levels.append((key, store.list_dir(key)))
+
+
+async def with_sizes(
+    store: Store,
+    found: AsyncIterator[tuple[str, Info]],
+    at_once: int,
+    failed: Callable[[str, Exception], None],
+) -> AsyncIterator[tuple[str, Info]]:
+    """`found` with the sizes that its listing did not know, asked for `at_once` at a time, in order.
+
+    A size that cannot be had stays None, and the reason is handed to `failed`.
+    """
+    batch: list[tuple[str, Info]] = []
+    unknown = 0
+
+    async def ask(index: int) -> None:
+        key, info = batch[index]
+        try:
+            batch[index] = key, info._replace(size=(await store.info(key)).size)
+        except (ZarrfsError, OSError) as exc:
+            failed(key, exc)
+
+    async def ask_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for index, (_key, info) in enumerate(batch):
+                if info.size is None:
+                    nursery.start_soon(ask, index)
+
+    async for entry in found:
+        batch.append(entry)
+        unknown += entry[1].size is None
+        if unknown == at_once or len(batch) == _BATCH:
+            await ask_all()
+            for item in batch:
+                yield item
+            batch.clear()
+            unknown = 0
+    await ask_all()
+    for item in batch:
+        yield item
+
+
+async def pieces(store: Store, key: str, start: int = 0, length: int | None = None) -> AsyncIterator[Buffer]:
+    """The bytes [start, start + length) of the file that `key` leads to, in pieces of bounded size."""
+    at = await follow(store, key)
+    if at is None:
+        raise NotFound(key, "a symbolic link that leads out of the source, or in circles")
+    info = await store.info(at)
+    if info.kind is Kind.DIRECTORY:
+        raise IsDirectory(key)
+    size = info.size or 0
+    stop = size if length is None else min(size, start + length)
+    get = await one_version(store, at, size)
+    while start < stop:
+        piece = await get(start, min(PIECE, stop - start))
+        if not len(piece):
+            raise ReadError(at, f"ends at {start}, not at {size}")
+        yield piece
+        start += len(piece)
+
+
+async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+    """(start, length) of the parts of a file that hold data, its size known: a hole costs nothing, however large."""
+    size = info.size or 0
+    where = await store.locate(key) if info.allocated is not None else {}
+    if "hole" in where:
+        return
+    if "regions" not in where:
+        yield 0, size
+        return
+    for region in where["regions"]:
+        start = min(region["start"], size)
+        yield start, min(region["length"], size - start)
+
+
+def check_length(key: str, count: int, start: int, length: int) -> None:
+    """ReadError where a store has given fewer bytes than were asked for."""
+    if count != length:
+        raise ReadError(key, f"{count} bytes at {start}, not {length}")

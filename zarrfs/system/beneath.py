@@ -1,0 +1,283 @@
+"""BaseDirectory: opens files below a directory such that no symbolic link leads out of it, but to allowed directories.
+
+One openat2(2) does it in the kernel. Where that is missing (Linux < 5.6, some containers), and for absolute
+links that point back into the base directory, the path is walked part by part with O_NOFOLLOW.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Sequence
+
+from zarrfs.system.othermounts import OTHER_MOUNTS
+
+_SYS_OPENAT2 = 437  # the same number on every architecture
+_NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
+_PATH_MAX = 4096  # bytes that one system call takes, with the NUL
+_LINKS_MAX = 40  # as the kernel's own limit
+_BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
+
+
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t]
+_hows: dict[tuple[int, int], tuple[_OpenHow, int]] = {}  # a struct per set of flags, never changed once made
+
+
+def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
+    how = _hows.get((flags, resolve))
+    if how is None:
+        struct = _OpenHow(flags, 0, resolve)
+        how = _hows[flags, resolve] = struct, ctypes.addressof(struct)
+    found: int = _syscall(_SYS_OPENAT2, directory, path, how[1], ctypes.sizeof(_OpenHow))
+    if found < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.fsdecode(path))
+    return found
+
+
+class BaseDirectory:
+    """A directory held open; paths are bytes relative to it, without a leading slash.
+
+    Holding it open keeps its file system from being unmounted, and makes the paths immune to renames and
+    mounts above it (a FUSE mount on the very directory included).
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open `path`; an OSError where it is no directory."""
+        self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._roots = tuple({os.fsencode(os.path.abspath(path)), os.fsencode(os.path.realpath(path))})
+        self._kernel_walks = True
+        self._kernel_caches = True
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def open(self, path: bytes, flags: int, cached: bool = False) -> int:
+        """A descriptor of `path` ("" is the directory itself). The last part is followed unless O_NOFOLLOW.
+
+        OSError as open(2); EXDEV where a link leads out of the base directory. With `cached` nothing waits
+        for a disk or a server: BlockingIOError unless the kernel's name cache has every part of the path.
+        """
+        flags |= os.O_CLOEXEC if flags & os.O_PATH else _BASIC
+        if not self._kernel_walks:
+            if cached:
+                raise BlockingIOError(errno.EAGAIN, "not cached")
+            return self._walk(path, flags)
+        if cached and not self._kernel_caches:
+            raise BlockingIOError(errno.EAGAIN, "not cached")
+        resolve = _BENEATH | _NO_MAGICLINKS | (_CACHED if cached else 0)
+        while True:
+            try:
+                return _openat2(self.descriptor, path or b".", flags, resolve)
+            except OSError as exc:
+                code = exc.errno
+                if code == errno.EAGAIN and not cached:
+                    continue  # a rename went on at the same time: the kernel could not rule out an escape
+                if code == errno.EINVAL and cached:  # Linux < 5.12
+                    self._kernel_caches = False
+                elif code in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
+                    self._kernel_walks = False
+                elif code != errno.EXDEV:
+                    raise
+            if cached:
+                raise BlockingIOError(errno.EAGAIN, "not cached")
+            return self._walk(path, flags)
+
+    def find(self, path: bytes, allowed: Sequence[str] = (), nofollow: bool = False, cached: bool = False) -> int:
+        """An O_PATH descriptor of what `path` is or leads to, also out of the base directory.
+
+        There its real path must lie beneath one of `allowed`, which are real paths of directories. OSError as open(2):
+        EXDEV, with a reason that names the real path, where it does not; ELOOP where the path leads through a mount of
+        zarrfs, which might wait for this very answer. `nofollow` finds the last part itself, where that is a link.
+        `cached` as open().
+        """
+        flags = os.O_PATH | (os.O_NOFOLLOW if nofollow else 0)
+        try:
+            return self.open(path, flags, cached)
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.EAGAIN) or (cached and not allowed):
+                raise
+        try:
+            found = self._find_cached(path, flags)
+        except BlockingIOError:
+            if cached:
+                raise
+            found = self._walk_out(path, nofollow)
+        try:
+            self._check_allowed(found, allowed)
+        except BaseException:
+            os.close(found)
+            raise
+        return found
+
+    def _find_cached(self, path: bytes, flags: int) -> int:
+        """As find(), where the kernel has all of it cached and no mount point lies on the way: that may be our own."""
+        if not (self._kernel_walks and self._kernel_caches):
+            raise BlockingIOError(errno.EAGAIN, "not cached")
+        try:
+            return _openat2(self.descriptor, path, flags | os.O_CLOEXEC, _NO_XDEV | _NO_MAGICLINKS | _CACHED)
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.EINVAL):  # the latter: Linux < 5.12
+                raise
+            raise BlockingIOError(errno.EAGAIN, "not cached") from None
+
+    def _check_allowed(self, found: int, allowed: Sequence[str]) -> None:
+        real = real_path(found)
+        roots = (*allowed, real_path(self.descriptor))
+        if not any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots):
+            raise OSError(errno.EXDEV, f"leads to {real}, which is out of the store (-o allow_path=DIR)")
+
+    def directory(self, path: bytes) -> int:
+        """An O_PATH descriptor of the directory `path`; a symbolic link on the way is no directory (ENOTDIR)."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        while self._kernel_walks and len(path) < _PATH_MAX:
+            try:
+                return _openat2(self.descriptor, path or b".", flags, _BENEATH | _NO_SYMLINKS)
+            except OSError as exc:
+                if exc.errno == errno.ELOOP:
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path)) from None
+                if exc.errno in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
+                    self._kernel_walks = False
+                elif exc.errno != errno.EAGAIN:
+                    raise
+        found = os.open(b".", flags, dir_fd=self.descriptor)
+        for name in _parts(path):
+            above = found
+            try:
+                found = os.open(name, flags, dir_fd=above)
+            finally:
+                os.close(above)
+        return found
+
+    def _works(self) -> bool:
+        """Whether openat2 works here at all: EPERM may be seccomp's, or the file's."""
+        try:
+            os.close(_openat2(self.descriptor, b".", os.O_PATH | os.O_CLOEXEC, _BENEATH))
+        except OSError:
+            return False
+        return True
+
+    def _walk(self, path: bytes, flags: int) -> int:
+        """As open(), part by part; the descriptors of all directories on the way down make ".." safe."""
+        stack = [os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)]
+        todo = _parts(path)
+        links = 0
+        try:
+            while todo:
+                name = todo.pop(0)
+                if name == b"..":
+                    os.close(stack.pop())
+                    if not stack:
+                        raise _leads_out(path)
+                    continue
+                found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=stack[-1])
+                stack.append(found)
+                mode = os.fstat(found).st_mode
+                if stat.S_ISLNK(mode) and (todo or not flags & os.O_NOFOLLOW):
+                    links += 1
+                    if links > _LINKS_MAX:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+                    target = os.readlink(b"", dir_fd=found)
+                    os.close(stack.pop())
+                    if target.startswith(b"/"):
+                        target = self._inside(target, path)
+                        while len(stack) > 1:
+                            os.close(stack.pop())
+                    todo = _parts(target) + todo
+                elif todo and not stat.S_ISDIR(mode):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(path))
+                elif not todo and not stat.S_ISDIR(mode) and not flags & os.O_PATH:
+                    os.close(stack.pop())
+                    return os.open(name, flags | os.O_NOFOLLOW, dir_fd=stack[-1])
+            return _reopen(stack, flags)
+        finally:
+            for descriptor in stack:
+                os.close(descriptor)
+
+    def _walk_out(self, path: bytes, nofollow: bool) -> int:
+        """Find `path` part by part wherever links lead. No part is asked for in a mount of zarrfs."""
+        found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
+        own, todo, links = OTHER_MOUNTS.device_of(found), _parts(path), 0
+        try:
+            while todo:
+                above, name = found, todo.pop(0)
+                found = _open_part(name, above, bool(todo))
+                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), which would ask its daemon
+                    os.close(above)
+                    raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
+                status = os.fstat(found)
+                if stat.S_ISLNK(status.st_mode) and (todo or not nofollow):
+                    links += 1
+                    if links > _LINKS_MAX:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))  # noqa: TRY301
+                    target = os.readlink(b"", dir_fd=found)
+                    os.close(found)
+                    found, todo = above, _parts(target) + todo
+                    if target.startswith(b"/"):
+                        found = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                        os.close(above)
+                    continue
+                os.close(above)
+        except BaseException:
+            os.close(found)
+            raise
+        return found
+
+    def _inside(self, target: bytes, path: bytes) -> bytes:
+        """The part of an absolute link's target below the base directory."""
+        for root in self._roots:
+            if target == root or target.startswith(root.rstrip(b"/") + b"/"):
+                return target[len(root) :]
+        raise _leads_out(path)
+
+
+def real_path(descriptor: int) -> str:
+    """The path at which the file of an open descriptor lies now. OSError (EIO) without /proc."""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:
+        raise OSError(errno.EIO, "cannot be found without /proc") from None
+
+
+def reopen(descriptor: int, flags: int) -> int:
+    """Open the regular file of an O_PATH descriptor: the same file, whatever happens to its name."""
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", flags | _BASIC)
+    except FileNotFoundError:
+        raise OSError(errno.EIO, "cannot be opened without /proc") from None
+
+
+def _open_part(name: bytes, above: int, inner: bool) -> int:
+    """An O_PATH descriptor of one part of a path; `inner`: more parts follow, so an automount must mount."""
+    if inner:
+        try:
+            return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+        except NotADirectoryError:
+            pass  # a link, or the end of the path
+    return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+
+
+def _reopen(stack: list[int], flags: int) -> int:
+    """What the top of the stack refers to, opened with `flags`."""
+    if flags & os.O_PATH and not (flags & os.O_DIRECTORY and not stat.S_ISDIR(os.fstat(stack[-1]).st_mode)):
+        return stack.pop()
+    return os.open(b".", flags, dir_fd=stack[-1])
+
+
+def _parts(path: bytes) -> list[bytes]:
+    return [part for part in path.split(b"/") if part not in (b"", b".")]
+
+
+def _leads_out(path: bytes) -> OSError:
+    return OSError(errno.EXDEV, "leads out of the store", os.fsdecode(path))

@@ -1,0 +1,111 @@
+"""Open /dev/fuse and mount it, by mount(2) or through fusermount3.
+
+pyfuse3 encodes the options of libfuse in ASCII, but a source and a mount point may have any name that Linux allows. So
+libfuse mounts nothing: it is handed an open descriptor of a file system that is mounted already.
+Source: mount(2), fuse(4), fusermount3(1) and its _FUSE_COMMFD.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import os
+import socket
+import stat
+import subprocess
+from collections.abc import Iterable
+
+from zarrfs.config.options import Options
+from zarrfs.errors import MountError
+from zarrfs.system import kernelflags, mounts, requirements
+
+_SUBTYPE = "zarrfs"
+_watched: list[socket.socket] = []  # open as long as the daemon lives: fusermount3 unmounts when they close
+
+
+def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str], writable: bool) -> int:
+    """Mount a new FUSE file system on `mountpoint` and return its descriptor of /dev/fuse.
+
+    The mount table shows `source`. `kernel` are words of mount(8): nosuid, noatime, ... Raise MountError with the
+    reason of the kernel or of fusermount3.
+    """
+    kernel = list(kernel)
+    flags = kernelflags.wanted({"nosuid", "nodev", *({"dirsync"} & {*kernel})}, kernel, whole=False)
+    if not writable:
+        flags.add("ro")
+    if not options.auto_unmount:  # which takes a process that outlives this one: fusermount3
+        with contextlib.suppress(PermissionError):  # users, and root in a container, go through fusermount3
+            return _mount(source, mountpoint, options, flags)
+    return _fusermount(source, mountpoint, options, flags)
+
+
+def _allowed(options: Options) -> list[str]:
+    """The permission options of the mount. libfuse itself refuses all but root and the owner for allow_root."""
+    others = ["allow_other"] if options.allow_other or options.allow_root else []
+    return ["default_permissions", *others]
+
+
+def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
+    """Mount by mount(2). PermissionError where this process may not; MountError."""
+    device = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        mode = stat.S_IFMT(os.stat(mountpoint).st_mode)
+        data = [f"fd={device}", f"rootmode={mode:o}", f"user_id={os.getuid()}", f"group_id={os.getgid()}"]
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.mount(
+            os.fsencode(source), os.fsencode(mountpoint), f"fuse.{_SUBTYPE}".encode(),
+            ctypes.c_ulong(kernelflags.bits(flags)), ",".join([*data, *_allowed(options)]).encode(),
+        )  # fmt: skip
+    except BaseException:
+        os.close(device)
+        raise
+    if not failed:
+        return device
+    code = ctypes.get_errno()
+    os.close(device)
+    if code == errno.EPERM:
+        raise PermissionError(code, os.strerror(code))
+    raise MountError(requirements.why_refused(f"mount failed: {os.strerror(code)}"))
+
+
+def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
+    """Mount through fusermount3, which opens the device and sends it over a socket."""
+    name = source.replace("\\", "\\\\").replace(",", "\\,")
+    said = {"suid", "dev"} - {flag.removeprefix("no") for flag in flags}  # else fusermount3 adds nosuid and nodev
+    said |= flags - {"relatime"}  # the kernel's default, which fusermount3 does not know
+    chosen = [*sorted(said), *_allowed(options), f"subtype={_SUBTYPE}", f"fsname={name}"]
+    if options.auto_unmount:
+        chosen.append("auto_unmount")
+    ours, theirs = socket.socketpair()
+    with theirs, os.fdopen(os.memfd_create("fusermount3"), "rb") as output:  # no pipe: auto_unmount keeps it open
+        process = subprocess.Popen(
+            [mounts.fusermount(), "-o", ",".join(chosen), "--", mountpoint],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+        )  # fmt: skip
+        theirs.close()
+        device = _received(ours)
+        if device is None or not options.auto_unmount:
+            ours.close()
+            process.wait()
+        else:
+            _watched.append(ours)
+            process.returncode = 0  # it ends after this process: nobody waits for it
+        if device is None:
+            output.seek(0)
+            raise MountError(requirements.why_refused(output.read().decode(errors="surrogateescape")))
+    os.set_inheritable(device, False)
+    return device
+
+
+def _received(connection: socket.socket) -> int | None:
+    """Receive the descriptor that fusermount3 sends; None where it has failed."""
+    descriptors = array.array("i")
+    _data, ancillary, _flags, _address = connection.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: descriptors.itemsize])
+            return descriptors[0]
+    return None

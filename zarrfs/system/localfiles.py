@@ -1,0 +1,265 @@
+"""Bytes of local files: from the page cache on the spot, else in a worker thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import stat
+from collections import OrderedDict
+from typing import Any
+
+import trio
+
+from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.othermounts import OTHER_MOUNTS
+
+_DESCRIPTORS = 1024  # at most this many open, and a quarter of what the process may have
+_PINS = 65_536  # files whose identity is remembered
+_ELSEWHERE = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
+
+_LOOP = "lies in the mount that refers to it"
+
+Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
+
+
+async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
+    """The bytes [offset, offset + length) of a file; fewer only at its end. OSError as pread(2).
+
+    No checkpoint where the page cache has them all: the caller decides how long it stays on the loop.
+    """
+    found = read_cached(descriptor, offset, length)
+    missing = length - len(found)
+    if not missing or read_ends(descriptor, offset + len(found)):
+        return found
+    rest = await trio.to_thread.run_sync(_pread_all, descriptor, offset + len(found), missing)
+    return found + rest if found else rest
+
+
+def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
+    """The first bytes of [offset, offset + length) as far as the page cache has them; never waits."""
+    buffer = bytearray(length)
+    try:
+        count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
+    except OSError as exc:
+        if exc.errno not in _ELSEWHERE:
+            raise
+        count = 0
+    if count < length:
+        del buffer[count:]
+    return buffer
+
+
+def read_ends(descriptor: int, offset: int) -> bool:
+    """Whether the file is known, without waiting, to end at `offset`."""
+    try:
+        return not os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except OSError:
+        return False
+
+
+def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
+    """pread(2) until all is there or the file ends; blocks."""
+    data = os.pread(descriptor, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    have = len(data)
+    while have < length and (data := os.pread(descriptor, length - have, offset + have)):
+        parts.append(data)
+        have += len(data)
+    return b"".join(parts)
+
+
+class _File:
+    """An open file, how many readers are in it, and what it was when first seen."""
+
+    __slots__ = ("descriptor", "evicted", "identity", "readers")
+
+    def __init__(self, descriptor: int, identity: Identity) -> None:
+        self.descriptor, self.identity = descriptor, identity
+        self.readers = 0
+        self.evicted = False
+
+
+class LocalFiles:
+    """Reads regular files by path through a bounded set of open descriptors.
+
+    A file is pinned when first opened, by device, inode, size and modification time; a difference seen later
+    is TargetChanged. Errors: TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (it lies
+    on `forbidden_device`, the st_dev of the mount that asks), ReadError.
+
+    `roots`: real directories that files must lie beneath, else AccessDenied, which says `rule`; None: anywhere.
+    """
+
+    def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "") -> None:
+        self._roots, self._rule = roots, rule
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
+        self._forbidden: tuple[int, frozenset[bytes]] | None = None  # device, and the ids of its mounts
+        self._open: OrderedDict[str, _File] = OrderedDict()
+        self._pins: OrderedDict[str, Identity] = OrderedDict()
+        self._opens = self._reads = self._waits = 0
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """st_dev that no file may lie on."""
+        return self._forbidden and self._forbidden[0]
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._forbidden = None if device is None else (device, _mounts_of(device))
+
+    async def read(self, path: str, offset: int, length: int) -> Buffer:
+        """Exactly the bytes [offset, offset + length) of the file `path` (absolute)."""
+        file = self._open.get(path)
+        if file is None:
+            file = await self._opened(path)
+        self._reads += 1
+        if offset + length > file.identity[2]:
+            asked = f"bytes [{offset}, {offset + length}) were asked for"
+            raise OutOfRange(path, f"has {file.identity[2]} bytes, {asked}")
+        descriptor = file.descriptor
+        file.readers += 1
+        try:
+            data: Buffer = read_cached(descriptor, offset, length)
+            if len(data) == length:
+                # The page cache has it, so this is a file system of this machine: fstat waits for nobody.
+                status = os.fstat(descriptor)
+            else:
+                self._waits += 1
+                rest, status = await trio.to_thread.run_sync(
+                    _read_and_stat, descriptor, offset + len(data), length - len(data)
+                )
+                data = bytes(data) + rest if data else rest
+        except OSError as exc:
+            raise _read_error(path, exc, opened=True) from exc
+        finally:
+            self._leave(file)
+        # After the read: a writer changes the time before the bytes.
+        if status.st_mtime_ns != file.identity[3] or status.st_size != file.identity[2]:
+            raise TargetChanged(path, "has changed since it was first read")
+        if len(data) != length:
+            raise OutOfRange(path, f"ends before byte {offset + length}")
+        return data
+
+    async def size(self, path: str) -> int:
+        """The size in bytes of the file `path`, as pinned."""
+        pin = self._pins.get(path)
+        return pin[2] if pin is not None else (await self._opened(path)).identity[2]
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, for the log."""
+        return {"open": len(self._open), "opens": self._opens, "reads": self._reads, "waits": self._waits}
+
+    async def aclose(self) -> None:
+        """Close every file that nobody reads; the others as soon as they are left."""
+        while self._open:
+            self._evict()
+
+    async def _opened(self, path: str) -> _File:
+        if self._roots == ():
+            raise AccessDenied(path, self._rule)
+        try:
+            descriptor, identity = await trio.to_thread.run_sync(self._open_regular, path)
+        except OSError as exc:
+            raise _read_error(path, exc) from exc
+        self._opens += 1
+        pin = self._pins.setdefault(path, identity)
+        if pin != identity:
+            os.close(descriptor)
+            raise TargetChanged(path, "is not the file that was first read")
+        if len(self._pins) > _PINS:
+            self._pins.popitem(last=False)
+        file = self._open.get(path)
+        if file is not None:  # another task was quicker
+            os.close(descriptor)
+            return file
+        file = self._open[path] = _File(descriptor, identity)
+        if len(self._open) > self.capacity:
+            self._evict()
+        return file
+
+    def _open_regular(self, path: str) -> tuple[int, Identity]:
+        """(descriptor, identity) of a regular file; OSError or ReadError. Blocks."""
+        # O_NONBLOCK: a fifo must not hold the thread until somebody writes to it
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        checked = self._forbidden is not None or self._roots is not None
+        descriptor = self._open_checked(path, flags) if checked else os.open(path, flags)
+        try:
+            return descriptor, self._identity(path, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _identity(self, path: str, descriptor: int) -> Identity:
+        """What tells a regular file from others and from its later versions; ReadError where it may not be read."""
+        status = os.fstat(descriptor)
+        if status.st_dev == self.forbidden_device:  # by another mount of it
+            raise Loop(path, _LOOP)
+        if not stat.S_ISREG(status.st_mode):
+            raise ReadError(path, "is not a regular file")
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _open_checked(self, path: str, flags: int) -> int:
+        """As os.open(). Loop for a file of the mount that asks, AccessDenied for one that is beneath no root."""
+        # Judged by what has been found, not by the name: no link and no rename makes it another one. O_PATH
+        # finds without opening, so nothing outside the roots is touched, and the mount is asked nothing: the
+        # attributes that open(2) and fstat(2) want may be what it is just answering.
+        found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if self._forbidden is not None:
+                with open(f"/proc/self/fdinfo/{found}", "rb") as file:
+                    ids = [line.split()[1] for line in file if line.startswith(b"mnt_id:")]
+                if not self._forbidden[1].isdisjoint(ids):
+                    raise Loop(path, _LOOP)
+                if OTHER_MOUNTS.present():
+                    OTHER_MOUNTS.enter(found, path)
+            link = f"/proc/self/fd/{found}"
+            if self._roots is not None:
+                real = os.readlink(link)
+                if not any(real.startswith(root.rstrip("/") + "/") for root in self._roots):
+                    raise AccessDenied(path, self._rule)
+            return os.open(link, flags)
+        finally:
+            os.close(found)
+
+    def _evict(self) -> None:
+        """Take the file opened first out of the set (first in, first out: reads stay free of bookkeeping)."""
+        _, file = self._open.popitem(last=False)
+        file.evicted = True
+        if not file.readers:
+            os.close(file.descriptor)
+
+    def _leave(self, file: _File) -> None:
+        file.readers -= 1
+        if file.evicted and not file.readers:
+            os.close(file.descriptor)
+
+
+def _mounts_of(device: int) -> frozenset[bytes]:
+    """The ids of all mounts of a device; where /proc does not tell, none."""
+    wanted = b"%d:%d" % (os.major(device), os.minor(device))
+    try:
+        with open("/proc/self/mountinfo", "rb") as file:
+            return frozenset(fields[0] for fields in map(bytes.split, file) if fields[2] == wanted)
+    except OSError:
+        return frozenset()
+
+
+def _read_and_stat(descriptor: int, offset: int, length: int) -> tuple[bytes, os.stat_result]:
+    return _pread_all(descriptor, offset, length), os.fstat(descriptor)
+
+
+def _read_error(path: str, exc: OSError, opened: bool = False) -> ReadError:
+    reason = (exc.strerror or str(exc)).lower()
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return TargetMissing(path, reason)
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        return AccessDenied(path, reason)
+    if exc.errno == errno.ELOOP and opened:
+        return Loop(path, "is refused by the zarrfs mount that it lies in, which would have to read from this one")
+    if exc.errno == errno.ESTALE:
+        return TargetChanged(path, reason)
+    return ReadError(path, reason)
