@@ -23,9 +23,9 @@ from tests.mount.test_semantics import error_of
 from tests.servers import Faulty, Nginx, Web, nginx
 from zarrfs.config.options import Options
 from zarrfs.errors import TargetChanged
-from zarrfs.store.api import one_version
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.unlisted import UnlistedStore
+from zarrfs.store.values import open_sized
 from zarrfs.store.walk import pieces
 
 __all__ = ["nginx"]
@@ -158,7 +158,7 @@ def test_pieces_are_of_one_version(changing: Changing) -> None:
                 await anext(later)
             await store.info("v/0")
             with pytest.raises(TargetChanged, match="had 4194304"):
-                await one_version(store, "v/0", SIZE)
+                await open_sized(store, "v/0", SIZE)
 
     changing.change(3 * SIZE)
     trio.run(body)

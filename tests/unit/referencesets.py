@@ -59,7 +59,7 @@ class Compiled:
 
     def __init__(self, store: IndexStore, compilation: Compilation) -> None:
         self.store, self.compilation = store, compilation
-        self.problems = store.problems()
+        self.problems = trio.run(store.problems)
         self.warnings = compilation.warnings
 
     def keys(self) -> list[str]:

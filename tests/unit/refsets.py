@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from zarrfs import sources
 from zarrfs.cli import main
 from zarrfs.config.options import Options
-from zarrfs.store.api import ReferenceStore
 from zarrfs.store.index import IndexStore
 
 TARGET = bytes(range(256)) * 4  # what the targets of random sets hold
@@ -34,7 +33,7 @@ def done(*arguments: object) -> Result:
 def entries(path: object) -> dict[str, Any]:
     """The set at `path`, in order: bytes of an inline value, [url] or [url, offset, length]."""
     store = sources.open_source(str(path), Options(), child=False)
-    assert isinstance(store, ReferenceStore)
+    assert store.is_reference_set
     found: dict[str, Any] = {}
 
     async def collect() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import pkgutil
 import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import fsspec
 import pytest
@@ -18,13 +19,14 @@ import zarrfs.store
 from tests.servers import S3, Nginx
 from tests.store_contract import StoreContract, Tree, WritableContract
 from zarrfs.config.options import Options
+from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.targets import Targets
-from zarrfs.store.validated import ValidatedOverlay
+from zarrfs.store.unlisted import UnlistedStore
 
 _numbers = itertools.count()
 
@@ -183,6 +185,6 @@ def test_every_store_is_tested_here() -> None:
     found = set()
     for module in pkgutil.iter_modules(zarrfs.store.__path__, "zarrfs.store."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and hasattr(value, "list_prefix") and Protocol not in value.__bases__:
+            if isinstance(value, type) and issubclass(value, Store) and not inspect.isabstract(value):
                 found.add(value)
-    assert found <= {FileSystemStore, IndexStore, FsspecStore, Overlay, ValidatedOverlay}
+    assert found <= {FileSystemStore, IndexStore, FsspecStore, UnlistedStore, Overlay}

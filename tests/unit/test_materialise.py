@@ -20,6 +20,7 @@ from tests.unit.archives import D, F, L, file, opened, put, tree
 from tests.unit.extracting import Found, extract, look, snapshot, write
 from zarrfs.config.options import Options
 from zarrfs.copying.copy import Done, _Run
+from zarrfs.copying.staging_directory import Folder
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Entry, Info, Kind
 from zarrfs.store.directory import FileSystemStore
@@ -320,11 +321,15 @@ class Hostile(FileSystemStore):
         return super().open_file("f")
 
 
+async def no_processes(_run: _Run, _root: Folder) -> bool:
+    return False
+
+
 @pytest.fixture(params=["processes", "ordinary"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With processes, and without."""
     if request.param == "ordinary":
-        monkeypatch.setattr(_Run, "_at_hand", lambda self: None)
+        monkeypatch.setattr(_Run, "_in_processes", no_processes)
 
 
 NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" * 256, ".zarrfs-staging"]

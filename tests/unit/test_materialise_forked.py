@@ -22,6 +22,7 @@ import trio
 from tests.conftest import PROGRAM, run
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
+from tests.unit.test_materialise import no_processes
 from zarrfs.archives import blobplaces
 from zarrfs.archives.blobs import BlobReader
 from zarrfs.copying.copy import Choice, Done, Report, _Run, materialise
@@ -225,7 +226,7 @@ def test_processes_do_what_the_ordinary_way_does(
             disturb(out, random.Random(5))
         with monkeypatch.context() as patch, source_of(kind, document, tmp_path) as store:
             if ordinary:
-                patch.setattr(_Run, "_at_hand", lambda self: None)
+                patch.setattr(_Run, "_in_processes", no_processes)
             forks.clear()
             report = write(store, out, told.append, jobs=3, keep_going=True, **choice)
         assert len(forks) == (0 if ordinary else 3)
@@ -243,7 +244,7 @@ def test_files_that_go_or_cannot_be_opened(
 ) -> None:
     """After they were listed: each is named, and no other is."""
     if ordinary:
-        monkeypatch.setattr(_Run, "_at_hand", lambda self: None)
+        monkeypatch.setattr(_Run, "_in_processes", no_processes)
     (tmp_path / "source").mkdir()
     for number in range(600):
         (tmp_path / f"source/{number}").write_text(str(number))

@@ -28,7 +28,7 @@ from zarrfs.errors import NotFound, ReadError, SourceError
 from zarrfs.references.parquet import ParquetStore
 from zarrfs.references.parquetset import json_text
 from zarrfs.sources import open_source, plan_source
-from zarrfs.store.api import Kind, ReferenceStore
+from zarrfs.store.api import Kind
 
 _numbers = itertools.count()
 
@@ -232,7 +232,7 @@ def test_the_order_of_everything(target: str, tmp_path: Path) -> None:
 
     async def check(store: ParquetStore) -> None:
         assert await keys(store) == expected
-        assert isinstance(store, ReferenceStore)
+        assert store.is_reference_set
         assert [reference.key async for reference in store.references()] == expected
         assert bytes(await store.get("b/4.0")) == b'{"a":"document"}'
         assert (await store.info("b/5.1")).kind is Kind.DIRECTORY

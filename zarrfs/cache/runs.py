@@ -7,10 +7,10 @@ other. A run is a stretch of the target after the last value; values that lie in
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Callable
 
 from zarrfs.cache.memory import Ahead
+from zarrfs.concurrency.lru import LRU
 
 _TARGETS = 256  # whose order is remembered
 _IN_ORDER = 4  # values one after the other before anything is fetched ahead
@@ -31,7 +31,7 @@ class Runs:
 
     def __init__(self, gap: int, most: int, ahead: int) -> None:
         self._gap, self._most, self.ahead = gap, most, ahead
-        self._orders: OrderedDict[tuple[int, str], _Order] = OrderedDict()
+        self._orders: LRU[tuple[int, str], _Order] = LRU(_TARGETS, self._end)
 
     def covering(self, target: tuple[int, str], start: int, stop: int) -> list[tuple[int, int]]:
         """The (start, stop) of the runs that a value lies in, [] where it does not lie in runs alone."""
@@ -50,16 +50,12 @@ class Runs:
     ) -> None:
         """A value that nobody had foreseen is read; `fetch` starts a run, and says where it ends;
         None where there is no room."""
-        order = self._orders.get(target)
+        order = self._orders.use(target)
         if order is None or not 0 <= start - order.at <= self._gap:
             if order is not None:
-                self._let_go(order, order.at + self.ahead * _AT_ONCE)
-            order = self._orders[target] = _Order(stop)
-            if len(self._orders) > _TARGETS:
-                _, gone = self._orders.popitem(last=False)
-                self._let_go(gone, gone.at + self.ahead * _AT_ONCE)
+                self._end(order)
+            self._orders.put(target, _Order(stop))
             return
-        self._orders.move_to_end(target)
         order.at, order.values = stop, order.values + 1
         self._let_go(order, start)
         if order.values >= _IN_ORDER:
@@ -74,6 +70,9 @@ class Runs:
             high, run = found
             order.runs.append((low, high, run))
             low, order.size = high, min(2 * order.size, self._most)
+
+    def _end(self, order: _Order) -> None:
+        self._let_go(order, order.at + self.ahead * _AT_ONCE)
 
     @staticmethod
     def _let_go(order: _Order, start: int) -> None:

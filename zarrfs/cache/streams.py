@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Hashable
 
 from zarrfs.cache.memory import Ahead
+from zarrfs.concurrency.lru import LRU
 
 _VALUES = 256  # values whose readers are remembered
 _READERS = 8  # of one value
@@ -36,19 +36,13 @@ class Streams:
 
     def __init__(self, first: int, most: int) -> None:
         self.first, self.most = first, most
-        self._values: OrderedDict[Hashable, list[Stream]] = OrderedDict()
+        self._values: LRU[Hashable, list[Stream]] = LRU(_VALUES, _let_go)
 
     def read(self, value: Hashable, start: int, stop: int) -> Stream:
         """The reader of [start, stop); its window grows as it goes on, and is 0 after a seek."""
-        streams = self._values.get(value)
+        streams = self._values.use(value)
         if streams is None:
-            streams = self._values[value] = []
-            if len(self._values) > _VALUES:
-                _, gone = self._values.popitem(last=False)
-                for stream in gone:
-                    stream.let_go()
-        else:
-            self._values.move_to_end(value)
+            streams = self._values.put(value, [])
         for stream in reversed(streams):
             if -_SLACK <= start - stream.at <= _SLACK:
                 self._go_on(stream, start, stop)
@@ -72,3 +66,8 @@ class Streams:
         if len(streams) > _READERS:
             streams.pop(0).let_go()
         return stream
+
+
+def _let_go(streams: list[Stream]) -> None:
+    for stream in streams:
+        stream.let_go()

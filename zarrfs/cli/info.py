@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from zarrfs.cli import common, meter, nodetext, show
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.values import human
+
+if TYPE_CHECKING:
+    from zarrfs.store.api import Store
 
 EPILOG = """\b
 Examples:
@@ -45,7 +48,7 @@ def info(
     from zarrfs.documents.plan import Plan
     from zarrfs.errors import UsageError
     from zarrfs.net.versions import unversioned
-    from zarrfs.store.api import Kind, Store
+    from zarrfs.store.api import Kind
     from zarrfs.store.destination import check_destination
 
     if page is not None:
@@ -82,11 +85,8 @@ def info(
             sys.stdout.write(show.shown(line) + "\n")
 
 
-async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
-    from zarrfs.references.parquet import ParquetStore
-    from zarrfs.store.index import IndexStore
-
-    about = {
+async def _of_source(store: Store, plan: Any) -> dict[str, Any]:
+    about: dict[str, Any] = {
         "source": plan.source,
         "kind": plan.kind,
         "where": plan.path or plan.url,
@@ -94,15 +94,7 @@ async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
         "index": None if plan.temporary else plan.index,
         "warnings": list(plan.warnings),
     }
-    if isinstance(store, IndexStore):
-        usage = await store.usage()
-        about |= {"files": usage.files, "bytes": usage.bytes}
-    if isinstance(store, ParquetStore):
-        found = await store.opened()
-        about |= {"arrays": len(found.grids), "record_size": found.record_size}
-    if isinstance(store, IndexStore | ParquetStore):
-        about["problems"] = [f"{entry}: {rule}" for entry, rule in store.problems()]
-    return about
+    return about | await store.about()
 
 
 async def _links_of(path: str, options: Options) -> dict[str, Any]:
@@ -116,11 +108,9 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
     return {"links_out": out, "links_allowed": followed}
 
 
-async def _absent_records(store: Any, ask: bool) -> dict[str, int]:
+async def _absent_records(store: Store, ask: bool) -> dict[str, int]:
     """The record files of a Parquet set that are not in it, where they can be counted."""
-    from zarrfs.references.parquet import ParquetStore
-
-    found = await store.absences(ask=ask) if isinstance(store, ParquetStore) else None
+    found = await store.absences(ask=ask)
     return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
 
 

@@ -11,7 +11,6 @@ import trio
 from zarrfs.copying.checkreport import Report, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.index import IndexStore
 from zarrfs.store.links import follow
 from zarrfs.store.walk import PIECE, check_length, extents, walk
 
@@ -109,10 +108,6 @@ async def _each(
 
 async def _count_absent_records(store: Store, key: str, report: Report) -> None:
     """Count the record files of a Parquet set that are absent; last, as all were read by then."""
-    from zarrfs.references.parquet import ParquetStore
-
-    if not isinstance(store, ParquetStore):
-        return
     try:
         found = await store.absences(key)
     except ReadError as exc:
@@ -123,18 +118,12 @@ async def _count_absent_records(store: Store, key: str, report: Report) -> None:
 
 async def _expect(store: Store, key: str, report: Report) -> None:
     """Note what there is to read, and what the compiler left out, where the store knows."""
-    from zarrfs.references.parquet import ParquetStore
-
-    if isinstance(store, ParquetStore):
-        await store.opened()
-    elif not isinstance(store, IndexStore):
-        return
-    elif not key:
-        usage = await store.usage()
+    usage = await store.usage()
+    if usage.counted and not key:
         report.expected_files, report.expected_bytes = usage.files, usage.bytes
     problems = [
         (entry, rule)
-        for entry, rule in store.problems()
+        for entry, rule in await store.problems()
         if not key or entry == key or entry.startswith(key + "/")
     ]
     report.left_out, report.problems = len(problems), problems[: report.keep]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 from zarrfs.errors import SourceError, ZarrfsError
-from zarrfs.store.api import DescriptorStore, Getter, Info, Kind, PrefetchStore, join_key, one_version
+from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
+from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.extents import data_extents
-from zarrfs.system.localfiles import read_file
 
 PIECE = 4 << 20  # bytes read at a time
 _BATCH = 1000  # entries held meanwhile
@@ -78,7 +77,7 @@ class Tree:
 
     async def _fetched(self, batch: list[Node]) -> AsyncIterator[Node]:
         lower = self.overlay.lower
-        if isinstance(lower, PrefetchStore):
+        if lower is not None:
             await lower.prefetch([node.key for node in batch if node.kind is Kind.FILE and node.status is None])
         for node in batch:
             yield node
@@ -112,35 +111,28 @@ class Tree:
                 return [(0, size)]
             return _data_of(self.open(node), size)
         assert lower is not None
-        if isinstance(lower, DescriptorStore):
-            return _data_of(await lower.open_value(node.key), size)
         place = await lower.locate(node.key)
         if "regions" in place:
             return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
-        return [] if "hole" in place else [(0, size)]
+        if "hole" in place:
+            return []
+        with contextlib.closing(await lower.open(node.key)) as value:
+            descriptor = value.fileno()
+            return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
     async def pieces(self, node: Node, start: int, stop: int) -> AsyncIterator[Buffer]:
         """The bytes [start, stop) of a file, none of them missing; SourceError where they cannot be had."""
-        descriptor = -1
-        if node.status is not None:
-            descriptor = self.open(node)
-            get: Getter = functools.partial(read_file, descriptor)
-        else:
-            assert self.overlay.lower is not None
-            size = await self.size(node)
-            with _reading(self.place(node), node.key):
-                get = await one_version(self.overlay.lower, node.key, size)
-        try:
+        size = await self.size(node)
+        with _reading(self.place(node), node.key):
+            value = await open_sized(self.overlay, node.key, size)
+        with contextlib.closing(value):
             while start < stop:
                 with _reading(self.place(node), node.key):
-                    piece = await get(start, min(PIECE, stop - start))
+                    piece = await value.read(start, min(PIECE, stop - start))
                 if not len(piece):
                     raise SourceError(self.place(node), f"ended at byte {start:,} while it was read", node.key)
                 yield piece
                 start += len(piece)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     async def read(self, node: Node, start: int, stop: int) -> bytes:
         """As pieces(), in one."""

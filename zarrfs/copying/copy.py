@@ -24,22 +24,11 @@ from zarrfs.copying.copy_report import Report as Report
 from zarrfs.copying.copy_threads import LARGE, Item, Outcome, Writer, Writing, close_all
 from zarrfs.copying.copy_threads import Done as Done
 from zarrfs.copying.staging_directory import EXISTING, Filling, Folder, InTheWay, ends_all
-from zarrfs.errors import ReadError, SourceError, UsageError, ZarrfsError
-from zarrfs.store.api import (
-    DescriptorStore,
-    Getter,
-    Info,
-    Kind,
-    LocalStore,
-    PrefetchStore,
-    Store,
-    join_key,
-    one_version,
-    ordinary_mode,
-)
+from zarrfs.errors import ReadError, SourceError, TargetChanged, UsageError, ZarrfsError
+from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
-from zarrfs.store.index import IndexStore, Part
 from zarrfs.store.keyglobs import Picking
+from zarrfs.store.values import open_sized
 from zarrfs.store.walk import check_length, extents
 from zarrfs.system.buffers import write_all
 from zarrfs.system.sparse import copy_data
@@ -47,7 +36,6 @@ from zarrfs.system.sparse import copy_data
 log = logging.getLogger("zarrfs")
 
 _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread writes in one go
-_BATCH_OPEN = 32  # the same, of files that are opened before
 _IN_FLIGHT = 4  # batches that are brought over a network while others are written
 _MEMORY = 64 << 20  # bytes that wait to be written
 _UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
@@ -104,9 +92,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
         self._done, self._link = done, link
-        self._index = store if isinstance(store, IndexStore) else None
-        self._local = store if isinstance(store, LocalStore) else None
-        self._opens = store if isinstance(store, DescriptorStore) else None
+        self._reader = store.blocking()
         self._picking = Picking(choice.include, choice.exclude)
         self._writer = Writer(filling, store, choice.sums)
         jobs = choice.jobs or min(4, os.cpu_count() or 1)
@@ -114,7 +100,6 @@ class _Run:
         self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
         self._room = Room(_MEMORY)
-        self._most = _BATCH if self._opens is None or self._local is not None else _BATCH_OPEN
         self._batch: list[Item] = []
         self._batch_bytes = 0
         self._scope = trio.CancelScope()
@@ -122,8 +107,8 @@ class _Run:
 
     async def everything(self, root: Info) -> None:
         """Write all that is asked for; the first failure that ends it is raised as itself."""
-        if self._index is not None and self._picking.everything:
-            usage = await self._index.usage()
+        usage = await self._store.usage()
+        if usage.counted and self._picking.everything:
             self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
         send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
         with self._scope:
@@ -134,8 +119,7 @@ class _Run:
                 async with send, trio.open_nursery() as nursery:
                     self._nursery, self._fetched = nursery, send
                     folder = self._filling.root(root)
-                    at_hand = self._at_hand()
-                    if at_hand is None or not await self._in_processes(at_hand, folder):
+                    if not await self._in_processes(folder):
                         await self._walk(folder)
                     await self._flush()
         self._account(())
@@ -145,23 +129,22 @@ class _Run:
 
     # -- what processes write
 
-    def _at_hand(self) -> IndexStore | LocalStore | None:
-        """The store, if processes can have most of its bytes, and nobody is to be asked about links."""
-        if self._link is not None or (self._index is not None and (not self._index.has_wholes or self._index.remote)):
-            return None
-        return self._index or self._local
-
-    async def _in_processes(self, store: IndexStore | LocalStore, root: Folder) -> bool:
-        """Write all from `root` on; False where there can be no processes, and nothing was done."""
-        jobs = min(self._jobs, _PROCESSES)
-        if isinstance(store, IndexStore):
-            await store.get_ready()
-            jobs = min(jobs, 1 + (await store.usage()).files // ENTRIES)
+    async def _in_processes(self, root: Folder) -> bool:
+        """Write all from `root` on; False where processes cannot have most of the bytes, and nothing was done."""
+        reader = self._reader
+        if reader is None or not reader.serves_most or self._link is not None:
+            return False
+        jobs, usage = min(self._jobs, _PROCESSES), await self._store.usage()
+        await self._store.get_ready()
+        if usage.counted:
+            jobs = min(jobs, 1 + usage.files // ENTRIES)
 
         def fail(key: str, exc: Exception) -> None:
             trio.from_thread.run_sync(self._fail, key, exc)
 
-        forked = Forked(store, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail)
+        forked = Forked(
+            self._store, reader, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail
+        )
 
         def run() -> None:
             for found in forked.run(root, self._writer.hold):
@@ -256,7 +239,7 @@ class _Run:
     async def _add(self, item: Item, size: int) -> None:
         self._batch.append(item)
         self._batch_bytes += size
-        if len(self._batch) >= self._most or self._batch_bytes >= _BATCH_BYTES:
+        if len(self._batch) >= _BATCH or self._batch_bytes >= _BATCH_BYTES:
             await self._flush()
 
     async def _flush(self) -> None:
@@ -319,8 +302,6 @@ class _Run:
         return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
 
     async def _write_batch(self, batch: list[Item]) -> None:
-        if self._opens is not None and self._local is None:
-            batch = await self._opened(self._opens, batch)
         try:
             outcomes = await self._written(batch)
         finally:  # who is cancelled before there is a thread would leave them open
@@ -328,8 +309,7 @@ class _Run:
         missing = self._account(outcomes)
         if not missing:
             return
-        if isinstance(self._store, PrefetchStore):
-            await self._store.prefetch([item.key for item in missing])
+        await self._store.prefetch([item.key for item in missing])
         async with trio.open_nursery() as nursery:
             for item in missing:
                 nursery.start_soon(self._fetch, item)
@@ -349,23 +329,6 @@ class _Run:
             self._small.total_tokens = self._jobs if waited > 0.5 else 1
         return outcomes
 
-    async def _opened(self, store: DescriptorStore, batch: list[Item]) -> list[Item]:
-        """`batch` with descriptors of its files; without those that cannot be opened."""
-        opened = []
-        try:
-            for item in batch:
-                if item.unread and not item.closing:
-                    try:
-                        item.descriptor = await store.open_value(item.key)
-                    except (ZarrfsError, OSError) as exc:
-                        self._drop(item, exc)
-                        continue
-                opened.append(item)
-        except BaseException:
-            close_all(opened)
-            raise
-        return opened
-
     def _drop(self, item: Item, exc: Exception) -> None:
         self._fail(item.key, exc)
         self._writer.release(item.folder)
@@ -373,7 +336,7 @@ class _Run:
     # -- bytes that others have
 
     async def _fetch(self, item: Item) -> None:
-        """Bring the bytes of a file, for _write_fetched(); of a large one, and write them."""
+        """Bring the bytes of a file, or open it, for _write_fetched(); of a large one, and write them."""
         room = 0
         try:
             if item.info.size is None:
@@ -381,20 +344,30 @@ class _Run:
             large = held(item.info) > LARGE
             if not large:
                 room = await self._room.take(held(item.info))
-                parts = []
-                get = await one_version(self._store, item.key, item.info.size or 0)
-                async for start, length in extents(self._store, item.key, item.info):
-                    data = await get(start, length)
-                    check_length(item.key, len(data), start, length)
-                    parts.append(Part(start, length, data))
-                item.content = parts
+                with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
+                    descriptor = value.fileno()
+                    if descriptor is not None:
+                        item.descriptor = os.dup(descriptor)
+                    else:
+                        item.content = await self._parts(item, value)
                 await self._fetched.send((item, room))
-        except Exception as exc:
+        except BaseException as exc:
             self._room.give(room)
+            close_all([item])
+            if not isinstance(exc, Exception):
+                raise
             self._drop(item, exc)
             return
         if large:  # not above: it gives up its item itself
             await self._write_large(item)
+
+    async def _parts(self, item: Item, value: Value) -> list[Part]:
+        parts = []
+        async for start, length in extents(self._store, item.key, item.info):
+            data = await value.read(start, length)
+            check_length(item.key, len(data), start, length)
+            parts.append(Part(start, length, data))
+        return parts
 
     async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
         """Write what has come, as much of it at a time as there is."""
@@ -422,10 +395,17 @@ class _Run:
         error: Exception | None = None
         digest: str | None = None
         try:
-            if self._opens is not None:
-                await self._copy(self._opens, begun)
-            else:
-                error = await self._pieces(begun)
+            with contextlib.closing(await self._store.open(item.key)) as value:
+                descriptor = value.fileno()
+                if descriptor is not None:
+                    begun.item.info = begun.item.info._replace(size=value.size)
+                    pause = trio.from_thread.check_cancelled
+                    await self._in_thread(copy_data, descriptor, begun.staged.descriptor, value.size, pause)
+                elif value.size != (item.info.size or 0):
+                    rule = f"has changed: it has {value.size} bytes, and had {item.info.size}"
+                    error = TargetChanged(item.key, rule)
+                else:
+                    error = await self._pieces(begun, value)
             if error is None:
                 digest = await self._in_thread(self._writer.summed, begun)
         except Exception as exc:  # also one that nobody expected, as of a small file
@@ -438,24 +418,14 @@ class _Run:
             outcome = await self._in_thread(self._writer.end, begun, digest, error)
         self._account([outcome])
 
-    async def _copy(self, store: DescriptorStore, writing: Writing) -> None:
-        source = await store.open_value(writing.item.key)
-        try:
-            size = os.fstat(source).st_size
-            writing.item.info = writing.item.info._replace(size=size)
-            pause = trio.from_thread.check_cancelled
-            await self._in_thread(copy_data, source, writing.staged.descriptor, size, pause)
-        finally:
-            os.close(source)
-
-    async def _pieces(self, writing: Writing) -> Exception | None:
+    async def _pieces(self, writing: Writing, value: Value) -> Exception | None:
         """Write a file piece by piece; the first failure, if there is one."""
         failed: list[Exception] = []
         some = trio.Semaphore(_PIECES)
 
         async def one(start: int, length: int) -> None:
             try:
-                await self._piece(writing, get, start, length)
+                await self._piece(writing, value, start, length)
             except Exception as exc:
                 failed.append(exc)
                 nursery.cancel_scope.cancel()
@@ -463,7 +433,6 @@ class _Run:
                 some.release()
 
         key, info = writing.item.key, writing.item.info
-        get = await one_version(self._store, key, info.size or 0)
         async with trio.open_nursery() as nursery:
             try:
                 async for low, length in stretches(self._store, key, info):
@@ -474,8 +443,8 @@ class _Run:
                 nursery.cancel_scope.cancel()
         return failed[0] if failed else None
 
-    async def _piece(self, writing: Writing, get: Getter, start: int, length: int) -> None:
-        parts = None if self._index is None else self._index.parts(writing.item.key, start, start + length)
+    async def _piece(self, writing: Writing, value: Value, start: int, length: int) -> None:
+        parts = None if self._reader is None else self._reader.parts(writing.item.key, start, start + length)
         if parts is None:
             parts, at_hand = [Part(start, length, None)], 0
         else:
@@ -483,7 +452,7 @@ class _Run:
         for part in parts[at_hand:]:
             room = await self._room.take(part.length)
             try:
-                data = await get(part.start, part.length)
+                data = await value.read(part.start, part.length)
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:

@@ -19,8 +19,7 @@ from zarrfs.copying.copy_report import Report
 from zarrfs.copying.copy_threads import LARGE, Done, Item, Writer
 from zarrfs.copying.staging_directory import Filling, Folder, InTheWay
 from zarrfs.errors import ZarrfsError
-from zarrfs.store.api import SET_IDS, Entry, Info, Kind, LocalStore, join_key
-from zarrfs.store.index import IndexStore, Part
+from zarrfs.store.api import SET_IDS, BlockingReader, Entry, Info, Kind, Part, Store, join_key
 from zarrfs.store.keyglobs import Picking
 from zarrfs.system.workers import Workers
 
@@ -52,11 +51,10 @@ class Forked:
     """
 
     def __init__(
-        self, store: IndexStore | LocalStore, filling: Filling, picking: Picking, jobs: int, sums: bool, set_ids: bool,
-        fail: Callable[[str, Exception], None],
+        self, store: Store, reader: BlockingReader, filling: Filling, picking: Picking, jobs: int, sums: bool,
+        set_ids: bool, fail: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
-        self._store, self._filling, self._picking, self._fail = store, filling, picking, fail
-        self._index = store if isinstance(store, IndexStore) else None
+        self._reader, self._filling, self._picking, self._fail = reader, filling, picking, fail
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
         self._writer = Writer(filling, store, sums, lambda: None)
@@ -105,7 +103,7 @@ class Forked:
             yield task
 
     def _batches(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[Batch]:
-        levels = [(root, self._picking.root, self._store.entries(root.key))]
+        levels = [(root, self._picking.root, self._reader.entries(root.key))]
         while levels:
             folder, chosen, listing = levels[-1]
             batch = Batch(folder, [], [])
@@ -123,7 +121,7 @@ class Forked:
                     below = Folder(join_key(folder.key, last[0]), _info(last), folder)
                     if picked:
                         want(below)
-                    levels.append((below, picked, self._store.entries(below.key)))
+                    levels.append((below, picked, self._reader.entries(below.key)))
             yield batch
 
     def _gather(self, batch: Batch, chosen: bool, listing: Iterator[Entry]) -> tuple[Entry | None, bool]:
@@ -148,8 +146,8 @@ class Forked:
             if picked:
                 want(folder)
                 held = held_of(entry)
-                # of an index: neither a link nor bytes at hand
-                unknown = self._index is not None and entry[6] is None and entry[7] is None
+                # neither a link nor bytes that a process can have
+                unknown = not self._reader.opens_files and entry[6] is None and entry[7] is None
                 large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
                 usable = usable or self._usable(folder)
                 if unknown or large or not usable:
@@ -178,8 +176,7 @@ class Forked:
     # -- in the processes
 
     def _begin(self) -> None:
-        if self._index is not None:
-            self._index.only_sound = True  # or each process would warn of the same place
+        self._writer.in_many_processes()
         try:
             self._filling.forked()
         except OSError:  # no room for a directory: what there is room for is found out by whoever forked us

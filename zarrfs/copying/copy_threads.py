@@ -14,8 +14,7 @@ from typing import NamedTuple
 import trio
 
 from zarrfs.copying.staging_directory import Filling, Folder, Staged, ends_all
-from zarrfs.store.api import Info, Kind, LocalStore, Store
-from zarrfs.store.index import IndexStore, Part
+from zarrfs.store.api import BlockingReader, Info, Kind, Part, Store
 from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.extents import data_extents
 from zarrfs.system.sparse import copy_data
@@ -82,10 +81,14 @@ class Writer:
         self, filling: Filling, store: Store, sums: bool, pause: Callable[[], None] = trio.from_thread.check_cancelled,
     ) -> None:  # fmt: skip
         self._filling, self._sums, self._pause = filling, sums, pause
-        self._index = store if isinstance(store, IndexStore) else None
-        self._local = store if isinstance(store, LocalStore) else None
+        self._reader = store.blocking()
         self._lock = threading.Lock()
         self._ended: list[Outcome] = []  # directories
+
+    def in_many_processes(self) -> None:
+        """Leave blobs whose source has failed to the caller: else each process would warn of it."""
+        if self._reader is not None:
+            self._reader.skip_warned = True
 
     def write(self, items: Sequence[Item], go_on: bool) -> tuple[list[Outcome], float]:
         """Write items in their order; unless told to `go_on`, up to the first failure. Blocks.
@@ -97,7 +100,7 @@ class Writer:
         return outcomes, 1 - (time.thread_time() - used) / (time.monotonic() - began)
 
     def _write(self, items: Sequence[Item], go_on: bool) -> list[Outcome]:
-        batch = _Batch(self._filling, self._index, items)
+        batch = _Batch(self._filling, self._reader, items)
         outcomes = []
         try:
             for item in items:
@@ -128,8 +131,8 @@ class Writer:
                 done = self._link(directory, item)
             elif item.descriptor >= 0:
                 done = self._copied(directory, item)
-            elif self._local is not None:
-                item.descriptor = self._local.open_file(item.key)
+            elif self._reader is not None and self._reader.opens_files and item.content is None:
+                item.descriptor = self._reader.open_file(item.key)
                 try:
                     done = self._copied(directory, item)
                 finally:
@@ -173,8 +176,8 @@ class Writer:
         for part in parts:
             data = part.data
             if data is None:
-                assert self._index is not None
-                data = self._index.whole(part.url)
+                assert self._reader is not None
+                data = self._reader.blob(part.url)
                 if data is None:
                     return None
                 if part.offset or len(data) != part.length:
@@ -347,10 +350,10 @@ class Writer:
 
 
 class _Batch:
-    """The directory that a thread is in, and what the index knows of the files of the batch there."""
+    """The directory that a thread is in, and what the store knows of the files of the batch there."""
 
-    def __init__(self, filling: Filling, index: IndexStore | None, items: Sequence[Item]) -> None:
-        self._filling, self._index, self._items = filling, index, items
+    def __init__(self, filling: Filling, reader: BlockingReader | None, items: Sequence[Item]) -> None:
+        self._filling, self._reader, self._items = filling, reader, items
         self._folder: Folder | None = None
         self._directory = -1
         self._parts: dict[str, dict[str, list[Part] | None]] = {}  # by directory and name
@@ -365,12 +368,12 @@ class _Batch:
 
     def parts(self, item: Item) -> list[Part] | None:
         """What a file is made of; None where that is not at hand."""
-        if self._index is None:
+        if self._reader is None:
             return None
         found = self._parts.get(item.folder.key)
         if found is None:
             wanted = [one.info.name for one in self._items if one.folder is item.folder and one.unread]
-            found = self._parts[item.folder.key] = self._index.at_hand(item.folder.key, wanted)
+            found = self._parts[item.folder.key] = self._reader.parts_in(item.folder.key, wanted)
         return found.get(item.info.name)
 
     def close(self) -> None:

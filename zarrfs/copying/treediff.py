@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from zarrfs.copying.difference import LETTERS as LETTERS
 from zarrfs.errors import ReadError
-from zarrfs.store.api import DescriptorStore, Info, Kind, Store, join_key
+from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.walk import check_length, extents, walk
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.extents import data_extents
@@ -134,12 +134,11 @@ async def _same_bytes(one: Store, other: Store, key: str, before: Info, after: I
 
 async def _data(store: Store, key: str, info: Info) -> list[tuple[int, int]]:
     """(start, stop) of what is not a hole."""
-    if info.allocated is not None and isinstance(store, DescriptorStore):
-        descriptor = await store.open_value(key)
-        try:
-            return data_extents(descriptor, info.size or 0)
-        finally:
-            os.close(descriptor)
+    if info.allocated is not None:
+        with contextlib.closing(await store.open(key)) as value:
+            descriptor = value.fileno()
+            if descriptor is not None:
+                return data_extents(descriptor, info.size or 0)
     return [(start, start + length) async for start, length in extents(store, key, info)]
 
 

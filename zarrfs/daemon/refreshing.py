@@ -21,20 +21,9 @@ from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.fuse.versions import Version
-from zarrfs.references.parquet import ParquetStore
 from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
-from zarrfs.store.api import Store
-from zarrfs.store.index import IndexStore
 
 log = logging.getLogger("zarrfs")
-
-
-def forbid_device(store: Store, device: int | None) -> None:
-    """Let no target lie on the file system `device` (st_dev), which shows this very store; None: it has none."""
-    while (lower := getattr(store, "lower", None)) is not None:  # of an overlay, or of a view
-        store = lower
-    if device is not None and isinstance(store, IndexStore | ParquetStore):
-        store.forbid_device(device)
 
 
 class Refresher:
@@ -108,7 +97,8 @@ class Refresher:
             raise SourceError(plan.source, rule)
         for warning in plan.warnings:
             log.warning("%s: %s", plan.source, warning)
-        forbid_device(store, self.device)
+        if self.device is not None:
+            store.forbid_device(self.device)
         version = Version(store, options)
         version.pusher = Pusher(store) if old.pusher is not None else None
         known = operations.inodes.known() if operations.absent is not None else {}

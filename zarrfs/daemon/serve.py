@@ -22,7 +22,7 @@ import trio
 from zarrfs.config.options import Options
 from zarrfs.daemon import invalidation, notify
 from zarrfs.daemon.idle import unmount_when_idle
-from zarrfs.daemon.refreshing import Refresher, forbid_device
+from zarrfs.daemon.refreshing import Refresher
 from zarrfs.daemon.settings import Settings
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError
@@ -84,7 +84,8 @@ def serve(
         raise
     mount = mounts.mount_at(mountpoint)
     device = os.makedev(*map(int, mount.device.split(":"))) if mount is not None else None
-    forbid_device(store, device)
+    if device is not None:
+        store.forbid_device(device)
     OTHER_MOUNTS.device = device
     kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
     refresher = Refresher(operations, plan, of_store, kernel_names, device)

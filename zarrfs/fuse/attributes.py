@@ -101,7 +101,7 @@ class AttributeOperations(Operations):
         lower = overlay.lower
         # The kernel then keeps sizes itself, so it has to be told the right ones at once; and what others see of a
         # directory that is its own upper has to be there at once.
-        self.enable_writeback_cache = lower is not None and lower.immutable and getattr(lower, "sizes_known", False)
+        self.enable_writeback_cache = lower is not None and lower.immutable and lower.sizes_known
         self.changes = 0  # how often something was changed
         self.under_way = 0  # changes that have begun
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
@@ -393,8 +393,8 @@ class AttributeOperations(Operations):
             file = self._files[fh]
             if file.descriptor is not None:
                 return self._fill_status(os.fstat(file.descriptor), inode)
-            if file.validator is not None:
-                return self._fill(self._new_entry(), file.validator.info, inode)
+            if file.value is not None:
+                return self._fill(self._new_entry(), file.value.info, inode)
         if taken:  # by another file: the kernel looks the name up again
             raise Refused("", errno.ESTALE)
         raise NotFound(f"inode {inode}")

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import internal_error
 from zarrfs.fuse.xattrs import REFRESH_XATTR, SET_XATTR
 
@@ -36,8 +36,8 @@ class Control:
         settle: Callable[[str], Awaitable[dict[str, Any]]],
     ) -> None:
         self._nursery, self._do_refresh, self._settle = nursery, refresh, settle
-        self._answers: OrderedDict[str, dict[str, Any]] = OrderedDict()  # by name
-        self._texts: OrderedDict[str, dict[int, str]] = OrderedDict()  # parts by token
+        self._answers: LRU[str, dict[str, Any]] = LRU(_REMEMBERED)  # by name
+        self._texts: LRU[str, dict[int, str]] = LRU(_REMEMBERED)  # parts by token
 
     def answer(self, name: str) -> bytes:
         """What the attribute `name` says, as JSON: {"state": "running"}, {"error"}, or what came of it."""
@@ -49,9 +49,10 @@ class Control:
         if not number.isdecimal() or not number.isascii() or int(number) > _PARTS:
             return json.dumps({"error": "no such request"}).encode()
         if colon:
-            parts = self._texts.setdefault(token, {})
+            parts = self._texts.use(token)
+            if parts is None:
+                parts = self._texts.put(token, {})
             parts[int(number)] = part
-            _bound(self._texts)
             return b"{}"
         parts = self._texts.get(token, {})
         text = "".join(parts.get(index, "") for index in range(int(number)))
@@ -59,8 +60,7 @@ class Control:
 
     def _once(self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
         if name not in self._answers:
-            self._answers[name] = {"state": "running"}
-            _bound(self._answers)
+            self._answers.put(name, {"state": "running"})
             self._nursery.start_soon(self._run, name, work)
         return json.dumps(self._answers[name]).encode()
 
@@ -72,8 +72,3 @@ class Control:
             answer = {"error": internal_error(exc)}
         if name in self._answers:
             self._answers[name] = answer
-
-
-def _bound(table: OrderedDict[str, Any]) -> None:
-    while len(table) > _REMEMBERED:
-        table.popitem(last=False)

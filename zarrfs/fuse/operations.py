@@ -48,7 +48,7 @@ from zarrfs.fuse.xattrs import (
     first_of,
 )
 from zarrfs.prefetch.recording import Recorder
-from zarrfs.store.api import Info, Kind, PartialStore, Store, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
 from zarrfs.system.othermounts import OTHER_MOUNTS
@@ -230,13 +230,8 @@ class Operations(ShownOperations):
             raise pyfuse3.FUSEError(errno.EROFS)
         version, file = self.current, OpenFile(self.inodes.key(inode), inode, None)
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
-        if inode in self.inodes.unsized and not self.inodes.is_old(inode):
-            try:
-                await self._bring(version, file.key)
-                self._keep_size(inode, (await self._info(file.key)).size or 0)
-            except BaseException:
-                self._released(file)
-                raise
+        if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
+            self._keep_size(inode, file.value.size)
         if self.inodes.is_old(inode):  # it may have become that meanwhile
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -261,10 +256,9 @@ class Operations(ShownOperations):
                 await self._begin(version, file.key)
             if file.descriptor is not None:
                 data = await read_file(file.descriptor, off, size)
-            elif version.validated is not None and file.validator is not None:
-                data = await version.validated.get_same(file.key, file.validator, off, size)
             else:
-                data = await version.values.get(file.key, off, size)
+                assert file.value is not None
+                data = await file.value.read(off, size)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
             raise ReadError(file.key, "removed while open") from None
         if version.pusher is not None and off == 0 and size >= READ_AHEAD:
@@ -319,7 +313,7 @@ class Operations(ShownOperations):
                 info = await version.store.info(key, sized=False)
                 if info.kind is Kind.FILE:
                     return bounded(await version.store.locate(key))
-            if name == LEFT_OUT_XATTR and (reasons := await _left_out(version.store, key)):
+            if name == LEFT_OUT_XATTR and (reasons := await version.store.left_out(key)):
                 return first_of(reasons)
         raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
 
@@ -328,7 +322,7 @@ class Operations(ShownOperations):
         """The names that getxattr answers."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
-            left_out = [LEFT_OUT_XATTR] if await _left_out(version.store, key) else []
+            left_out = [LEFT_OUT_XATTR] if await version.store.left_out(key) else []
             if inode == pyfuse3.ROOT_INODE:
                 return [MOUNT_XATTR, *left_out]
             info = await version.store.info(key, sized=False)
@@ -354,32 +348,23 @@ class Operations(ShownOperations):
         return self._negative_timeout
 
     async def _open(self, version: Version, file: OpenFile) -> Hashable:
-        """Let `file` hold the value that is there. Returns what tells that from others; None where nothing does.
+        """Open the value of `file`. Returns its version, () where the store never changes.
 
         ESTALE where another file than that of the inode has taken the name: the kernel then looks it up again.
         """
+        value = file.value = await version.values.open(file.key)
+        file.descriptor = value.fileno()
         if version.store.immutable:
             return ()
-        if version.validated is not None:
-            file.validator = await version.validated.validator(file.key)
-            identity = file.validator.info.identity
-            if self.inodes.is_other(file.inode, identity):
-                raise pyfuse3.FUSEError(errno.ESTALE)
-            self.inodes.learn(file.inode, identity)
-            return (file.validator.value if identity is None else identity) if file.validator.certain else None
-        if version.descriptors is None:
-            info = await version.values.info(file.key)
-            return None if None in (info.size, info.mtime_ns) else (info.size, info.mtime_ns)
-        file.descriptor = await version.descriptors.open_value(file.key)
-        status = os.fstat(file.descriptor)
-        if self.inodes.is_other(file.inode, status.st_ino):
+        if self.inodes.is_other(file.inode, value.info.identity):
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        self.inodes.learn(file.inode, value.info.identity)
+        return value.version
 
     async def _begin(self, version: Version, key: str) -> None:
         """The first read of a file: what is read next may be fetched ahead, unless there is a newer version."""
-        if self.background is not None and version.prefetching is not None and version.prefetching.remote:
+        if self.background is not None and version.values.remote:
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
@@ -394,8 +379,8 @@ class Operations(ShownOperations):
 
     async def _bring(self, version: Version, key: str) -> None:
         """Fetch the beginning of a value whose size is not known: its answer tells the size, too."""
-        if version.prefetching is not None and (await version.values.info(key, sized=False)).size is None:
-            await version.prefetching.prefetch([key])
+        if (await version.values.info(key, sized=False)).size is None:
+            await version.values.prefetch([key])
 
     async def _held_in(self, version: Version, inode: int, key: str) -> Info:
         """The attributes of a file that is open in an older version."""
@@ -406,8 +391,8 @@ class Operations(ShownOperations):
     def _held(self, inode: int) -> Info:
         """The attributes of a file that has lost its name, from who has it open; NotFound where nobody has."""
         for file in self._files.values():
-            if file.inode == inode and file.validator is not None:
-                return file.validator.info
+            if file.inode == inode and file.value is not None and file.descriptor is None:
+                return file.value.info
             if file.inode == inode and file.descriptor is not None:
                 status = os.fstat(file.descriptor)
                 return Info("", Kind.FILE, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns,
@@ -489,7 +474,3 @@ class Operations(ShownOperations):
         time_ns = self._started_ns if mtime_ns is None else mtime_ns
         entry.st_mtime_ns = entry.st_ctime_ns = entry.st_atime_ns = time_ns
         return entry
-
-
-async def _left_out(store: Store, key: str) -> dict[str, str]:
-    return await store.left_out(key) if isinstance(store, PartialStore) else {}

@@ -24,7 +24,7 @@ from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.versions import Version
 from zarrfs.metrics import process
-from zarrfs.store.api import Info, Store, Validator, join_key
+from zarrfs.store.api import Info, Store, Value, join_key
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,11 +68,11 @@ class OpenFile:
 
     key: str
     inode: int
-    descriptor: int | None  # of a value that is a file: held, so that it stays one version
+    descriptor: int | None  # of the file that is read, if it is one: in place of the value
     begun: bool = False  # some of it was read
     upper: bool = False  # of a writable mount: the descriptor is that of a file in the upper directory
     version: Version | None = None  # which it was opened in; None: there is but one
-    validator: Validator | None = None  # of the value, in a store that has such
+    value: Value | None = None  # None: a file of the upper directory
 
 
 class ShownOperations(pyfuse3.Operations):
@@ -234,6 +234,10 @@ class ShownOperations(pyfuse3.Operations):
         return FileHandleT(number)
 
     def _released(self, file: OpenFile) -> None:
+        if file.value is not None:
+            if file.descriptor == file.value.fileno():
+                file.descriptor = None
+            file.value.close()
         if file.descriptor is not None:
             os.close(file.descriptor)
         if file.version is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import OrderedDict
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Kind, Store, join_key, split_key
@@ -29,15 +29,12 @@ class StatAhead:
     """See the module. Of one mount."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._places: LRU[str, _Place] = LRU(_PLACES)
 
     def listed(self, directory: str) -> None:
         """A listing has shown entries without a size."""
-        place = self._places.setdefault(directory, _Place())
+        place = self._places.put(directory, self._places.get(directory) or _Place())
         place.listed = time.monotonic()
-        self._places.move_to_end(directory)
-        if len(self._places) > _PLACES:
-            self._places.popitem(last=False)
 
     def walks(self, key: str) -> bool:
         """Return whether a listing of the directory, and no read, is likely to be why a size is asked for."""

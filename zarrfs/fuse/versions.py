@@ -10,7 +10,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import ZarrfsError
 from zarrfs.fuse.pagecache import Pusher
 from zarrfs.prefetch.readahead import KeyReadAhead
-from zarrfs.store.api import AdjustableStore, DescriptorStore, PrefetchStore, Store, ValidatedStore
+from zarrfs.store.api import Store
 from zarrfs.system.memory import memory_limit
 
 log = logging.getLogger("zarrfs")
@@ -32,11 +32,6 @@ class Version:
         self._options = options
         self.values = values or store
         self.ahead = KeyReadAhead(self.values, options.prefetch)
-        self.prefetching = self.values if isinstance(self.values, PrefetchStore) else None
-        self.descriptors = self.values if isinstance(self.values, DescriptorStore) else None
-        self.validated: ValidatedStore | None = None
-        if isinstance(self.values, ValidatedStore) and not self.values.immutable:
-            self.validated = self.values
         self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
         self.users = 0
         self.retired = False
@@ -46,11 +41,10 @@ class Version:
 
     async def get_ready(self) -> None:
         """Start what the first read over a network takes, if there are such."""
-        if self.prefetching is not None:
-            try:
-                await self.prefetching.get_ready()
-            except (ZarrfsError, OSError) as exc:  # whoever reads will hear of it
-                log.debug("get_ready: %s", exc)
+        try:
+            await self.values.get_ready()
+        except (ZarrfsError, OSError) as exc:  # the first reader gets the error
+            log.debug("get_ready: %s", exc)
 
     def adjust(self, options: Options) -> None:
         """Take over what may change of the options."""
@@ -61,8 +55,7 @@ class Version:
             arrays = options.array_cache // _ROOM if self.roomy else 0
             options = dataclasses.replace(options, memory_limit=most, array_cache=arrays)
         self.ahead.resize(0 if self.retired else options.prefetch)
-        if isinstance(self.store, AdjustableStore):
-            self.store.adjust(options)
+        self.store.adjust(options)
 
     def retire(self) -> None:
         """It is shown no more: what it has in memory, and nobody waits for, is given back."""
@@ -76,8 +69,7 @@ class Version:
 
     def stats(self) -> dict[str, Any]:
         """The counters of the store and its read-ahead."""
-        of_store = getattr(self.store, "stats", dict)
-        return {"read_ahead": self.ahead.stats(), **of_store()}
+        return {"read_ahead": self.ahead.stats(), **self.store.stats()}
 
     async def aclose(self) -> None:
         """Close the store; the first call does it."""

@@ -18,12 +18,12 @@ import socket
 import struct
 import termios
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, ReadError
@@ -97,7 +97,7 @@ class DirectWeb(WebPaths):
 
     def __init__(self, options: Options, trust: Trust, next_: Callable[[], Awaitable[System]]) -> None:
         self._timeout, self._trust, self._next = options.request_timeout, trust, next_
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        self._hosts: LRU[str, _Host] = LRU(_HOSTS, lambda host: self._drop(host, math.inf))
         self._none = why_not_plain(options)
         self._kept = 0  # idle connections
         self._sweeping: trio.CancelScope | None = None  # of the task that closes them
@@ -148,13 +148,9 @@ class DirectWeb(WebPaths):
         if match is None:
             return None, ""
         at = match[1].lower()
-        host = self._hosts.get(at)
+        host = self._hosts.use(at)
         if host is None:
-            if len(self._hosts) >= _HOSTS:
-                _, gone = self._hosts.popitem(last=False)
-                self._drop(gone, math.inf)
-            host = self._hosts[at] = _Host(at, self._trust.must_be_public_at(f"http://{at}/"))
-        self._hosts.move_to_end(at)
+            host = self._hosts.put(at, _Host(at, self._trust.must_be_public_at(f"http://{at}/")))
         return (None if host.odd else host), match[2]
 
     async def _connected(self, host: _Host, where: str) -> tuple[socket.socket, bool]:

@@ -20,7 +20,7 @@ from zarrfs.prefetch.sequences import (
     find_run,
     parse,
 )
-from zarrfs.store.api import Kind, PrefetchStore, ReferenceStore, Store, split_key
+from zarrfs.store.api import Kind, Store, split_key
 
 log = logging.getLogger("zarrfs.store")
 
@@ -104,8 +104,7 @@ class KeyReadAhead:
     """
 
     def __init__(self, store: Store, limit: int) -> None:
-        self._store = store if isinstance(store, PrefetchStore) else None
-        self._knows_names = isinstance(store, ReferenceStore)  # asking it for names costs no request
+        self._store = store
         self.limit = limit  # bytes
         self._reads = 0
         self._just_read: dict[str, int] = {}  # key: number of the read, the oldest first
@@ -121,7 +120,7 @@ class KeyReadAhead:
 
     def opened(self, key: str, size: int) -> bool:
         """Note the first read of a value of `size` bytes (0: unknown); True: advance() has something to do."""
-        if self._store is None or not self.limit or not self._store.remote:
+        if not self.limit or not self._store.remote:
             return False
         self._reads += 1
         name, index = _place_of(key)
@@ -209,7 +208,7 @@ class KeyReadAhead:
 
     def _consider(self, place: _Place) -> None:
         """Look at the listing now and then: it costs more, and most places are not read in its order."""
-        if not self._knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
+        if not self._store.knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
             return
         for one in (place, self._tree):
             one.wait -= 1
@@ -382,13 +381,13 @@ class KeyReadAhead:
         async def ask() -> None:
             for number in waiting:
                 try:
-                    info = await self._store.info(keys[number], sized=False)  # type: ignore[union-attr]
+                    info = await self._store.info(keys[number], sized=False)
                 except ZarrfsError:
                     continue
                 if info.kind is Kind.FILE:
                     answers[number] = keys[number], info.size
 
-        if self._knows_names:
+        if self._store.knows_names:
             await ask()
         else:
             async with trio.open_nursery() as nursery:

@@ -20,7 +20,7 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError, UsageError, ZarrfsError
-from zarrfs.store.api import Kind, PrefetchStore, Store, key_rule
+from zarrfs.store.api import Kind, Store, key_rule
 
 log = logging.getLogger("zarrfs.store")
 
@@ -308,7 +308,7 @@ def _missed(exc: Exception, warmed: Warmed) -> None:
 
 
 async def _fetch(store: Store, unit: list[Record], warmed: Warmed) -> None:
-    if len(unit) > 1 and isinstance(store, PrefetchStore):
+    if len(unit) > 1:
         await store.prefetch([record.key for record in unit])
     for key, start, stop in unit:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zarrfs.errors import StoreError
-from zarrfs.store.api import ReferenceStore, join_key
+from zarrfs.store.api import Store, join_key
 from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_node
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
@@ -49,7 +49,7 @@ class Array:
         return {"key": self.key, "expected": self.grid.size, "present": self.present, "missing": self.missing}
 
 
-async def find_array(store: ReferenceStore, directory: str) -> Array | None:
+async def find_array(store: Store, directory: str) -> Array | None:
     """The array at `directory`, as inline metadata describes it; None where there is none, or no regular grid."""
     for name in NODE_DOCUMENTS:
         key = join_key(directory, name)

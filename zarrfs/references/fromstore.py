@@ -13,7 +13,6 @@ from zarrfs.references.streams import NOT_UTF8, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.walk import walk, with_sizes
-from zarrfs.views.translated import TranslatedView
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
@@ -72,9 +71,7 @@ async def _reference(store: Store, plan: Plan, key: str, size: int, relative_to:
 
 async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
     """What names all of a file of `store`; of a view, that of the source. SourceError where nothing can."""
-    if isinstance(store, TranslatedView):
-        key = await store.source_of(key)
-        store = store.lower
+    store, key = await store.holder(key)
     if plan.path is None:
         url: str = (await store.locate(key))["url"]
         if "::" in key and key in url:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, SourceError, StoreError
 from zarrfs.references.output import add_reference
-from zarrfs.store.api import Kind, Reference, ReferenceStore, join_key, key_rule
+from zarrfs.store.api import Kind, Reference, Store, join_key, key_rule
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter
 from zarrfs.store.targets import Targets
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
     name: str  # as messages call it
     prefix: str  # a key; "" puts it at the root
-    store: ReferenceStore
+    store: Store
     references: AsyncIterator[Reference]  # those of the store in order, as they are to be written
 
 
@@ -134,7 +134,7 @@ async def groups(parts: Sequence[Part]) -> list[Reference]:
     return sorted(found, key=lambda reference: reference.key.split("/"))
 
 
-async def _version(store: ReferenceStore) -> int | None:
+async def _version(store: Store) -> int | None:
     """The Zarr format that a set begins with; None where it has no metadata there."""
     found = await _version_at(store, "")
     if found is not None:
@@ -148,7 +148,7 @@ async def _version(store: ReferenceStore) -> int | None:
     return None
 
 
-async def _version_at(store: ReferenceStore, directory: str) -> int | None:
+async def _version_at(store: Store, directory: str) -> int | None:
     if await _holds(store, join_key(directory, "zarr.json")):
         return 3
     for name in _V2:
@@ -171,7 +171,7 @@ async def _is_node(parts: Sequence[Part], directory: str) -> bool:
     return False
 
 
-async def _holds(store: ReferenceStore, key: str) -> bool:
+async def _holds(store: Store, key: str) -> bool:
     try:
         await store.info(key)
     except StoreError:

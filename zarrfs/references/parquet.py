@@ -20,9 +20,10 @@ from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.parquetplaces import Directory, Place, Remote
 from zarrfs.references.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
-from zarrfs.store.api import Info, Kind, Reference, Usage, join_key, keys_below, split_key
+from zarrfs.store.api import Absences, Fault, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targetreader import TargetReader
 from zarrfs.store.targets import Targets
+from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 from zarrfs.zarr.grid import Grid
@@ -70,14 +71,6 @@ class Chunk(NamedTuple):
     row: int
 
 
-class Absences(NamedTuple):
-    """How many record files are not in the set, of how many that there could be."""
-
-    absent: int
-    record_files: int
-    first: str = ""  # the first absent one
-
-
 class _NoRecord:
     """In the cache, a record file that is not in the set."""
 
@@ -85,7 +78,7 @@ class _NoRecord:
         return 256  # the cache's own bytes for it, at a guess
 
 
-class ParquetStore:
+class ParquetStore(Store):
     """The set at `place`, whose targets `targets` reads. `memory` bounds the bytes of parsed record files.
 
     `limit`: what a record file may expand to; `mtime_ns`: what every entry shows; `may_miss`: whether a record file
@@ -93,6 +86,8 @@ class ParquetStore:
     """
 
     immutable = True
+    knows_names = True
+    is_reference_set = True
 
     def __init__(
         self, place: Place, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None,
@@ -123,32 +118,40 @@ class ParquetStore:
                         raise ReadError(exc.source, str(exc).removeprefix(f"{exc.source}: ")) from None
         return self._set
 
-    def problems(self) -> list[tuple[str, str]]:
-        """(entry, rule) of everything in `.zmetadata` that cannot be used; [] before opened()."""
-        return [] if self._set is None else self._set.problems
+    async def problems(self) -> list[tuple[str, str]]:
+        return (await self.opened()).problems
 
-    async def faults(self) -> AsyncIterator[tuple[str, str]]:
-        """(entry, rule) of everything that cannot be used: in `.zmetadata`, whole record files, and their rows."""
-        self._warned = True  # a caller that asks for faults asks for absences(), too
+    async def about(self) -> dict[str, Any]:
         found = await self.opened()
-        for problem in found.problems:
-            yield problem
+        problems = [f"{entry}: {rule}" for entry, rule in found.problems]
+        return {"arrays": len(found.grids), "record_size": found.record_size, "problems": problems}
+
+    async def faults(self) -> AsyncIterator[Fault]:
+        # in `.zmetadata`, whole record files, and their rows
+        self._warned = True  # absent record files are among the faults
+        found = await self.opened()
+        for entry, rule in found.problems:
+            yield Fault(entry, rule)
         for array, grid in found.grids.items():
             if grid is None:
                 continue
             async for number, first, last, record in self._records_of(array, grid):
                 where, wanted = shown(_record_key(array, number)), last - first
                 if isinstance(record, ReadError):
-                    yield where, record.reason
+                    yield Fault(where, record.reason)
                     continue
                 if record.rows < wanted:
-                    yield where, f"{record.rows} rows for {wanted} chunks"
+                    yield Fault(where, f"{record.rows} rows for {wanted} chunks")
                 for row in range(record.rows):
                     try:
                         if record.row(row) is not None and row >= wanted:
-                            yield where, f"row {row}: beyond the last chunk"
+                            yield Fault(where, f"row {row}: beyond the last chunk")
                     except ValueError as exc:
-                        yield where, str(exc)
+                        yield Fault(where, str(exc))
+        absences = await self.absences()
+        if absences is not None and absences.absent:
+            many = f"absent record files: {absences.absent:,} of {absences.record_files:,}"
+            yield Fault(absences.first, f"is not there ({many}): its chunks count as absent", True)
 
     async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
         """Count the record files of the arrays at and below `prefix` that are not in the set.
@@ -178,7 +181,6 @@ class ParquetStore:
         return Absences(absent, total, first)
 
     def forbid_device(self, device: int) -> None:
-        """As IndexStore.forbid_device."""
         self._targets.forbidden_device = self._place.forbidden_device = device
 
     # -- the Store protocol
@@ -227,42 +229,29 @@ class ParquetStore:
                 if name not in children:
                     yield self._file(name, None if size < 0 else size)
 
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        return keys_below(self, prefix)
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        found = self._known(await self.opened(), key)
+    async def open(self, key: str) -> Value:
+        name, found = split_key(key)[1], self._known(await self.opened(), key)
         if found is None:
             raise IsDirectory(key)
         if isinstance(found, bytes):
-            return _part(found, start, length)
+            return BytesValue(self._file(name, len(found)), found, ())
         row = await self._row(key, found)
         if row.data is not None:
-            return _part(row.data, start, length)
+            return BytesValue(self._file(name, len(row.data)), row.data, ())
         size = await self._whole_size(row.url) if row.length is None else row.length
-        stop = size if length is None else min(size, start + length)
-        if start >= stop:
-            return b""
-        low = row.offset
-        return await self._targets.read(row.url, low + start, stop - start, low, low + size)
+        return _RangeValue(self._file(name, size), self._targets, row.url, row.offset)
 
     @property
     def remote(self) -> bool:
-        """As PrefetchStore.remote."""
         return self._targets.remote
 
     def adjust(self, options: Options) -> None:
-        """As AdjustableStore.adjust."""
         memory = memory_limit(options)
         share = memory // 4
         self._records.resize(share)
         self._targets.adjust(dataclasses.replace(options, memory_limit=memory - share))
 
-    async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready: where targets are only record files tell."""
-
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """As PrefetchStore.prefetch."""
         wanted, opened = [], await self.opened()
         for key in keys:
             try:
@@ -295,7 +284,6 @@ class ParquetStore:
         return Usage(files=min(files, 2**63 - 1))
 
     async def references(self) -> AsyncIterator[Reference]:
-        """As ReferenceStore.references."""
         found = await self.opened()
         for key, is_array in found.order(""):
             if not is_array:
@@ -315,7 +303,6 @@ class ParquetStore:
                     raise ReadError(self._shown(key, number), str(exc)) from None
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
         return {"record_files": self._read, "records": self._records.stats(), **self._targets.stats()}
 
     async def aclose(self) -> None:
@@ -526,6 +513,17 @@ def _parse(data: Buffer, record_size: int, limit: Bound) -> Record:
     return parse_record(data, record_size, limit)
 
 
-def _part(data: Buffer, start: int, length: int | None) -> Buffer:
-    stop = len(data) if length is None else start + length
-    return memoryview(data)[start:stop]
+class _RangeValue(Value):
+    """A range of a target."""
+
+    __slots__ = ("_low", "_targets", "_url")
+
+    def __init__(self, info: Info, targets: TargetReader, url: str, low: int) -> None:
+        super().__init__(info, ())
+        self._targets, self._url, self._low = targets, url, low
+
+    async def read(self, start: int, length: int) -> Buffer:
+        stop, low = min(self.size, start + length), self._low
+        if start >= stop:
+            return b""
+        return await self._targets.read(self._url, low + start, stop - start, low, low + self.size)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from zarrfs.config.redaction import without_secrets
 from zarrfs.references.arrays import Array, find_array
-from zarrfs.store.api import Reference, ReferenceStore
+from zarrfs.store.api import Reference, Store
 
 _BATCH = 65_536  # references put into arrays at once
 _NAMES = 65_536  # URLs kept; further ones are found by reading the set again, if they are wanted
@@ -70,7 +70,7 @@ class Stats:
 
 
 async def statistics(
-    store: ReferenceStore,
+    store: Store,
     top: int = 10,
     watched: Callable[[AsyncIterator[Reference]], AsyncIterator[Reference]] = lambda references: references,
 ) -> Stats:
@@ -115,7 +115,7 @@ class _Counted(NamedTuple):
 class _Tree:
     """Where in the tree the references are, which come in the order of the tree."""
 
-    def __init__(self, store: ReferenceStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self.at: str | None = None  # the directory
         self.directories = 0
@@ -263,7 +263,7 @@ def gaps_and_overlaps(targets: Numbers, starts: Numbers, lengths: Numbers) -> tu
     return holes, _total(common[same & (common > 0)])
 
 
-async def _names(store: ReferenceStore, known: dict[int, str], wanted: set[int]) -> dict[int, str]:
+async def _names(store: Store, known: dict[int, str], wanted: set[int]) -> dict[int, str]:
     """The URLs of `wanted` hashes."""
     names = {target: known[target] for target in wanted if target in known}
     if len(names) < len(wanted):

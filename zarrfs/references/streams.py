@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, SourceError
-from zarrfs.store.api import Reference, ReferenceStore, Store
+from zarrfs.store.api import Reference, Store
 from zarrfs.store.destination import is_utf8
 
 if TYPE_CHECKING:
@@ -22,16 +22,16 @@ NOT_UTF8 = "its path is not UTF-8, which a URL cannot hold"
 _KNOWN = 65_536  # URLs whose absolute form is remembered
 
 
-def reference_set(store: Store, plan: Plan) -> ReferenceStore:
+def reference_set(store: Store, plan: Plan) -> Store:
     """`store` itself, if it is a reference set. SourceError otherwise."""
     if plan.kind == "archive":
         raise SourceError(plan.source, "is a file archive, not a reference set")
-    if not isinstance(store, ReferenceStore):
+    if not store.is_reference_set:
         raise SourceError(plan.source, "is no reference set; zarrfs refs from-store makes one of a Zarr store")
     return store
 
 
-async def entries(store: ReferenceStore, plan: Plan) -> AsyncIterator[Reference]:
+async def entries(store: Store, plan: Plan) -> AsyncIterator[Reference]:
     """The references of a set as other forms have them: without what makes its `.zmetadata` a set in Parquet."""
     parquet = plan.index is None
     async for reference in store.references():

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator
-from typing import NamedTuple
 
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
-from zarrfs.references.parquet import ParquetStore
-from zarrfs.store.api import Store
-from zarrfs.store.index import IndexStore
-
-
-class Fault(NamedTuple):
-    """One thing that is wrong; a warning takes nothing away from the set."""
-
-    entry: str  # where in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole
-    rule: str
-    warning: bool = False
+from zarrfs.store.api import Fault, Store
 
 
 def validating(options: Options) -> Options:
@@ -29,23 +18,10 @@ def validating(options: Options) -> Options:
 
 async def faults(store: Store, plan: Plan) -> AsyncIterator[Fault]:
     """All faults of a set that was opened with validating(). SourceError where it is none."""
-    told = len(plan.warnings)
-    if isinstance(store, ParquetStore):
-        told = 0  # they are among the faults
-        async for entry, rule in store.faults():
-            yield Fault(entry, rule)
-        absences = await store.absences()
-        if absences is not None and absences.absent:
-            many = f"absent record files: {absences.absent:,} of {absences.record_files:,}"
-            yield Fault(absences.first, f"is not there ({many}): its chunks count as absent", True)
-    elif isinstance(store, IndexStore) and plan.kind == "references":
-        is_document = "validated" in store.meta
-        for entry, rule in store.problems():
-            yield Fault(entry, rule) if is_document else Fault(entry, f"{rule}: left out of the index", True)
-        if not is_document:
-            for entry, rule in store.faults():
-                yield Fault(entry, rule)
-    else:
+    if not store.is_reference_set or plan.kind == "archive":
         raise SourceError(plan.source, "is no reference set")
-    for warning in plan.warnings[:told]:
-        yield Fault("", warning, True)
+    async for fault in store.faults():
+        yield fault
+    if plan.index is not None:  # the warnings of a Parquet set are among its faults
+        for warning in plan.warnings:
+            yield Fault("", warning, True)

@@ -19,7 +19,7 @@ from typing import Any
 from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import ReadError, SourceError, UsageError
-from zarrfs.store.api import Store, ValidatedStore
+from zarrfs.store.api import Store
 from zarrfs.store.targetreader import TargetReader
 from zarrfs.store.uri import path_of_uri
 
@@ -80,7 +80,6 @@ def open_plan(plan: Plan, options: Options) -> Store:
         return _open(plan, options)
     from zarrfs.store.overlay import Overlay
     from zarrfs.store.upper import Upper
-    from zarrfs.store.validated import ValidatedOverlay
 
     owner = (os.getuid() if options.uid is None else options.uid, os.getgid() if options.gid is None else options.gid)
     if plan.path is not None and plan.kind == "zarr" and os.path.realpath(plan.path) == options.upperdir:
@@ -90,9 +89,7 @@ def open_plan(plan: Plan, options: Options) -> Store:
     over = {"source": plan.source, "fingerprint": fingerprint(plan)}
     upper = Upper(options.upperdir, over=over)
     try:
-        lower = _open(plan, options)
-        changes = isinstance(lower, ValidatedStore) and not lower.immutable
-        return (ValidatedOverlay if changes else Overlay)(lower, upper, owner)
+        return Overlay(_open(plan, options), upper, owner)
     except BaseException:
         upper.close()
         raise
@@ -125,12 +122,8 @@ def check_view(plan: Plan, options: Options) -> None:
     import trio
 
     async def check() -> None:
-        from zarrfs.views.arrays import ArraysView
-        from zarrfs.views.translated import TranslatedView
-
         view = _open(dataclasses.replace(plan, temporary=False), options)
         try:
-            assert isinstance(view, ArraysView | TranslatedView)
             await view.check()
         except ReadError as exc:
             raise SourceError(plan.source, exc.reason, exc.where) from exc

@@ -5,13 +5,13 @@ Source: Zarr v3 core protocol, abstract store interface, and the file system sto
 
 from __future__ import annotations
 
+import abc
 import enum
-import functools
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.errors import InvalidKey, NameTooLong, TargetChanged
+from zarrfs.errors import InvalidKey, NameTooLong, ReadError
 from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
@@ -67,168 +67,7 @@ class Usage(NamedTuple):
     files: int = 0
     bytes_free: int = 0
     files_free: int = 0
-
-
-@runtime_checkable
-class Store(Protocol):
-    """A read-only tree of keys and values.
-
-    Keys are "/"-joined names; the root is "". Values are bytes. All methods run on trio. They raise
-    NotFound, NotDirectory, IsDirectory or InvalidKey as answers, ReadError where bytes that are listed
-    cannot be had. A failed get never returns short or wrong bytes.
-    """
-
-    immutable: bool  # the kernel may cache names, attributes and pages for good
-
-    async def info(self, key: str, sized: bool = True) -> Info:
-        """The entry of `key`, its size known. NotFound; ReadError where its size cannot be had.
-
-        Not `sized`, the size is None where only a target could tell it: no question leaves the store.
-        """
-        ...
-
-    def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        """The children of `prefix` that come after the name `after`, or all of them.
-
-        In a fixed order of the store's own: by name (code points), but for one that says otherwise. `after` is
-        a name that an earlier listing gave; where all are sorted, any name will do.
-        """
-        ...
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        """The bytes [start, start + length) of a value, cut at its end; length None: all the rest."""
-        ...
-
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Every key of a file (or symlink) below the directory `prefix`; list() is list_prefix("")."""
-        ...
-
-    async def locate(self, key: str) -> dict[str, Any]:
-        """Where the value's bytes are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ..."""
-        ...
-
-    async def usage(self) -> Usage:
-        """How much the store holds; never touches the network."""
-        ...
-
-    async def aclose(self) -> None:
-        """Give back descriptors, connections and threads."""
-        ...
-
-
-@runtime_checkable
-class WritableStore(Store, Protocol):
-    """A Store that can change."""
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Store `value`; atomic: a reader sees the old value or the new one, never half of it."""
-        ...
-
-    async def delete(self, key: str) -> None:
-        """Remove a file, or a directory with all below it."""
-        ...
-
-
-@runtime_checkable
-class DescriptorStore(Store, Protocol):
-    """A Store whose values are files of the operating system."""
-
-    async def open_value(self, key: str) -> int:
-        """A descriptor of the value, for the caller to close: it stays that value, whatever is set later."""
-        ...
-
-
-@runtime_checkable
-class LocalStore(Store, Protocol):
-    """A Store of files of this machine, which any thread or forked process may list and open; both block."""
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        """All of a directory, in the order of list_dir(). StoreError."""
-        ...
-
-    def open_file(self, key: str) -> int:
-        """As DescriptorStore.open_value."""
-        ...
-
-
-class Validator(NamedTuple):
-    """What tells a value from those that come before and after it under its key. Source: RFC 9110, section 8.8."""
-
-    value: Hashable
-    info: Info  # its size known
-    certain: bool = True  # no other value has the same; else it is likely at best
-
-
-@runtime_checkable
-class ValidatedStore(Store, Protocol):
-    """A Store whose values may become others while they are read."""
-
-    async def validator(self, key: str) -> Validator:
-        """That of the value which is there now. NotFound; ReadError where the store cannot be asked."""
-        ...
-
-    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
-        """As get(), of the value that `validator` is of; a ReadError where another one, or none, is there now.
-
-        That is TargetChanged where it is sure, and validator() then tells the new one.
-        """
-        ...
-
-
-Getter: TypeAlias = Callable[[int, int], Awaitable[Buffer]]  # (start, length) -> bytes of one value
-
-
-async def one_version(store: Store, key: str, size: int) -> Getter:
-    """Store.get() of `key`, with start and length, for who reads it in pieces: all are of the value that is there now.
-
-    TargetChanged where that has not `size` bytes, which is what the store said of it before.
-    """
-    if store.immutable or not isinstance(store, ValidatedStore):  # which is slow to find out
-        return functools.partial(store.get, key)
-    validator = await store.validator(key)
-    if validator.info.size != size:
-        raise TargetChanged(key, f"has changed: it has {validator.info.size} bytes, and had {size}")
-    return functools.partial(store.get_same, key, validator)
-
-
-@runtime_checkable
-class AdjustableStore(Store, Protocol):
-    """A Store whose bounds on memory, disk and requests may change while it is open."""
-
-    def adjust(self, options: Options) -> None:
-        """Take over what may change of the options that it was opened with (daemon/settings.py says what)."""
-        ...
-
-
-@runtime_checkable
-class PrefetchStore(Store, Protocol):
-    """A Store whose values may come over a network, so that it pays to ask for some before they are read."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether values came over a network so far: else nothing is to be gained."""
-        ...
-
-    async def get_ready(self) -> None:
-        """Import and start what the first read over a network takes, if there are such values; asks no server."""
-        ...
-
-    async def prefetch(self, keys: Sequence[str]) -> None:
-        """Bring values into the cache, of large ones the beginning; neighbours in one request.
-
-        Returns when they are there; cancelling it drops what has not come and nobody reads. What cannot be
-        had is left out: whoever reads it will hear why.
-        """
-        ...
-
-
-@runtime_checkable
-class PartialStore(Store, Protocol):
-    """A Store that does not show all of another one."""
-
-    async def left_out(self, key: str) -> dict[str, str]:
-        """Why what lies at `key` and below it is not shown, by key; only what was looked at is known."""
-        ...
+    counted: bool = False  # `bytes` and `files` are those of the source itself, counted
 
 
 class Reference(NamedTuple):
@@ -241,13 +80,273 @@ class Reference(NamedTuple):
     length: int | None = None  # bytes; None: all of the target
 
 
-@runtime_checkable
-class ReferenceStore(Store, Protocol):
-    """A Store that knows itself as a reference set, which `zarrfs refs` writes in other forms."""
+class Fault(NamedTuple):
+    """One thing that is wrong with a reference set; a warning takes nothing away from the set."""
 
-    def references(self) -> AsyncIterator[Reference]:
-        """Every file, in the order of list_prefix(""). ReadError where part of the set cannot be had."""
-        ...
+    entry: str  # where in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole
+    rule: str
+    warning: bool = False
+
+
+class Absences(NamedTuple):
+    """How many record files are not in a Parquet set, of how many that there could be."""
+
+    absent: int
+    record_files: int
+    first: str = ""  # the first absent one
+
+
+class Value(abc.ABC):
+    """One version of one value, open for reading.
+
+    What is open never changes under its reader: a read returns bytes of this version or raises. Reads may overlap and
+    come in any order. The opener calls close() when no read is under way; calling it again does nothing.
+    """
+
+    __slots__ = ("info", "version")
+
+    info: Info  # as it was when the value was opened; its size is known
+    version: Hashable | None  # equal for two openings only where the bytes are equal; None where nobody can tell
+
+    def __init__(self, info: Info, version: Hashable | None = None) -> None:
+        self.info, self.version = info, version
+
+    @property
+    def size(self) -> int:
+        """The size in bytes."""
+        return self.info.size or 0
+
+    @abc.abstractmethod
+    async def read(self, start: int, length: int) -> Buffer:
+        """Return the bytes [start, start + length), cut at the end of the value.
+
+        Raises TargetChanged where the store has another version by now, ReadError where the bytes cannot be had.
+        """
+
+    def fileno(self) -> int | None:
+        """Return a descriptor of a file that holds this value from offset 0 on; None where there is none.
+
+        The fast path: FUSE reads, copies and hashes use it in place of read().
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027  (most values hold nothing)
+        """Release what the value holds."""
+
+
+class Store(abc.ABC):
+    """A read-only tree of keys and values; the operations are those of the Zarr v3 store API.
+
+    Keys are "/"-joined names; the root is "". All methods run on trio. NotFound, NotDirectory, IsDirectory and
+    InvalidKey are answers; a ReadError says that what is listed, or may be there, cannot be had. A subclass gives
+    info(), list_dir() and open(); whatever else a store is able to do has a default here, so that no caller asks what
+    kind of store it has.
+    """
+
+    immutable: bool = False  # no key ever changes: the kernel may cache names, attributes and pages for good
+    knows_names: bool = False  # names are looked up and listed without a request to a server
+    is_reference_set: bool = False  # references() and faults() have something to say
+
+    @property
+    def sizes_known(self) -> bool:
+        """Whether no target will have to be asked for the size of its file."""
+        return False
+
+    @abc.abstractmethod
+    async def info(self, key: str, sized: bool = True) -> Info:
+        """Return the entry of `key`. NotFound; ReadError where its size cannot be had.
+
+        Unless `sized`, the size is None where only a target could tell it: no request leaves the store for it.
+        """
+
+    @abc.abstractmethod
+    def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
+        """Yield the children of `prefix` that come after the name `after`, or all of them.
+
+        The order is fixed, and by name (code points) unless the store says otherwise. `after` is a name that an
+        earlier listing gave; where all are sorted, any name will do. A directory whose entries nobody can know is a
+        ReadError, never an empty one.
+        """
+
+    @abc.abstractmethod
+    async def open(self, key: str) -> Value:
+        """Open the present version of a value. NotFound, IsDirectory, ReadError."""
+
+    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        """Return the bytes [start, start + length) of a value, cut at its end; without a length all the rest."""
+        value = await self.open(key)
+        try:
+            return await value.read(start, max(0, value.size - start) if length is None else length)
+        finally:
+            value.close()
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the key of every file and symbolic link below a directory; list() is list_prefix("")."""
+        return keys_below(self, prefix)
+
+    async def locate(self, key: str) -> dict[str, Any]:
+        """Return where the bytes of a value are, ready for JSON: {"inline": size}, {"url", "offset", "length"}, ..."""
+        await self.info(key, sized=False)
+        return {}
+
+    async def usage(self) -> Usage:
+        """Return how much the store holds; never asks a server."""
+        return Usage()
+
+    @property
+    def remote(self) -> bool:
+        """Whether values came over a network so far, so that prefetch() gains something."""
+        return False
+
+    async def get_ready(self) -> None:  # noqa: B027
+        """Import and start what the first read over a network takes, if there are such values; asks no server."""
+
+    async def prefetch(self, keys: Sequence[str]) -> None:  # noqa: B027
+        """Bring values into the cache, of large ones the beginning; neighbours in one request.
+
+        Returns when they are there; cancelling it drops what has not come and nobody reads. A value that cannot be
+        had is left out: its reader gets the reason.
+        """
+
+    async def left_out(self, key: str) -> dict[str, str]:
+        """Return why something at or below `key` is not shown, by key; only what was looked at is known."""
+        return {}
+
+    async def holder(self, key: str) -> tuple[Store, str]:
+        """Return the store that holds the bytes of a value, and its key there: of a view, those of the source."""
+        return self, key
+
+    async def check(self) -> None:  # noqa: B027
+        """Look at all that a view has to translate; ReadError for the first node that is wrong or cannot be shown."""
+
+    async def about(self) -> dict[str, Any]:
+        """Return what `zarrfs info` says of the source, ready for JSON."""
+        return {}
+
+    async def problems(self) -> list[tuple[str, str]]:
+        """Return (entry, rule) of everything in the source's document that is left out, as it breaks a rule."""
+        return []
+
+    async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
+        """Count the record files that are absent from a Parquet set at and below `prefix`; None: there is no such.
+
+        Unless `ask`, no file is read to find out, and None is an answer as well.
+        """
+        return None
+
+    async def faults(self) -> AsyncIterator[Fault]:
+        """Yield everything that is wrong with a reference set."""
+        return
+        yield  # makes it a generator
+
+    async def references(self) -> AsyncIterator[Reference]:
+        """Yield every file of a reference set, in the order of list_prefix("").
+
+        ReadError where part of the set cannot be had, and where this is no reference set.
+        """
+        raise ReadError("/", "is no reference set")
+        yield  # makes it a generator
+
+    def blocking(self) -> BlockingReader | None:
+        """Return a reader of the same tree for threads and forked processes; None where that takes the event loop."""
+        return None
+
+    def hide_document_time(self) -> None:  # noqa: B027
+        """Give entries without a time of their own none, in place of their document's."""
+
+    def forbid_device(self, device: int) -> None:  # noqa: B027
+        """Refuse targets on the file system `device` (st_dev), which is the mount that shows this very store."""
+
+    def adjust(self, options: Options) -> None:  # noqa: B027
+        """Take over new bounds on memory, disk and requests (daemon/settings.py says which options may change)."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters."""
+        return {}
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Release descriptors, connections and threads; the second call does nothing. Close open values before."""
+
+
+class WritableStore(Store):
+    """A store that can change."""
+
+    @abc.abstractmethod
+    async def set(self, key: str, value: Buffer) -> None:
+        """Store `value` atomically: a reader sees the old value or the new one, never half of it."""
+
+    @abc.abstractmethod
+    async def delete(self, key: str) -> None:
+        """Remove a file, or a directory with all below it."""
+
+
+class Part(NamedTuple):
+    """`length` bytes of a file from `start` on: `data`, or those of `url` from `offset` on."""
+
+    start: int
+    length: int
+    data: Buffer | None
+    url: str = ""
+    offset: int = 0
+
+
+class BlockingReader(abc.ABC):
+    """Reads a store without an event loop: every method blocks, and runs in any thread or forked process.
+
+    Values are files (`opens_files`), or are made of parts: bytes of the store, and blobs that lie in local files.
+    """
+
+    opens_files: bool = False
+    serves_most: bool = True  # few values, if any, take the event loop
+    skip_warned: bool = False  # leave a blob whose source has failed before to the event loop, which warns once
+
+    @abc.abstractmethod
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield all entries of a directory, in the order of list_dir(). StoreError."""
+
+    def open_file(self, key: str) -> int:
+        """Open a value that is a file; the caller closes the descriptor. StoreError, ReadError."""
+        raise NotImplementedError
+
+    def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
+        """Return what files of a directory are made of; None for what takes the event loop."""
+        return {}
+
+    def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
+        """Return what the bytes [start, stop) of one file are made of, cut at both ends; None as in parts_in()."""
+        return None
+
+    def blob(self, url: str) -> memoryview | None:
+        """Return all bytes of a blob, verified; None where it takes the event loop."""
+        return None
+
+
+class WrappingStore(Store):
+    """A store over another one, which answers whatever this one does not change: overlays and views."""
+
+    def __init__(self, lower: Store) -> None:
+        self.lower = lower
+        self.immutable = lower.immutable
+
+    @property
+    def remote(self) -> bool:
+        return self.lower.remote
+
+    async def get_ready(self) -> None:
+        await self.lower.get_ready()
+
+    def forbid_device(self, device: int) -> None:
+        self.lower.forbid_device(device)
+
+    def adjust(self, options: Options) -> None:
+        self.lower.adjust(options)
+
+    def stats(self) -> dict[str, Any]:
+        return self.lower.stats()
+
+    async def aclose(self) -> None:
+        await self.lower.aclose()
 
 
 def name_rule(name: str) -> str | None:

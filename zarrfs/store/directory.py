@@ -16,7 +16,7 @@ import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
@@ -33,15 +33,24 @@ from zarrfs.errors import (
     StoreError,
     TargetMissing,
 )
-from zarrfs.store.api import Info, Kind, Usage, check_key, join_key, keys_below, split_key
+from zarrfs.store.api import (
+    BlockingReader,
+    Entry,
+    Info,
+    Kind,
+    Usage,
+    Value,
+    WritableStore,
+    check_key,
+    join_key,
+    keys_below,
+    split_key,
+)
 from zarrfs.store.staging import RESERVED, Staging
 from zarrfs.store.uri import file_uri
+from zarrfs.store.values import FileValue
 from zarrfs.system.beneath import BaseDirectory, real_path, reopen
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.localfiles import read_file
-
-if TYPE_CHECKING:
-    from zarrfs.store.api import Entry
 
 _PAGE = 1000  # entries looked at in one visit to a worker thread
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -63,7 +72,7 @@ class Links(enum.Enum):
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
-class FileSystemStore:
+class FileSystemStore(WritableStore):
     """Keys are the files below the directory `path`; a WritableStore.
 
     `fsync`: set() returns only when the value is on the disk. Values appear by rename, so that a reader, or
@@ -104,24 +113,15 @@ class FileSystemStore:
             raise NotFound(key)
         return found
 
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        descriptor = await self.open_value(key)
-        try:
-            with _answers(key):
-                size = os.fstat(descriptor).st_size
-                stop = size if length is None else min(size, start + length)
-                return await read_file(descriptor, start, stop - start) if start < stop else b""
-        finally:
-            os.close(descriptor)
-
-    async def open_value(self, key: str) -> int:
-        """As DescriptorStore.open_value."""
+    async def open(self, key: str) -> Value:
         path = _path_of_key(key, root=True)
         with _answers(key):
             try:
-                return self._open_value(key, path, cached=True)
+                descriptor = self._open_value(key, path, cached=True)
             except BlockingIOError:
-                return await trio.to_thread.run_sync(self._open_value, key, path)
+                descriptor = await trio.to_thread.run_sync(self._open_value, key, path)
+        status = os.fstat(descriptor)
+        return _LocalValue(_info(split_key(key)[1], status, None), descriptor, status)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         path = _path_of_key(prefix, root=True)
@@ -136,8 +136,11 @@ class FileSystemStore:
         finally:
             os.close(directory)
 
+    def blocking(self) -> BlockingReader:
+        return _DirectoryReader(self)
+
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """As LocalStore.entries."""
+        """As BlockingReader.entries."""
         with _answers(prefix):
             directory, names = self._open_directory(_path_of_key(prefix, root=True), "")
         try:
@@ -150,7 +153,7 @@ class FileSystemStore:
             os.close(directory)
 
     def open_file(self, key: str) -> int:
-        """As LocalStore.open_file."""
+        """As BlockingReader.open_file."""
         with _answers(key):
             return self._open_value(key, _path_of_key(key, root=True))
 
@@ -599,3 +602,22 @@ def _answers(key: str, writing: bool = False) -> Iterator[None]:
         if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # ours, and it may pass
             unreadable.errno = code
         raise unreadable from exc
+
+
+class _LocalValue(FileValue):
+    async def read(self, start: int, length: int) -> Buffer:
+        with _answers(self.info.name):
+            return await super().read(start, length)
+
+
+class _DirectoryReader(BlockingReader):
+    opens_files = True
+
+    def __init__(self, store: FileSystemStore) -> None:
+        self._store = store
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        return self._store.entries(prefix)
+
+    def open_file(self, key: str) -> int:
+        return self._store.open_file(key)

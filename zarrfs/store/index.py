@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
-from zarrfs.store.api import Entry, Info, Kind, Reference, Usage, keys_below, split_key
+from zarrfs.store.api import BlockingReader, Entry, Fault, Info, Kind, Part, Reference, Store, Usage, Value, split_key
 from zarrfs.store.indexentries import TARGET_MAX, entries_of
 from zarrfs.store.indexfile import ROOT, Place, open_database
 from zarrfs.store.targetreader import TargetReader, WholeReader
@@ -37,9 +37,6 @@ WHERE r.owner=?1 AND r.start<?2 AND r.start+r.length>?3
 AND r.start >= coalesce((SELECT max(start) FROM region WHERE owner=?1 AND start<=?3), 0) ORDER BY r.start
 """
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 class _Row(NamedTuple):
     name: str
@@ -53,17 +50,7 @@ class _Row(NamedTuple):
     held: int | None
 
 
-class Part(NamedTuple):
-    """`length` bytes of a file from `start` on: `data`, or those of `url` from `offset` on."""
-
-    start: int
-    length: int
-    data: Buffer | None
-    url: str = ""
-    offset: int = 0
-
-
-class IndexStore:
+class IndexStore(Store):
     """The tree of an index file written by IndexWriter.
 
     Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup
@@ -71,24 +58,24 @@ class IndexStore:
     """
 
     immutable = True
+    knows_names = True
+    is_reference_set = True  # also an archive whose files are all inline
 
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
         self._targets = targets
         self._wholes = targets if isinstance(targets, WholeReader) else None
         self.mtime_ns = mtime_ns
-        self.only_sound = False  # for whole()
-        self._directories: OrderedDict[str, int] = OrderedDict()
-        self._read: OrderedDict[int, tuple[int, int, int]] = OrderedDict()  # regions: run from, to, fetched to
-        self._rows: OrderedDict[str, _Row] = OrderedDict()
-        self._urls: OrderedDict[int, str] = OrderedDict()
-        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._directories: LRU[str, int] = LRU(_REMEMBERED)
+        self._read: LRU[int, tuple[int, int, int]] = LRU(_REMEMBERED)  # regions: run from, to, fetched to
+        self._rows: LRU[str, _Row] = LRU(_REMEMBERED)
+        self._urls: LRU[int, str] = LRU(_REMEMBERED)
+        self._sizes: LRU[int, int] = LRU(_REMEMBERED)
         self._asking: dict[int, trio.Event] = {}
         self._usage: Usage | None = None
 
     @property
     def sizes_known(self) -> bool:
-        """Whether no target will have to be asked for the size of its file."""
         return self.meta.get("sizes") == "known"
 
     @property
@@ -96,18 +83,29 @@ class IndexStore:
         """What the compiler noted about the document."""
         return dict(self._db.execute("SELECT name, value FROM meta"))
 
-    def problems(self) -> list[tuple[str, str]]:
-        """(entry, rule) of everything that the compiler left out."""
+    async def problems(self) -> list[tuple[str, str]]:
         return list(self._db.execute("SELECT entry, rule FROM problem"))
 
-    def faults(self) -> Iterator[tuple[str, str]]:
-        """(key, rule) of every row that no reference set can have."""
+    async def about(self) -> dict[str, Any]:
+        usage = await self.usage()
+        problems = [f"{entry}: {rule}" for entry, rule in await self.problems()]
+        return {"files": usage.files, "bytes": usage.bytes, "problems": problems}
+
+    async def faults(self) -> AsyncIterator[Fault]:
+        # what the compiler found, and of an index that somebody else has written, every row
         from zarrfs.store.indexcheck import row_faults
 
-        return row_faults(self._db)
+        is_document = "validated" in self.meta
+        for entry, rule in await self.problems():
+            yield Fault(entry, rule) if is_document else Fault(entry, f"{rule}: left out of the index", True)
+        if not is_document:
+            for entry, rule in row_faults(self._db):
+                yield Fault(entry, rule)
+
+    def hide_document_time(self) -> None:
+        self.mtime_ns = None
 
     def forbid_device(self, device: int) -> None:
-        """Let no target lie on the file system `device` (st_dev): the mount that shows this very store."""
         self._targets.forbidden_device = device
 
     # -- the Store protocol
@@ -141,15 +139,18 @@ class IndexStore:
                 raise ReadError(prefix, "the index is damaged: names in no order")
             after = page[-1][0]
 
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        return keys_below(self, prefix)
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+    async def open(self, key: str) -> Value:
         row = self._row(key)
         if row.kind == Kind.DIRECTORY:
             raise IsDirectory(key)
-        size = await self._whole_size(row.ref, begin=not start) if row.size is None else row.size
-        stop = size if length is None else min(size, start + length)
+        info = self._info(row)
+        if row.size is None:
+            info = info._replace(size=await self._whole_size(row.ref, begin=True))
+        return _IndexValue(info, self, row)
+
+    async def read_row(self, row: _Row, size: int, start: int, length: int) -> Buffer:
+        """Return bytes of the file of a row that has `size` bytes, cut at its end."""
+        stop = min(size, start + length)
         if start >= stop:
             return b""
         if row.place == Place.RANGE:
@@ -167,20 +168,17 @@ class IndexStore:
 
     @property
     def remote(self) -> bool:
-        """As PrefetchStore.remote."""
         return self._targets.remote
 
     def adjust(self, options: Options) -> None:
-        """As AdjustableStore.adjust."""
         self._targets.adjust(options)
 
     async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready; the first target stands for all."""
+        # the first target stands for all
         for (url,) in self._db.execute("SELECT url FROM target LIMIT 1").fetchall():
             await self._targets.get_ready(url)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """As PrefetchStore.prefetch."""
         rows = []
         for key in keys:
             with contextlib.suppress(StoreError):
@@ -210,51 +208,12 @@ class IndexStore:
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
     async def references(self) -> AsyncIterator[Reference]:
-        """Every file, in the order of list_prefix(""); ReadError at an entry that no reference set can hold."""
+        # a ReadError at an entry that no reference set can hold
         try:
             for reference in self._references():
                 yield reference
         except sqlite3.Error as exc:
             raise ReadError("index", f"damaged: {exc}") from exc
-
-    def at_hand(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
-        """What files of a directory are made of; blocks, in any thread.
-
-        None for what is in a target that gives nothing at once.
-        """
-        found: dict[str, list[Part] | None] = {}
-        for entry in entries_of(self._db, self._directory(prefix), self.mtime_ns, names):
-            parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
-            if parts and parts[0].data is None and self._wholes is None:
-                parts = None
-            found[entry[0]] = parts
-        return found
-
-    def entries(self, prefix: str) -> Iterator[Entry]:
-        """All of a directory, in the order of list_dir(); blocks, in any thread. StoreError, sqlite3.Error."""
-        yield from entries_of(self._db, self._directory(prefix), self.mtime_ns)
-
-    def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
-        """As at_hand(), of the bytes [start, stop) of one file; regions that begin before or end after are cut."""
-        row = self._row(key)
-        if row.place == Place.HOLE:
-            return []
-        if row.place != Place.REGIONS or self._wholes is None:
-            return None
-        found = []
-        for at, length, url, offset in self._db.execute(_PARTS, (row.ref, stop, start)):
-            low, high = max(at, start), min(at + length, stop)
-            found.append(Part(low, high - low, None, url, offset + low - at))
-        return found
-
-    @property
-    def has_wholes(self) -> bool:
-        """Whether whole() ever gives anything."""
-        return self._wholes is not None
-
-    def whole(self, url: str) -> memoryview | None:
-        """As WholeReader.whole."""
-        return None if self._wholes is None else self._wholes.whole(url, self.only_sound)
 
     async def usage(self) -> Usage:
         if self._usage is None:
@@ -265,6 +224,9 @@ class IndexStore:
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
         return self._targets.stats()
+
+    def blocking(self) -> BlockingReader:
+        return _IndexReader(self._db, self._directory, self._row, lambda: self.mtime_ns, self._wholes, self.remote)
 
     async def aclose(self) -> None:
         self._db.close()
@@ -300,7 +262,7 @@ class IndexStore:
         # total() is a float: the sum of declared sizes may overflow 64 bits
         query = "SELECT total(coalesce(held, size)), count(*) FROM entry WHERE kind=0"
         held, files = self._db.execute(query).fetchone()
-        return Usage(min(int(held), 2**63 - 1), files)
+        return Usage(min(int(held), 2**63 - 1), files, counted=True)
 
     def _info(self, row: tuple[Any, ...]) -> Info:
         name, kind, size, mode, mtime_ns, _place, ref, _start, held = row
@@ -330,7 +292,7 @@ class IndexStore:
                 raise NotFound(key) from None
             if found is None:
                 raise NotFound(key)
-            row = _remember(self._rows, key, _Row._make(found))
+            row = self._rows.put(key, _Row._make(found))
         return row
 
     def _directory(self, key: str) -> int:
@@ -350,7 +312,7 @@ class IndexStore:
         if row.kind != Kind.DIRECTORY:
             raise NotDirectory(key)
         _check_order(key, self._directory(split_key(key)[0]), row.ref)
-        return _remember(self._directories, key, row.ref)
+        return self._directories.put(key, row.ref)
 
     # -- bytes
 
@@ -404,7 +366,7 @@ class IndexStore:
             for at, length, target, offset in self._db.execute(_NEXT_REGIONS, (owner, low, high)):
                 wanted.append((self._url(target), offset, offset + length))
                 until = at + length
-        _remember(self._read, owner, (begin, stop, until))
+        self._read.put(owner, (begin, stop, until))
         if wanted:
             in_background(self._targets.prefetch, wanted)
 
@@ -434,7 +396,7 @@ class IndexStore:
                 continue
             asking = self._asking[ref] = trio.Event()
             try:
-                return _remember(self._sizes, ref, await self._targets.size(self._url(ref), begin))
+                return self._sizes.put(ref, await self._targets.size(self._url(ref), begin))
             finally:
                 del self._asking[ref]
                 asking.set()
@@ -444,7 +406,7 @@ class IndexStore:
         url = self._urls.get(ref)
         if url is None:
             found: str = self._db.execute("SELECT url FROM target WHERE id=?", (ref,)).fetchone()[0]
-            url = _remember(self._urls, ref, found)
+            url = self._urls.put(ref, found)
         return url
 
     def _shown(self, ref: int) -> str:
@@ -457,8 +419,49 @@ def _check_order(key: str, parent: int, ident: int) -> None:
         raise ReadError(key, "the index is damaged: a directory that contains itself")
 
 
-def _remember(cache: OrderedDict[K, V], key: K, value: V) -> V:
-    cache[key] = value
-    if len(cache) > _REMEMBERED:
-        cache.popitem(last=False)
-    return value
+class _IndexValue(Value):
+    __slots__ = ("_row", "_store")
+
+    def __init__(self, info: Info, store: IndexStore, row: _Row) -> None:
+        super().__init__(info, ())
+        self._store, self._row = store, row
+
+    async def read(self, start: int, length: int) -> Buffer:
+        return await self._store.read_row(self._row, self.size, start, length)
+
+
+class _IndexReader(BlockingReader):
+    def __init__(
+        self, db: sqlite3.Connection, directory: Callable[[str], int], row: Callable[[str], _Row],
+        usual_ns: Callable[[], int | None], wholes: WholeReader | None, remote: bool,
+    ) -> None:  # fmt: skip
+        self._db, self._directory, self._row, self._usual_ns, self._wholes = db, directory, row, usual_ns, wholes
+        self.serves_most = wholes is not None and not remote
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        # sqlite3.Error as well
+        yield from entries_of(self._db, self._directory(prefix), self._usual_ns())
+
+    def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
+        found: dict[str, list[Part] | None] = {}
+        for entry in entries_of(self._db, self._directory(prefix), self._usual_ns(), names):
+            parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
+            if parts and parts[0].data is None and self._wholes is None:
+                parts = None
+            found[entry[0]] = parts
+        return found
+
+    def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
+        row = self._row(key)
+        if row.place == Place.HOLE:
+            return []
+        if row.place != Place.REGIONS or self._wholes is None:
+            return None
+        found = []
+        for at, length, url, offset in self._db.execute(_PARTS, (row.ref, stop, start)):
+            low, high = max(at, start), min(at + length, stop)
+            found.append(Part(low, high - low, None, url, offset + low - at))
+        return found
+
+    def blob(self, url: str) -> memoryview | None:
+        return None if self._wholes is None else self._wholes.whole(url, self.skip_warned)

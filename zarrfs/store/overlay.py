@@ -16,29 +16,26 @@ from typing import Any, Literal, NamedTuple
 
 import trio
 
+from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import (
-    Getter,
     Info,
     Kind,
-    PartialStore,
-    PrefetchStore,
     Store,
     Usage,
+    Value,
+    WritableStore,
     check_key,
     join_key,
-    keys_below,
-    one_version,
     ordinary_mode,
     split_key,
 )
 from zarrfs.store.staging import RESERVED, StagedFile
 from zarrfs.store.upper import NamesLock, Upper
 from zarrfs.store.uri import file_uri
+from zarrfs.store.values import FileValue, open_sized
 from zarrfs.store.whiteouts import RECORD, reserved
-from zarrfs.store.wrapping import OnLower
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.localfiles import read_file
 from zarrfs.system.sparse import same_time, write_sparse
 
 log = logging.getLogger("zarrfs.store")
@@ -78,8 +75,8 @@ class Change(NamedTuple):
     status: os.stat_result | None
 
 
-class Overlay(OnLower):
-    """A WritableStore of `lower`, or of nothing, with the changes that `upper` has.
+class Overlay(WritableStore):
+    """A store of `lower`, or of nothing, with the changes that `upper` has.
 
     `owner`: (uid, gid) of what is copied up; None: of this process. Who changes names holds `lock` meanwhile;
     copy_up() takes it itself.
@@ -238,7 +235,8 @@ class Overlay(OnLower):
         staged = await trio.to_thread.run_sync(self.upper.staging.create, None, 0o600)
         try:
             if size:
-                await self._copy_bytes(staged.descriptor, await one_version(self.lower, key, whole), key, size)
+                with contextlib.closing(await open_sized(self.lower, key, whole)) as value:
+                    await self._copy_bytes(staged.descriptor, value, key, size)
             await trio.to_thread.run_sync(self._finish, staged, info, size)
             async with self.lock:
                 if self.upper.status(key) is None and not self.upper.covers(key):
@@ -250,10 +248,10 @@ class Overlay(OnLower):
             staged.discard()
         return False
 
-    async def _copy_bytes(self, descriptor: int, get: Getter, key: str, size: int) -> None:
+    async def _copy_bytes(self, descriptor: int, value: Value, key: str, size: int) -> None:
         for at in range(0, size, _PIECE):
             length = min(_PIECE, size - at)
-            data = await get(at, length)
+            data = await value.read(at, length)
             if len(data) != length:
                 raise ReadError(key, "ended early while it was copied")
             await trio.to_thread.run_sync(write_sparse, descriptor, data, at)
@@ -310,14 +308,11 @@ class Overlay(OnLower):
                     continue
                 yield self._info_of(key, name, status) if status is not None else info  # type: ignore[misc]
 
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        return keys_below(self, prefix)
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+    async def open(self, key: str) -> Value:
         found = await self.find(key)
         if found.status is None:
             assert self.lower is not None
-            return await self.lower.get(key, start, length)
+            return await self.lower.open(key)
         if stat.S_ISDIR(found.status.st_mode):
             raise IsDirectory(key)
         if stat.S_ISLNK(found.status.st_mode):
@@ -325,12 +320,8 @@ class Overlay(OnLower):
         if not stat.S_ISREG(found.status.st_mode):
             raise NotFound(key)
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            size = os.fstat(descriptor).st_size
-            stop = size if length is None else min(size, start + length)
-            return await read_file(descriptor, start, stop - start) if start < stop else b""
-        finally:
-            os.close(descriptor)
+        status = os.fstat(descriptor)
+        return FileValue(self._info_of(key, split_key(key)[1], status), descriptor, status)
 
     async def locate(self, key: str) -> dict[str, Any]:
         found = await self.find(key)
@@ -415,16 +406,33 @@ class Overlay(OnLower):
         return Info(name, Kind.FILE, size, mode, status.st_mtime_ns, None, held if held < size else None,
                     status.st_nlink, status.st_ino)  # fmt: skip
 
-    # -- what a mount asks beside
+    # -- what the lower store answers
+
+    @property
+    def remote(self) -> bool:
+        return self.lower is not None and self.lower.remote
+
+    async def get_ready(self) -> None:
+        if self.lower is not None:
+            await self.lower.get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """As PrefetchStore.prefetch, for what is not in the upper."""
-        if isinstance(self.lower, PrefetchStore):
+        if self.lower is not None:
             await self.lower.prefetch([key for key in keys if self.upper.status(key) is None])
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """As PartialStore.left_out, of the lower store."""
-        return await self.lower.left_out(key) if isinstance(self.lower, PartialStore) else {}
+        return {} if self.lower is None else await self.lower.left_out(key)
+
+    def forbid_device(self, device: int) -> None:
+        if self.lower is not None:
+            self.lower.forbid_device(device)
+
+    def adjust(self, options: Options) -> None:
+        if self.lower is not None:
+            self.lower.adjust(options)
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self.lower is None else self.lower.stats()
 
     # -- the difference
 

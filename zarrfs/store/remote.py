@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import Any
 
 import trio
@@ -33,7 +33,7 @@ from zarrfs.errors import (
 from zarrfs.net.answers import Entry, Page
 from zarrfs.net.systems import System
 from zarrfs.net.versions import note_unversioned
-from zarrfs.store.api import Info, Kind, Usage, Validator, check_key, join_key, keys_below, name_rule, split_key
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, keys_below, name_rule, split_key
 from zarrfs.store.names import Known, Names, span_of
 from zarrfs.store.pages import Pages
 from zarrfs.store.remotefiles import RemoteFiles
@@ -50,7 +50,7 @@ _NAMES = 1  # what a table of names means
 _WIDE = 50  # entries of a directory among the first thousand keys below it: it is listed with all that is below it
 
 
-class FsspecStore:
+class FsspecStore(Store):
     """Keys are the values below `url`; opening it touches no network.
 
     "No such key" is said only where the server says so; a server that fails is a ReadError. A value that
@@ -122,6 +122,19 @@ class FsspecStore:
             else:
                 stack.pop()
 
+    async def open(self, key: str) -> Value:
+        # what was told is believed, unless nothing would come with the bytes
+        known = await self._exact_known(key, look=True)
+        entry = known.entry
+        assert entry is not None
+        if entry.directory:
+            raise IsDirectory(key)
+        info = self._info(key, known)
+        version: Hashable | None = None
+        if not entry.rough and (entry.tag is not None or entry.mtime_ns is not None):
+            version = entry if info.identity is None else info.identity
+        return _RemoteValue(info, self, key, entry, version)
+
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         check_key(key, root=True)
         if not key:
@@ -136,28 +149,16 @@ class FsspecStore:
         self.names.forget(key)
         return await self._get(key, await self._exact(key), start, length)
 
-    async def validator(self, key: str) -> Validator:
-        """As ValidatedStore.validator; what was told is believed, unless nothing would come with the bytes."""
-        known = await self._exact_known(key, look=True)
-        entry = known.entry
-        assert entry is not None
-        if entry.directory:
-            raise IsDirectory(key)
-        certain = not entry.rough and (entry.tag is not None or entry.mtime_ns is not None)
-        return Validator(entry, self._info(key, known), certain)
+    async def read_version(self, key: str, opened: Info, entry: Entry, start: int, length: int) -> Buffer:
+        """Return bytes of the version of a value that was there when it was opened; with -o stale=reread of any.
 
-    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
-        """As ValidatedStore.get_same; with -o stale=reread as get().
-
-        Bytes may come without a word of their version: what the server tells of the value is asked for once a second.
+        Bytes may come without their version: the server is asked for that of the value once a second.
         """
-        entry = validator.value
-        assert isinstance(entry, Entry)
         if self._reread:
             return await self.get(key, start, length)
         known = await self._exact_known(key)
         same = known.entry is not None and _same(entry, known.entry)
-        identity, now = validator.info.identity, known.identity
+        identity, now = opened.identity, known.identity
         # a value that had no version when it was opened may have got one since, and then another
         if not same or (identity != now and None not in (identity, now)):
             raise TargetChanged(key, "has changed since it was opened")
@@ -167,15 +168,15 @@ class FsspecStore:
             self.names.forget(key)
             raise
 
-    remote = True
+    @property
+    def remote(self) -> bool:
+        return True
 
     async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready."""
         with contextlib.suppress(ReadError):
             await self.files.get_ready(self._url)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """As PrefetchStore.prefetch."""
         wanted = []
 
         async def look(key: str) -> None:
@@ -195,11 +196,7 @@ class FsspecStore:
         system, path = await self._place(key)
         return {"url": system.shown(path)}
 
-    async def usage(self) -> Usage:
-        return Usage()
-
     def adjust(self, options: Options) -> None:
-        """As AdjustableStore.adjust."""
         self.files.adjust(options)
         self.names.ttl, self.names.absent = self._ttls(options)
 
@@ -583,3 +580,14 @@ def _same(one: Entry, other: Entry) -> bool:
         return one.tag == other.tag
     rough = one.rough or other.rough
     return rough or None in (one.mtime_ns, other.mtime_ns) or _second(one) == _second(other)
+
+
+class _RemoteValue(Value):
+    __slots__ = ("_entry", "_key", "_store")
+
+    def __init__(self, info: Info, store: FsspecStore, key: str, entry: Entry, version: Hashable | None) -> None:
+        super().__init__(info, version)
+        self._store, self._key, self._entry = store, key, entry
+
+    async def read(self, start: int, length: int) -> Buffer:
+        return await self._store.read_version(self._key, self.info, self._entry, start, length)

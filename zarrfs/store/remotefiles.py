@@ -7,13 +7,13 @@ several at once ahead of whoever reads in order, and in smaller pieces for whoev
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zarrfs.cache.blocks import Blocks
 from zarrfs.cache.streams import Stream, Streams
 from zarrfs.cache.wanted import Wanted
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config import urls
 from zarrfs.config.options import Options
@@ -45,7 +45,7 @@ class RemoteFiles:
         self._options = options
         self._openers = openers.Openers(options, self, self.trust)
         self._below: RemoteFiles | None = None
-        self._found: OrderedDict[str, tuple[System, str]] = OrderedDict()
+        self._found: LRU[str, tuple[System, str]] = LRU(_FOUND)
         self._part = max(options.part_size, _PIECE)
         most = min(options.prefetch, self.blocks.cache.max_bytes // 4)
         self._streams = Streams(min(_WINDOW * self._part, most), most)
@@ -76,9 +76,7 @@ class RemoteFiles:
         """(system, path in it) of a URL; opens an archive where the URL is a chain."""
         found = self._found.get(url)
         if found is None:
-            found = self._found[url] = await self._openers.find(url)
-            if len(self._found) > _FOUND:
-                self._found.popitem(last=False)
+            found = self._found.put(url, await self._openers.find(url))
         return found
 
     async def get_ready(self, url: str) -> None:

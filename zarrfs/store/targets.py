@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
@@ -42,8 +42,8 @@ class Targets:
         self._options, self._trust = options, Trust(options, origin, private)
         self.local = LocalFiles(*self._trust.local_roots(self._base))
         self._remote: RemoteFiles | None = None
-        self._paths: OrderedDict[str, str] = OrderedDict()
-        self._remotes: OrderedDict[str, str] = OrderedDict()  # targets that are not local, as absolute URLs
+        self._paths: LRU[str, str] = LRU(_KNOWN)
+        self._remotes: LRU[str, str] = LRU(_KNOWN)  # targets that are not local, as absolute URLs
 
     @property
     def forbidden_device(self) -> int | None:
@@ -143,9 +143,7 @@ class Targets:
             return None, known
         path, remote = self._absolute(url)
         if path is None:
-            self._remotes[url] = remote
-            if len(self._remotes) > _KNOWN:
-                self._remotes.popitem(last=False)
+            self._remotes.put(url, remote)
             return None, remote
         try:
             await self.local.size(path)
@@ -155,9 +153,7 @@ class Targets:
                 raise
             await self.local.size(decoded)
             path = decoded
-        self._paths[url] = path
-        if len(self._paths) > _KNOWN:
-            self._paths.popitem(last=False)
+        self._paths.put(url, path)
         return path, ""
 
     def _absolute(self, url: str) -> tuple[str | None, str]:

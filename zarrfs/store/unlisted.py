@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, IsDirectory, NotDirectory, NotFound, ReadError, TargetMissing
-from zarrfs.store.api import Info, Kind, Usage, Validator, check_key, join_key, keys_below, split_key
+from zarrfs.store.api import Info, Kind, Store, Usage, Value, check_key, join_key, split_key
 from zarrfs.store.remote import FsspecStore
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.consolidated import CONSOLIDATED, consolidated
@@ -58,7 +58,7 @@ class Node(NamedTuple):
         return any(template.is_directory(directory, self.grid) for template in self.templates)
 
 
-class UnlistedStore:
+class UnlistedStore(Store):
     """See the module; `lists`: whether the server lists. Errors are those of the FsspecStore beneath.
 
     `grid`: which chunks are listed where the server does not: list, ask, hide, as the option says. `members`: paths of
@@ -70,8 +70,8 @@ class UnlistedStore:
     ) -> None:
         self.immutable = store.immutable
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
-        self._nodes: OrderedDict[str, tuple[float, Node | None]] = OrderedDict()
-        self._natures: OrderedDict[str, tuple[float, bool]] = OrderedDict()  # of keys that are no file: a directory?
+        self._nodes: LRU[str, tuple[float, Node | None]] = LRU(_KNOWN)
+        self._natures: LRU[str, tuple[float, bool]] = LRU(_KNOWN)  # of keys that are no file: a directory?
         self._named: dict[str, tuple[str, ...]] | None = None
         self._complete = False  # _named has all documents of the nodes
         self._lock = trio.Lock()
@@ -97,13 +97,8 @@ class UnlistedStore:
                     raise
         raise IsDirectory(key)
 
-    async def validator(self, key: str) -> Validator:
-        """As ValidatedStore.validator."""
-        return await self._store.validator(key)
-
-    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
-        """As ValidatedStore.get_same."""
-        return await self._store.get_same(key, validator, start, length)
+    async def open(self, key: str) -> Value:
+        return await self._store.open(key)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """As Store.list_dir; where the server does not list: documents and nodes, then chunks, both sorted."""
@@ -135,18 +130,14 @@ class UnlistedStore:
             async for info in self._chunks(prefix, node, rest, after):
                 yield info
 
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async for key in keys_below(self, prefix):
-            yield key
-
-    remote = True
+    @property
+    def remote(self) -> bool:
+        return True
 
     async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready."""
         await self._store.get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """As PrefetchStore.prefetch."""
         await self._store.prefetch(keys)
 
     async def locate(self, key: str) -> dict[str, Any]:
@@ -161,11 +152,9 @@ class UnlistedStore:
         return await self._store.usage()
 
     def adjust(self, options: Options) -> None:
-        """As AdjustableStore.adjust."""
         self._store.adjust(options)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
         return self._store.stats()
 
     async def aclose(self) -> None:
@@ -229,10 +218,7 @@ class UnlistedStore:
         found = await self._seems_directory(key)
         if found or isinstance(exc, NotFound):
             names = self._store.names
-            self._natures[key] = trio.current_time() + (names.ttl if found else names.absent), found
-            self._natures.move_to_end(key)
-            if len(self._natures) > _KNOWN:
-                self._natures.popitem(last=False)
+            self._natures.put(key, (trio.current_time() + (names.ttl if found else names.absent), found))
         return found
 
     async def _seems_directory(self, key: str) -> bool:
@@ -279,10 +265,7 @@ class UnlistedStore:
             if not found:
                 await at_once(look, [name for name in NODE_DOCUMENTS if name != first or name == ".zgroup"])
         node = next((found[name] for name in NODE_DOCUMENTS if name in found), None)
-        self._nodes[key] = trio.current_time() + self._store.names.ttl, node
-        self._nodes.move_to_end(key)
-        if len(self._nodes) > _KNOWN:
-            self._nodes.popitem(last=False)
+        self._nodes.put(key, (trio.current_time() + self._store.names.ttl, node))
         return node
 
     async def _consolidated(self) -> dict[str, tuple[str, ...]]:

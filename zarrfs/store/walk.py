@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import trio
 
 from zarrfs.errors import IsDirectory, NotFound, ReadError, ZarrfsError
-from zarrfs.store.api import Info, Kind, Store, join_key, one_version
+from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.links import follow
+from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
 
 PIECE = 4 << 20
@@ -110,13 +112,13 @@ async def pieces(store: Store, key: str, start: int = 0, length: int | None = No
         raise IsDirectory(key)
     size = info.size or 0
     stop = size if length is None else min(size, start + length)
-    get = await one_version(store, at, size)
-    while start < stop:
-        piece = await get(start, min(PIECE, stop - start))
-        if not len(piece):
-            raise ReadError(at, f"ends at {start}, not at {size}")
-        yield piece
-        start += len(piece)
+    with contextlib.closing(await open_sized(store, at, size)) as value:
+        while start < stop:
+            piece = await value.read(start, min(PIECE, stop - start))
+            if not len(piece):
+                raise ReadError(at, f"ends at {start}, not at {size}")
+            yield piece
+            start += len(piece)
 
 
 async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:

@@ -10,17 +10,29 @@ import importlib
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import Info, Kind, Store, Usage, check_key, join_key, keys_below, name_rule, split_key
-from zarrfs.store.wrapping import OnLower
+from zarrfs.store.api import (
+    Info,
+    Kind,
+    Store,
+    Usage,
+    Value,
+    WrappingStore,
+    check_key,
+    join_key,
+    keys_below,
+    name_rule,
+    split_key,
+)
+from zarrfs.store.values import KeyedValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap
 from zarrfs.views.decoding import DecodedCache
@@ -56,24 +68,21 @@ class _Entry(NamedTuple):
         return len(self.text or b"") + (self.items or 0)
 
 
-class ArraysView(OnLower):
+class ArraysView(WrappingStore):
     """A Store of flat files. What no file can show is left out, with a warning that says why."""
-
-    remote = False  # what is read ahead is known here, not by the names of files
 
     def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
         """`raw`: files without headers; `budget`: bytes of decoded chunks that are kept.
 
         `strict`: what would be left out is a ReadError when it is looked at.
         """
-        self.lower: Store = store
-        self.immutable = store.immutable
+        super().__init__(store)
         self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._cache = DecodedCache(budget)
-        self._entries: OrderedDict[str, tuple[float, _Entry]] = OrderedDict()  # and when they were looked up
-        self._arrays: OrderedDict[str, FlatArray] = OrderedDict()
+        self._entries: LRU[str, tuple[float, _Entry]] = LRU(_ENTRIES)  # and when they were looked up
+        self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
         heap()
         self._seen: dict[str, tuple[float, int]] = {}  # when an array's chunks were looked at, and had changed, in ns
         self._left_out: dict[str, str] = {}
@@ -114,6 +123,12 @@ class ArraysView(OnLower):
                     yield info
                 skipped = skipped or info.name == after
 
+    async def open(self, key: str) -> Value:
+        info = await self.info(key)
+        if info.kind is Kind.DIRECTORY:
+            raise IsDirectory(key)
+        return KeyedValue(self, key, info, None if info.mtime_ns is None else (info.size, info.mtime_ns))
+
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         entry = await self._find(key)
         if entry.text is None:
@@ -127,10 +142,6 @@ class ArraysView(OnLower):
         items = await self._flat(entry.node).read(max(start - begin, 0), stop - begin)
         return items if start >= begin else b"".join((text[start:], items))
 
-    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        async for key in keys_below(self, prefix):
-            yield key
-
     async def locate(self, key: str) -> dict[str, Any]:
         entry = await self._find(key)
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
@@ -139,24 +150,22 @@ class ArraysView(OnLower):
         """That of the source."""
         return await self.lower.usage()
 
+    @property
+    def remote(self) -> bool:
+        return False  # chunks are fetched ahead here, in the order of an array: the names of files say nothing
+
     async def get_ready(self) -> None:
-        """As PrefetchStore.get_ready; numpy is imported as well."""
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
         await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """Nothing: chunks are fetched ahead of who reads their array in order."""
-
-    async def aclose(self) -> None:
-        await self.lower.aclose()
+        """Do nothing: chunks are fetched ahead of a reader that goes through their array in order."""
 
     def adjust(self, options: Options) -> None:
-        """As AdjustableStore.adjust."""
         super().adjust(options)
         self._cache.resize(options.array_cache)
 
     def stats(self) -> dict[str, Any]:
-        """Counters of the source, and of decoded chunks."""
         return {**super().stats(), "arrays": self._cache.stats()}
 
     # -- what a mount asks beside
@@ -166,7 +175,6 @@ class ArraysView(OnLower):
         return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
 
     async def check(self) -> None:
-        """Look at every node; ReadError of the first that is bad, or with `strict` cannot be shown."""
         async for key in keys_below(self, ""):
             await self._find(key)
 
@@ -179,10 +187,7 @@ class ArraysView(OnLower):
             return known[1]
         now = trio.current_time()
         entry = await self._look_up(check_key(key, root=True))
-        self._entries[key] = now, entry
-        self._entries.move_to_end(key)
-        if len(self._entries) > _ENTRIES:
-            self._entries.popitem(last=False)
+        self._entries.put(key, (now, entry))
         return entry
 
     async def _look_up(self, key: str) -> _Entry:
@@ -271,12 +276,9 @@ class ArraysView(OnLower):
         """The reader of an array."""
         from zarrfs.views.flat import FlatArray
 
-        found = self._arrays.get(node.path)
+        found = self._arrays.use(node.path)
         if found is None or found.chunks.node != node:
-            found = self._arrays[node.path] = FlatArray(self.lower, node, self._cache)
-            if len(self._arrays) > _OPEN:
-                self._arrays.popitem(last=False)
-        self._arrays.move_to_end(node.path)
+            found = self._arrays.put(node.path, FlatArray(self.lower, node, self._cache))
         return found
 
     async def _look_at_chunks(self, node: Node) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.errors import ZarrfsError
-from zarrfs.store.api import PrefetchStore, Store
+from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
 from zarrfs.views.chunks import KEPT, Array, Chunks, part_of
@@ -54,7 +54,7 @@ class FlatArray:
         """`node` is an array in `store` whose items have a size."""
         self.chunks = Chunks(store, node, cache)
         self._cache = cache
-        self._prefetching = store if isinstance(store, PrefetchStore) else None
+        self._store = store
         room = cache.budget // (self.chunks.size_of_chunk + KEPT)
         self._scans = Scans(
             self.chunks.shape, self.chunks.shape_of_chunk, self.chunks.itemsize, room, min(cache.threads, room // 2)
@@ -176,8 +176,8 @@ class FlatArray:
                 self._warn()
             self._cache.retire(map(self.chunks.id, self._scans.passed(scan)))
             self._decode_ahead(scan)
-        if self._prefetching is not None and self._prefetching.remote and not scan.fetching:
-            self._fetch_ahead(scan, self._prefetching)
+        if self._store.remote and not scan.fetching:
+            self._fetch_ahead(scan)
 
     def _warn(self) -> None:
         self._warned = True
@@ -203,18 +203,18 @@ class FlatArray:
             scan.under_way -= 1
         self._decode_ahead(scan)
 
-    def _fetch_ahead(self, scan: Scan, store: PrefetchStore) -> None:
+    def _fetch_ahead(self, scan: Scan) -> None:
         """Ask a remote store for the stored bytes of what comes after that."""
         most = max(self._cache.threads, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
         start = max(scan.fetched, scan.next, scan.chunk + 1)
         stop = min(max(scan.next, scan.chunk + 1) + most, self.chunks.number)
         if start < stop and (stop - start >= most // 2 or stop == self.chunks.number):
             scan.fetched, scan.fetching = stop, True
-            in_background(self._fetch, scan, store, list(dict.fromkeys(map(self.chunks.key, range(start, stop)))))
+            in_background(self._fetch, scan, list(dict.fromkeys(map(self.chunks.key, range(start, stop)))))
 
-    async def _fetch(self, scan: Scan, store: PrefetchStore, keys: list[str]) -> None:
+    async def _fetch(self, scan: Scan, keys: list[str]) -> None:
         try:
-            await store.prefetch(keys)
+            await self._store.prefetch(keys)
         finally:
             scan.fetching = False
 

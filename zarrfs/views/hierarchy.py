@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, StoreError
-from zarrfs.store.api import Info, Kind, PrefetchStore, Store, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 from zarrfs.store.links import follow
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr import draft
@@ -90,8 +90,8 @@ class Hierarchy:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._nodes: OrderedDict[str, _Known] = OrderedDict()
-        self._remote = isinstance(store, PrefetchStore) and store.remote
+        self._nodes: LRU[str, _Known] = LRU(_KNOWN)
+        self._remote = store.remote
         self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents, of a remote store,
         self._named_by: Found | None = None  # and where they were found
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
@@ -202,10 +202,7 @@ class Hierarchy:
             known = await self._look(path, known)
         except (NotFound, NotDirectory):
             return None
-        self._nodes[path] = known
-        self._nodes.move_to_end(path)
-        if len(self._nodes) > _KNOWN:
-            self._nodes.popitem(last=False)
+        self._nodes.put(path, known)
         return known.node
 
     async def _look(self, path: str, known: _Known | None) -> _Known:

@@ -8,7 +8,7 @@ import numpy as np
 
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError
-from zarrfs.store.api import PrefetchStore, Store
+from zarrfs.store.api import Store
 from zarrfs.views.chunks import Chunks, part_of
 from zarrfs.views.decoding import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy
@@ -41,7 +41,6 @@ async def read_array(store: Store, path: str = "") -> np.ndarray[Any, Any]:
             inside = tuple(slice(0, part.stop - part.start) for part in place)
             part_of(out, place)[...] = chunks.filled(()) if chunk is None else part_of(chunk, inside)
 
-    remote = isinstance(store, PrefetchStore) and store.remote
-    await at_once(work, range(_REQUESTS if remote else cache.threads))
+    await at_once(work, range(_REQUESTS if store.remote else cache.threads))
     found = out.view(chunks.array.dtype.numpy()) if chunks.itemsize else out
     return found.T if chunks.fortran else found

@@ -7,29 +7,14 @@ and chunks within the grid. An array that the version cannot have is an empty di
 from __future__ import annotations
 
 import logging
-import os
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
-from zarrfs.store.api import (
-    DescriptorStore,
-    Info,
-    Kind,
-    PrefetchStore,
-    Store,
-    Usage,
-    ValidatedStore,
-    Validator,
-    check_key,
-    join_key,
-    keys_below,
-    split_key,
-)
+from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
 from zarrfs.store.links import resolve
-from zarrfs.store.wrapping import OnLower
-from zarrfs.system.buffers import Buffer
+from zarrfs.store.values import BytesValue
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
@@ -68,24 +53,18 @@ def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store
 
     `strict`: what the version cannot have is a ReadError when it is looked at, and not left out.
     """
-    kind = TranslatedView
-    if isinstance(store, DescriptorStore):
-        kind = _DescriptorView
-    elif isinstance(store, ValidatedStore):
-        kind = _ValidatedView
-    return kind(store, version, strict)
+    return TranslatedView(store, version, strict)
 
 
-class TranslatedView(OnLower):
+class TranslatedView(WrappingStore):
     """See open_translated()."""
 
     def __init__(self, store: Store, version: Literal[2, 3], strict: bool = False) -> None:
-        self.lower: Store = store
-        self.immutable = store.immutable
+        super().__init__(store)
         self.hierarchy = Hierarchy(store)
         self._version, self._strict = version, strict
         self._names = _DOCUMENTS[version]
-        self._shown: OrderedDict[str, _Shown] = OrderedDict()
+        self._shown: LRU[str, _Shown] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
@@ -117,15 +96,13 @@ class TranslatedView(OnLower):
             async for info in self._list_group(shown, after):
                 yield info
 
-    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        return keys_below(self, prefix)
-
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+    async def open(self, key: str) -> Value:
         place = await self._place(key)
         if place.document:
             data = await self._document(place.shown, place.document)
-            return memoryview(data)[start : len(data) if length is None else start + length]
-        return await self.lower.get(await self._chunk(key, place), start, length)
+            info = await self._document_info(place.shown, place.document, True)
+            return BytesValue(info, data, hash(data))
+        return await self.lower.open(await self._chunk(key, place))
 
     async def locate(self, key: str) -> dict[str, Any]:
         place = await self._place(key)
@@ -139,11 +116,6 @@ class TranslatedView(OnLower):
     async def usage(self) -> Usage:
         return await self.lower.usage()
 
-    async def aclose(self) -> None:
-        await self.lower.aclose()
-
-    # -- what a mount asks beside
-
     async def left_out(self, key: str) -> dict[str, str]:
         """Why arrays at `key` and below are not shown, by their path: of those that were looked at."""
         node, rest = await self.hierarchy.find(key)
@@ -153,24 +125,19 @@ class TranslatedView(OnLower):
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
 
-    async def source_of(self, key: str) -> str:
-        """The key in `lower` of the value at `key`. NotFound of a document, which is made here."""
+    async def holder(self, key: str) -> tuple[Store, str]:
         place = await self._place(key)
-        if place.document:
-            raise NotFound(key)
-        return await self._chunk(key, place)
+        if place.document:  # made here
+            return self, key
+        return self.lower, await self._chunk(key, place)
 
     async def check(self) -> None:
-        """Look at every node; ReadError of the first that is bad, or with `strict` cannot be shown."""
         async for node in self.hierarchy.walk():
             if node.problem is not None:
                 raise ReadError(node.path or "/", node.problem)
             await self._show(node)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """As PrefetchStore.prefetch, of chunks."""
-        if not isinstance(self.lower, PrefetchStore):
-            return
         wanted = []
         for key in keys:
             try:
@@ -234,10 +201,7 @@ class TranslatedView(OnLower):
         except MetadataError as exc:
             self._leave_out(node.path, exc)
             shown = _Shown(node, {})
-        self._shown[node.path] = shown
-        self._shown.move_to_end(node.path)
-        if len(self._shown) > _KNOWN:
-            self._shown.popitem(last=False)
+        self._shown.put(node.path, shown)
         return shown
 
     def _leave_out(self, path: str, why: MetadataError) -> None:
@@ -297,14 +261,11 @@ class TranslatedView(OnLower):
         return strict_json(document)
 
     async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
-        size: int | None
-        if sized:
-            size = len(await self._document(shown, name))
-        else:
-            made = shown.documents[name]
-            size = None if made is None else len(made)
+        made = await self._document(shown, name) if sized else shown.documents[name]
+        size = None if made is None else len(made)
         mode = None if shown.node.mode is None else shown.node.mode & 0o666
-        return Info(name, Kind.FILE, size, mode, shown.node.mtime_ns)
+        identity = None if made is None or self.immutable else hash(made)
+        return Info(name, Kind.FILE, size, mode, shown.node.mtime_ns, identity=identity)
 
     async def _document_infos(self, shown: _Shown, after: str) -> list[Info]:
         return [await self._document_info(shown, name, False) for name in sorted(shown.documents) if name > after]
@@ -378,53 +339,6 @@ class TranslatedView(OnLower):
             return (await resolve(self.lower, key, False))[1]
         except ReadError as exc:
             return link._replace(kind=Kind.FILE, size=1, unreadable=exc.reason)
-
-
-class _DescriptorView(TranslatedView):
-    """A view of files of the operating system: chunks are those files, documents are in memory."""
-
-    async def open_value(self, key: str) -> int:
-        """As DescriptorStore.open_value."""
-        place = await self._place(key)
-        if not place.document:
-            assert isinstance(self.lower, DescriptorStore)
-            return await self.lower.open_value(await self._chunk(key, place))
-        data = await self._document(place.shown, place.document)
-        descriptor = os.memfd_create(place.document, os.MFD_CLOEXEC)
-        try:
-            os.write(descriptor, data)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-
-class _ValidatedView(TranslatedView):
-    """A view of values that may become others: a document's validator has its bytes, so it stays what it was."""
-
-    async def validator(self, key: str) -> Validator:
-        """As ValidatedStore.validator."""
-        place = await self._place(key)
-        if place.document:
-            data = await self._document(place.shown, place.document)
-            return Validator(data, await self._document_info(place.shown, place.document, True))
-        assert isinstance(self.lower, ValidatedStore)
-        source = await self._chunk(key, place)
-        found = await self.lower.validator(source)
-        return found._replace(value=(source, found))
-
-    async def get_same(self, key: str, validator: Validator, start: int = 0, length: int | None = None) -> Buffer:
-        """As ValidatedStore.get_same."""
-        if isinstance(validator.value, bytes):
-            return memoryview(validator.value)[start : None if length is None else start + length]
-        assert isinstance(self.lower, ValidatedStore)
-        assert isinstance(validator.value, tuple)
-        source, found = validator.value
-        return await self.lower.get_same(source, found, start, length)
-
-    async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
-        info, data = await super()._document_info(shown, name, sized), shown.documents[name]
-        return info if data is None else info._replace(identity=hash(data))
 
 
 def _in_its_place(info: Info, directory: bool) -> Info:

@@ -61,7 +61,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
         stores: list[Store] = []
         for store, plan in opened:
             found = opening.archive(store, plan)
-            found.mtime_ns = None  # the time of a document is not that of an entry
+            found.hide_document_time()
             stores.append(found)
         directory = FileSystemStore(other) if len(stores) == 1 else None
         if directory is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zarrfs.copying.copy_report import Report
     from zarrfs.copying.copy_threads import Done
     from zarrfs.documents.plan import Plan
-    from zarrfs.store.index import IndexStore
+    from zarrfs.store.api import Store
 
 EPILOG = """\b
 Examples:
@@ -72,7 +72,7 @@ def extract(
         if found.how != "kept":
             sys.stdout.write(show.shown(found.key) + "\n")
 
-    async def body(store: IndexStore, plan: Plan) -> None:
+    async def body(store: Store, plan: Plan) -> None:
         from zarrfs.copying.copy import materialise
 
         mark = f"archive {plan.digest}" if plan.digest else ""

@@ -14,7 +14,7 @@ from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
-    from zarrfs.store.index import IndexStore
+    from zarrfs.store.api import Store
 
 EPILOG = """\b
 Examples:
@@ -49,7 +49,7 @@ def list(
         name = key if null else show.shown(key)
         return show.long_line(name, info) if detailed else name
 
-    async def body(store: IndexStore, plan: Plan) -> int:
+    async def body(store: Store, plan: Plan) -> int:
         include, end = Globs(patterns), "\0" if null else "\n"
         async for key, info in chosen(store, include, Globs(exclude)):
             sys.stdout.write(line(key, info) + end)

@@ -19,7 +19,6 @@ from zarrfs.errors import SourceError
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
-    from zarrfs.store.index import IndexStore
 
 T = TypeVar("T")
 
@@ -28,7 +27,7 @@ _HERE = 32 << 20  # bytes of a document that is compiled in this process
 
 
 def run_on_archive(
-    source: str, parsed: Parsed, body: Callable[[IndexStore, Plan], Awaitable[T]], reads: bool = True,
+    source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]], reads: bool = True,
     takes: tuple[str, ...] = (),
 ) -> T:  # fmt: skip
     """As common.run_on_store, with an archive, which may be "-". SourceError for anything else."""
@@ -40,13 +39,12 @@ def run_on_archive(
         return common.run_on_store(path, parsed, on_store, in_child, reads, ("zarrfs.archives.blobs", *takes))
 
 
-def archive(store: Store, plan: Plan) -> IndexStore:
+def archive(store: Store, plan: Plan) -> Store:
     """The archive that a source is. SourceError if it is another kind of source."""
-    from zarrfs.store.index import IndexStore
-
-    # what is {} counts as a reference set, and may as well be an archive of nothing
-    empty = isinstance(store, IndexStore) and next(store.entries(""), None) is None
-    if not isinstance(store, IndexStore) or (plan.kind != "archive" and not empty):
+    reader = store.blocking() if plan.index is not None else None
+    # {} is taken for a reference set, and may as well be an archive of nothing
+    empty = reader is not None and next(reader.entries(""), None) is None
+    if reader is None or (plan.kind != "archive" and not empty):
         raise SourceError(plan.source, "is no file archive; `zarrfs stage --copy` takes every source")
     return store
 

@@ -14,7 +14,7 @@ from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
-    from zarrfs.store.index import IndexStore
+    from zarrfs.store.api import Store
 
 EPILOG = """\b
 Examples:
@@ -41,7 +41,7 @@ def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
 
     report = Report(keep=first)
 
-    async def body(store: IndexStore, plan: Plan) -> None:
+    async def body(store: Store, plan: Plan) -> None:
         with watched(report, parsed.options.log_level == "error"):
             await check(store, "", report, memory_limit(parsed.options))
 

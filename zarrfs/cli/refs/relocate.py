@@ -16,7 +16,7 @@ from zarrfs.errors import UsageError
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.references.relocate import Relocation
-    from zarrfs.store.api import ReferenceStore
+    from zarrfs.store.api import Store
 
 EPILOG = """\b
 Examples:
@@ -71,7 +71,7 @@ def relocate(
 def _count(
     source: str, parsed: Parsed, change: Callable[[Callable[[str], str], Plan], Callable[[str], str]]
 ) -> None:
-    async def body(store: ReferenceStore, plan: Plan) -> None:
+    async def body(store: Store, plan: Plan) -> None:
         urls = change(lambda url: url, plan)
         async for reference in running.progress(store.references(), parsed):
             if reference.data is None:

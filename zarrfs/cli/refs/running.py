@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zarrfs.config.options import Parsed
     from zarrfs.documents.plan import Plan
     from zarrfs.references.output import Output, Writer
-    from zarrfs.store.api import ReferenceStore
+    from zarrfs.store.api import Store
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,10 +63,9 @@ def output(path: str | None, written: dict[str, Any], usual: str | None = None, 
     return Output(path, form, written["replace"], written["record_size"], version)
 
 
-def run_on_set(source: str, parsed: Parsed, body: Callable[[ReferenceStore, Plan], Awaitable[T]]) -> T:
+def run_on_set(source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
     """As common.run_on_store, with the reference set that `source` is. SourceError where it is none."""
     from zarrfs.references.streams import reference_set
-    from zarrfs.store.api import Store
 
     async def on_set(store: Store, plan: Plan) -> T:
         return await body(reference_set(store, plan), plan)
@@ -87,7 +86,7 @@ def write_set(
     """
     from zarrfs.references.streams import entries, notes, rewritten, written_urls
 
-    async def body(store: ReferenceStore, plan: Plan) -> None:
+    async def body(store: Store, plan: Plan) -> None:
         urls = change(written_urls(plan, to), plan)
         async for reference in progress(rewritten(entries(store, plan), urls), parsed):
             add(reference)

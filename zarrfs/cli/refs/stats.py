@@ -16,7 +16,7 @@ from zarrfs.config.values import human
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.references.stats import Sized, Stats, Target
-    from zarrfs.store.api import ReferenceStore
+    from zarrfs.store.api import Store
 
 EPILOG = """\b
 Examples:
@@ -40,7 +40,7 @@ def stats(source: str, as_json: bool, top: int, parsed: Parsed) -> None:
     """Count what the reference set SRC holds: entries, targets and bytes, holes and overlaps, chunks of arrays."""
     from zarrfs.references.stats import statistics
 
-    async def body(store: ReferenceStore, plan: Plan) -> Stats:
+    async def body(store: Store, plan: Plan) -> Stats:
         return await statistics(store, top, lambda references: running.progress(references, parsed))
 
     found = running.run_on_set(source, parsed, body)

@@ -15,8 +15,7 @@ from zarrfs.errors import SourceError
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.validate import Fault
-    from zarrfs.store.api import Store
+    from zarrfs.store.api import Fault, Store
 
 EPILOG = """\b
 Examples:
@@ -33,7 +32,8 @@ errors, with --strict also if there are warnings, else 0. Targets are not looked
 @common.source_options("source", "fetch", log_level="warning")
 def validate(source: str, as_json: bool, parsed: Parsed) -> None:
     """Check the reference set SRC against the specification and the rules of zarrfs; tell all errors."""
-    from zarrfs.references.validate import Fault, faults, validating
+    from zarrfs.references.validate import faults, validating
+    from zarrfs.store.api import Fault
 
     report = _Report(as_json)
 
