@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from tests.mount.mounting import daemon_pid, mounted
-from tests.store_contract import keys, listed
+from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.remote import FsspecStore

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import trio
 
-from tests.store_contract import keys
+from tests.store.contract import keys
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.references.parquet import ParquetStore

@@ -18,7 +18,7 @@ import zarr
 from hypothesis import strategies as st
 
 import zarrfs
-from tests.store_contract import StoreContract, Tree, keys, listed
+from tests.store.contract import StoreContract, Tree, keys, listed
 from tests.unit.arraystores import view_of, with_view
 from tests.zarrsamples import DRAFT, SAMPLES, Sample
 from zarrfs.config.options import Options

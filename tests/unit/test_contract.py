@@ -17,7 +17,7 @@ import pytest
 
 import zarrfs.store
 from tests.servers import S3, Nginx
-from tests.store_contract import StoreContract, Tree, WritableContract
+from tests.store.contract import StoreContract, Tree, WritableContract
 from zarrfs.config.options import Options
 from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tests.store_contract import keys, listed
+from tests.store.contract import keys, listed
 from zarrfs.errors import (
     InvalidKey,
     IsDirectory,

@@ -15,7 +15,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.store_contract import Tree, WritableContract, check_tree
+from tests.store.contract import Tree, WritableContract, check_tree
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, SourceError
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.overlay import Change, Overlay

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.servers import S3, Faulty, Nginx
-from tests.store_contract import listed
+from tests.store.contract import listed
 from tests.unit.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from zarrfs.config.options import Options
 from zarrfs.copying.check import check

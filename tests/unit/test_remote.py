@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 from tests.servers import S3, Faulty, free_port
-from tests.store_contract import listed
+from tests.store.contract import listed
 from zarrfs.config.options import Options
 from zarrfs.errors import (
     AccessDenied,

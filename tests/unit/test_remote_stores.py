@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from tests.servers import Faulty, Nginx
-from tests.store_contract import keys, listed
+from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import (
     AccessDenied,

@@ -11,7 +11,7 @@ import trio
 
 from tests.conftest import DATA
 from tests.servers import Faulty, Nginx
-from tests.store_contract import Tree, directories, keys, listed
+from tests.store.contract import Tree, directories, keys, listed
 from tests.unit.zarrstores import SAMPLES, put, put_exact, tree_of, with_store
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError

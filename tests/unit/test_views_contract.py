@@ -11,7 +11,7 @@ import pytest
 import trio
 from hypothesis import strategies as st
 
-from tests.store_contract import StoreContract, Tree, directories
+from tests.store.contract import StoreContract, Tree, directories
 from tests.unit.viewstores import GROUP_2, v0, v1, v2, v3, viewed
 from zarrfs.views.translated import TranslatedView
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.store_contract import Tree, keys, listed
+from tests.store.contract import Tree, keys, listed
 from tests.unit.viewstores import GROUP_2, GROUP_3, v0, v1, v2, v3, viewed, written
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.directory import FileSystemStore

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.store_contract import Tree
+from tests.store.contract import Tree
 from zarrfs.config.options import Options
 from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore

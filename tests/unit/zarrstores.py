@@ -10,7 +10,7 @@ import trio
 
 from tests.conftest import DATA
 from tests.servers import Faulty, Web
-from tests.store_contract import Tree
+from tests.store.contract import Tree
 from zarrfs.config.options import Options
 from zarrfs.sources import open_plan
 from zarrfs.sources.zarrstore import plan_remote

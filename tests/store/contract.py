@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
@@ -263,6 +264,66 @@ class StoreContract:
 
         self.run(check)
 
+    def test_an_open_value_is_read_exactly(self) -> None:
+        async def check(store: Store) -> None:
+            for key, data in self.tree.items():
+                value = await store.open(key)
+                assert value.size == value.info.size == len(data)
+                assert bytes(await value.read(0, len(data) + 10)) == data  # cut at its end
+                assert bytes(await value.read(1, 2)) == data[1:3]
+                assert not len(await value.read(len(data), 1))
+                descriptor = value.fileno()
+                if descriptor is not None:
+                    assert os.pread(descriptor, len(data) + 1, 0) == data
+                value.close()
+                value.close()  # does nothing
+            assert (await store.open(self.file)).version == (await store.open(self.file)).version
+
+        self.run(check)
+
+    def test_what_cannot_be_opened(self) -> None:
+        async def check(store: Store) -> None:
+            for key in directories(self.tree):
+                with pytest.raises(IsDirectory):
+                    await store.open(key)
+            for key in ("nope", "a/nope", "nope/a"):
+                with pytest.raises(NotFound):
+                    await store.open(key)
+
+        self.run(check)
+
+    def test_cancelled_anywhere_the_next_reader_gets_all(self) -> None:
+        """Whatever was under way when a reader went away, a later one gets the bytes, and nothing hangs."""
+
+        async def check(store: Store) -> None:
+            async def read(key: str) -> bytes:
+                with contextlib.closing(await store.open(key)) as value:
+                    return bytes(await value.read(0, value.size))
+
+            for steps in range(1, 40):
+                with trio.CancelScope() as scope:
+                    counter = _CancelAfter(steps, scope)
+                    trio.lowlevel.add_instrument(counter)
+                    try:
+                        for key, data in self.tree.items():
+                            assert await read(key) == data
+                    finally:
+                        trio.lowlevel.remove_instrument(counter)
+                if not scope.cancelled_caught:
+                    break
+            with trio.fail_after(30):
+                for key, data in self.tree.items():
+                    assert await read(key) == data
+
+        self.run(check)
+
+    def test_closing_twice(self) -> None:
+        async def check(store: Store) -> None:
+            await store.get(self.file)
+            await store.aclose()  # the context closes it again
+
+        self.run(check)
+
     def test_random_trees(self) -> None:
         @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
         @given(tree=self.trees, ranges=RANGES)
@@ -278,8 +339,74 @@ class StoreContract:
         check()
 
 
+class _CancelAfter(trio.abc.Instrument):
+    """Cancels a scope at a step of the task that made this."""
+
+    def __init__(self, steps: int, scope: trio.CancelScope) -> None:
+        self._left, self._scope, self._task = steps, scope, trio.lowlevel.current_task()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task is self._task:
+            self._left -= 1
+            if not self._left:
+                self._scope.cancel()
+
+
+_CHANGES = st.lists(
+    st.tuples(st.sampled_from(["set", "delete", "open", "read"]), st.sampled_from(["x", "y", "d/x", "d/e/y"]),
+              st.binary(max_size=40)),
+    max_size=25,
+)  # fmt: skip
+
+
 class WritableContract(StoreContract):
     """Tests of the write part as well."""
+
+    @pytest.mark.parametrize("change", ["replace", "delete"])
+    def test_an_open_value_stays_what_it_was(self, change: str) -> None:
+        async def check(store: WritableStore) -> None:
+            with contextlib.closing(await store.open("a/c/0/0")) as value:
+                if change == "replace":
+                    await store.set("a/c/0/0", b"new")
+                else:
+                    await store.delete("a/c/0/0")
+                assert bytes(await value.read(0, value.size)) == TREE["a/c/0/0"]
+            if change == "replace":
+                assert bytes(await store.get("a/c/0/0")) == b"new"
+
+        self.run(check)
+
+    def test_random_changes(self) -> None:
+        """Values, listings and what is open, beside a dict; an open value is the one that was there."""
+
+        @settings(max_examples=self.examples, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(changes=_CHANGES)
+        def check(changes: list[tuple[str, str, bytes]]) -> None:
+            async def run(store: WritableStore) -> None:
+                model: Tree = {"z": b"stays"}
+                held: list[tuple[Any, bytes]] = []
+                for operation, key, data in changes:
+                    if operation == "set":
+                        await store.set(key, data)
+                        model[key] = data
+                    elif operation == "read":
+                        for value, expected in held:
+                            assert bytes(await value.read(0, value.size)) == expected
+                    elif key not in model:
+                        with pytest.raises(NotFound):
+                            await (store.delete(key) if operation == "delete" else store.open(key))
+                    elif operation == "delete":
+                        await store.delete(key)
+                        del model[key]
+                    else:
+                        held.append((await store.open(key), model[key]))
+                for value, _ in held:
+                    value.close()
+                assert {key: bytes(await store.get(key)) for key in await keys(store)} == model
+
+            self.run(run, {"z": b"stays"})
+
+        check()
 
     def test_it_is_writable(self) -> None:
         async def check(store: Store) -> None:
