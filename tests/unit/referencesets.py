@@ -15,7 +15,8 @@ import trio
 
 from zarrfs.config.options import Options
 from zarrfs.documents.compilation import Compilation
-from zarrfs.documents.documents import Document, JsonDocument
+from zarrfs.documents.document import Document
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
 from zarrfs.references.parse import compile_document
 from zarrfs.store.index import IndexStore

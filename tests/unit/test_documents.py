@@ -12,14 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.referencesets import compiled
-from zarrfs.documents import documents
-from zarrfs.documents.documents import Document, JsonDocument
+from zarrfs.documents import json_document
+from zarrfs.documents.document import Document
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
 
 
 @pytest.fixture(params=[16, 64, 300, 1 << 20], autouse=True)
 def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(documents, "WINDOW", request.param)
+    monkeypatch.setattr(json_document, "WINDOW", request.param)
     return int(request.param)
 
 
@@ -73,7 +74,7 @@ def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blank
     written = json.dumps(root, indent=indent, ensure_ascii=not raw, separators=separators)
     text = (blanks + written + blanks).encode("utf-8", "replace")
     expected = json.loads(text)
-    if not isinstance(expected, dict | list) and len(text) >= documents.WINDOW:
+    if not isinstance(expected, dict | list) and len(text) >= json_document.WINDOW:
         with pytest.raises(SourceError, match="neither an object nor an array"):
             together(text, ())
         return
@@ -97,7 +98,7 @@ def test_what_is_not_json_is_refused(root: Any, data: st.DataObject) -> None:
             with pytest.raises(SourceError, match=r"^x\.json: not JSON: "):
                 together(broken, apart)
     else:
-        if isinstance(expected, dict | list) or len(broken) < documents.WINDOW:
+        if isinstance(expected, dict | list) or len(broken) < json_document.WINDOW:
             assert together(broken, ()) == expected
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.referencesets import compiled
-from zarrfs.documents.documents import DEPTH_MAX, Document, JsonDocument
+from zarrfs.documents.document import Document
+from zarrfs.documents.json_document import DEPTH_MAX, JsonDocument
 from zarrfs.errors import SourceError
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ import trio
 from tests.servers import S3, Faulty, Nginx, free_port
 from tests.unit.test_zarrstore import put
 from zarrfs.config.options import Options
-from zarrfs.documents.documents import Document
+from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 from zarrfs.sources import fetching, open_plan, plan_source, prepare
 from zarrfs.sources.fetching import read_document

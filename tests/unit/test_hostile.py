@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import PROGRAM, run
 from tests.unit.parquetsets import write_set, zarray
 from tests.unit.test_documents_large import peak
-from zarrfs.references.parquetset import json_text
+from zarrfs.references.parquet_metadata import json_text
 
 
 def test_a_parquet_set_is_read_with_little_address_space(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_with_cache_none_and_no_memory_to_write_to(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()
-    monkeypatch.setattr("zarrfs.sources.indexcache._MEMORY", str(tmp_path / "disk"))
+    monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "disk"))
     made = unkept(tmp_path)
     assert place_of(made) == temporary
     assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
@@ -174,7 +174,7 @@ def test_with_cache_none_and_not_enough_memory(
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
     try:
-        monkeypatch.setattr("zarrfs.sources.indexcache._MEMORY", str(tmp_path / "small"))
+        monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "small"))
         made = unkept(tmp_path, 5000)
         assert place_of(made) == temporary
         assert list((tmp_path / "small").iterdir()) == []

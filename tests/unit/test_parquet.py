@@ -26,7 +26,7 @@ from tests.unit.parquetsets import Reference, ask, chunks_of, columns, tree_of, 
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError, SourceError
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.references.parquetset import json_text
+from zarrfs.references.parquet_metadata import json_text
 from zarrfs.sources import open_source, plan_source
 from zarrfs.store.api import Kind, ReferenceStore
 

@@ -24,8 +24,8 @@ from zarrfs.copying.checkreport import Report
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, TargetChanged, TargetMissing
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.references.parquetset import Bound
-from zarrfs.references.recordfile import parse_record
+from zarrfs.references.parquet_metadata import Bound
+from zarrfs.references.parquet_records import parse_record
 from zarrfs.sources import plan_source
 
 VALUES = {str(number): b"%d" % number for number in range(10)}

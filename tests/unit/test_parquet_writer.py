@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tests.unit.parquetsets import ask, tree_of, zarray
 from zarrfs.errors import SourceError
-from zarrfs.references import parquetwriter
+from zarrfs.references import parquet_writer
 from zarrfs.references.parquet import ParquetStore
-from zarrfs.references.parquetset import json_text
-from zarrfs.references.parquetwriter import ParquetWriter
+from zarrfs.references.parquet_metadata import json_text
+from zarrfs.references.parquet_writer import ParquetWriter
 from zarrfs.store.api import Reference
 
 
@@ -92,7 +92,7 @@ def test_any_set_in_any_order(
         random.Random(seed).shuffle(references)
     root = tmp_path_factory.mktemp("sets") / "set"
     with monkeypatch.context() as patch:
-        patch.setattr(parquetwriter, "_HELD_MAX", held or 128 << 20)
+        patch.setattr(parquet_writer, "_HELD_MAX", held or 128 << 20)
         write(root, references, record_size)
     chunks = {reference.key: reference for reference in references if "/.z" not in f"/{reference.key}"}
     expected = {
@@ -237,7 +237,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks from all over a huge grid keep few record files in memory."""
-    monkeypatch.setattr(parquetwriter, "_HELD_MAX", 1_000_000)
+    monkeypatch.setattr(parquet_writer, "_HELD_MAX", 1_000_000)
     writer = ParquetWriter(str(tmp_path / "set"), 1000)
     with writer:
         writer.add(document("a/.zarray", zarray([1_000_000], [1])))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.store.api import Reference, ReferenceStore, Store
 from zarrfs.store.destination import is_utf8, placed
 
 if TYPE_CHECKING:
-    from zarrfs.store.api import Reference
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.indexfile import IndexWriter
 
 STDOUT = "-"
@@ -79,7 +82,7 @@ class Output:
     @contextlib.contextmanager
     def _encoder(self, path: str) -> Iterator[Writer]:
         if self.format == "parquet":
-            from zarrfs.references.parquetwriter import RECORD_SIZE, ParquetWriter
+            from zarrfs.references.parquet_writer import RECORD_SIZE, ParquetWriter
 
             with ParquetWriter(path, self.record_size or RECORD_SIZE, self.path) as parquet:
                 yield Writer(parquet.add)
@@ -162,7 +165,7 @@ def _standard_output() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
-    from zarrfs.references.jsonwriter import JsonWriter
+    from zarrfs.references.json_writer import JsonWriter
 
     with compressor(raw, form) as file:
         encoder = JsonWriter(file, version)
@@ -195,3 +198,47 @@ def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[I
         case _:
             return contextlib.nullcontext(raw)
     return cast(contextlib.AbstractContextManager[IO[bytes]], file)
+
+
+def reference_set(store: Store, plan: Plan) -> ReferenceStore:
+    """`store` itself, if it is a reference set. SourceError otherwise."""
+    if plan.kind == "archive":
+        raise SourceError(plan.source, "is a file archive, not a reference set")
+    if not isinstance(store, ReferenceStore):
+        raise SourceError(plan.source, "is no reference set; zarrfs refs from-store makes one of a Zarr store")
+    return store
+
+
+async def entries(store: ReferenceStore, plan: Plan) -> AsyncIterator[Reference]:
+    """The references of a set as other forms have them: without what makes its `.zmetadata` a set in Parquet."""
+    parquet = plan.index is None
+    async for reference in store.references():
+        if parquet and reference.key == ".zmetadata" and reference.data is not None:
+            document = json.loads(bytes(reference.data))
+            document.pop("record_size", None)
+            reference = reference._replace(data=json.dumps(document).encode())
+        yield reference
+
+
+def notes(plan: Plan) -> dict[str, str]:
+    """What an index says of a set that was written as one: as sources.prepare notes it."""
+    return _notes(plan.source, without_secrets(plan.base), plan.mtime_ns, plan.origin)
+
+
+def notes_of_many(plans: Sequence[Plan], output: Output) -> dict[str, str]:
+    """notes() of a set made of several, whose URLs are absolute."""
+    times = [plan.mtime_ns for plan in plans if plan.mtime_ns is not None]
+    origins = {plan.origin for plan in plans}
+    origin = origins.pop() if len(origins) == 1 else ""  # who puts them together answers for all of them
+    return _notes(os.path.abspath(output.path), output.base or "", max(times, default=None), origin)
+
+
+def _notes(source: str, base: str, mtime_ns: int | None, origin: str) -> dict[str, str]:
+    return {
+        "kind": "references",
+        "source": source,
+        "warnings": "[]",  # they were told when it was written
+        "base": base,
+        "mtime_ns": "" if mtime_ns is None else str(mtime_ns),
+        "origin": origin,
+    }

@@ -18,8 +18,9 @@ import trio
 
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
-from zarrfs.references.parquetplaces import Directory, Place, Remote
-from zarrfs.references.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
+from zarrfs.references.keys import printable as shown
+from zarrfs.references.parquet_files import Directory, Place, Remote
+from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
 from zarrfs.store.api import Info, Kind, Reference, Usage, join_key, keys_below, split_key
 from zarrfs.store.targetreader import TargetReader
 from zarrfs.store.targets import Targets
@@ -30,7 +31,7 @@ from zarrfs.zarr.grid import Grid
 if TYPE_CHECKING:
     from zarrfs.config.options import Options
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.recordfile import Record, Row
+    from zarrfs.references.parquet_records import Record, Row
 
 log = logging.getLogger("zarrfs.sources")
 
@@ -521,7 +522,7 @@ def _record_key(array: str, number: int) -> str:
 
 
 def _parse(data: Buffer, record_size: int, limit: Bound) -> Record:
-    from zarrfs.references.recordfile import parse_record  # numpy and pyarrow are imported in the worker thread
+    from zarrfs.references.parquet_records import parse_record  # numpy and pyarrow are imported in the worker thread
 
     return parse_record(data, record_size, limit)
 

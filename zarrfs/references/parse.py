@@ -12,24 +12,21 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from zarrfs.documents.compilation import Compilation
-from zarrfs.documents.documents import JsonDocument
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
+from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, ZARR_METADATA, printable
 from zarrfs.store.api import NAME_MAX, key_rule
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
 if TYPE_CHECKING:
     from zarrfs.references.templates import Templates
 
-KEY_MAX = 4095  # bytes: Linux takes no longer path
-DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its own name
 OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: what a file can have
 
 APART = ("refs",)  # the member that comes in slices of its own
 _MEMBERS = {"version", "templates", "gen", "refs"}
-ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
 _BLANKS = b" \t\r\n\v\f"
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
-_SHOWN = 400  # characters of a key in a message
 _SHORT = NAME_MAX // 4  # characters that fit in a name, whatever they are
 _REMEMBERED = 200_000  # directories and URLs
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
@@ -104,7 +101,7 @@ class _Version1:
             try:
                 self._generate(gen)
             except TemplateError as exc:
-                self._compilation.fault(exc.rule, exc.entry and shown(exc.entry))
+                self._compilation.fault(exc.rule, exc.entry and printable(exc.entry))
         self._compilation.place = "refs"
         if self._compilation.thorough:
             self._check_templates()
@@ -125,7 +122,7 @@ class _Version1:
                 try:
                     self._templates().check(source)
                 except TemplateError as exc:
-                    self._compilation.fault(exc.rule, shown(f"templates.{name}"))
+                    self._compilation.fault(exc.rule, printable(f"templates.{name}"))
 
     def _take(self, values: dict[str, Any]) -> None:
         """Check the members of the root, refs apart."""
@@ -138,7 +135,7 @@ class _Version1:
         for name in values:
             if name in _MEMBERS:
                 continue
-            compilation.warn(f"{shown(name)}: not a member of a reference set of version 1: ignored")
+            compilation.warn(f"{printable(name)}: not a member of a reference set of version 1: ignored")
         self._members |= values
         self._members.pop("refs", None)
         if "templates" in values:
@@ -146,7 +143,7 @@ class _Version1:
         if "gen" in values:
             names, limit = self._sources().keys(), compilation.options.gen_limit
             self._gens = read_gen(
-                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, shown(entry))
+                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, printable(entry))
             )
 
     def _sources(self) -> dict[str, str]:
@@ -165,7 +162,7 @@ class _Version1:
                     self._named[name] = source
                 else:
                     rule = f"expected a string, not {json_type(source)}"
-                    self._compilation.fault(rule, shown(f"templates.{name}"))
+                    self._compilation.fault(rule, printable(f"templates.{name}"))
         return self._named
 
     def _templates(self) -> Templates:
@@ -245,25 +242,25 @@ class _Entries:
         """Say what can only be said at the end; see that no key is a file and a directory."""
         if self._stripped:
             count, first = self._stripped
-            self._compilation.warn(f'{shown(first)}: a leading "/" is taken off ({count:,} such keys)')
+            self._compilation.warn(f'{printable(first)}: a leading "/" is taken off ({count:,} such keys)')
         conflict = self._compilation.options.conflict
         gone = "/"  # the directory that was left out last; its own come right behind it
         for key in self._writer.conflicts():
             entry = self._compilation.entry
             if conflict == "error":
-                self._compilation.fault("a file and a directory (see option conflict)", entry(shown(key)))
+                self._compilation.fault("a file and a directory (see option conflict)", entry(printable(key)))
             elif conflict == "directory":
-                self._compilation.skip(entry(shown(key)), "a file and a directory: the directory wins")
+                self._compilation.skip(entry(printable(key)), "a file and a directory: the directory wins")
             elif not key.startswith(gone):
                 gone = f"{key}/"
                 below = self._writer.discard_below(key)
                 rule = f"a file and a directory: the file wins over {below:,} files"
-                self._compilation.skip(entry(shown(gone)), rule)
+                self._compilation.skip(entry(printable(gone)), rule)
 
     def _add_one(self, key: str, value: Any, urls: _Urls, gen: str) -> None:
         """Any entry, with all checks."""
         compilation = self._compilation
-        entry, suffix = compilation.entry(shown(key)), f" ({gen})" if gen and not compilation.thorough else ""
+        entry, suffix = compilation.entry(printable(key)), f" ({gen})" if gen and not compilation.thorough else ""
         try:
             key = self._checked(key)
         except _Bad as bad:
@@ -380,11 +377,3 @@ def _like_reference(key: str, value: object) -> bool:
     if isinstance(value, list):
         return len(value) in (1, 3) and isinstance(value[0], str)
     return isinstance(value, str) or (isinstance(value, dict) and key.endswith(ZARR_METADATA))
-
-
-def shown(key: str) -> str:
-    """`key` as a message shows it: one printable line of bounded length."""
-    if key.isprintable() and len(key) <= _SHOWN:
-        return key
-    cut = key if len(key) <= _SHOWN else key[:_SHOWN] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

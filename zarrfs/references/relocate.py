@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, UsageError
-from zarrfs.references.streams import absolute
+from zarrfs.store.api import Reference
+from zarrfs.store.destination import is_utf8
 
+if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.output import Output
+
+NOT_UTF8 = "its path is not UTF-8, which a URL cannot hold"
 _KNOWN = 65_536  # URLs whose new form is remembered
 
 
@@ -71,3 +79,62 @@ def check_used(relocation: Relocation) -> None:
     unused = ", ".join(without_secrets(rule.old) for rule in relocation.unused())
     if unused:
         raise UsageError(f"--from {unused}: no target begins so (see --allow-unused)")
+
+
+def written_urls(plan: Plan, output: Output, alone: bool = True) -> Callable[[str], str]:
+    """What becomes of the URLs of a set that is written to `output`, `alone` or with others.
+
+    A relative one stays relative where the copy takes it from the same place, else it is made absolute.
+    """
+    if output.format == "index" and alone:  # which remembers what its URLs are relative to
+        return lambda url: url
+    if output.base is not None and _same_place(plan.base, output.base):
+        return lambda url: url
+    return functools.lru_cache(_KNOWN)(lambda url: absolute(url, plan.base))
+
+
+async def rewritten(references: AsyncIterator[Reference], change: Callable[[str], str]) -> AsyncIterator[Reference]:
+    """`references` with every URL changed."""
+    async for reference in references:
+        if reference.data is None:
+            url = change(reference.url)
+            if url is not reference.url:
+                reference = reference._replace(url=url)
+        yield reference
+
+
+def absolute(url: str, base: str) -> str:
+    """`url` as it is meant in a set whose relative URLs are taken from `base`; no credentials of `base` in it.
+
+    As transfer.targets.Targets takes them. ReadError where `base` is a chain of URLs and has no directory, or is
+    not UTF-8.
+    """
+    protocols = urls.protocols(url)
+    if protocols and protocols not in (["file"], ["local"]):
+        return url
+    path = urls.file_path(url) if protocols else url
+    if path.startswith("/"):
+        return url
+    directory = local_path(base)
+    if directory is not None:
+        joined = os.path.join(directory, path)
+        if not is_utf8(joined):
+            raise ReadError(url, f"a relative target in {directory}: {NOT_UTF8}")
+        return f"file://{joined}" if protocols else joined
+    remote = urls.join(without_secrets(base), path)
+    if remote is None:
+        raise ReadError(url, f"a relative target in {without_secrets(base)}: say --base")
+    return remote
+
+
+def local_path(name: str) -> str | None:
+    """The absolute local path that a source, or a base, is; None where it is a URL of another kind."""
+    found = urls.protocols(name)
+    if found and found not in (["file"], ["local"]):
+        return None
+    return os.path.abspath(urls.file_path(name) if found else name)
+
+
+def _same_place(base: str, directory: str) -> bool:
+    found = local_path(base)
+    return found is not None and os.path.realpath(found) == os.path.realpath(directory)

@@ -14,11 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from zarrfs.config.redaction import without_secrets
-from zarrfs.references.arrays import Array, find_array
-from zarrfs.store.api import Reference, ReferenceStore
+from zarrfs.errors import StoreError
+from zarrfs.store.api import Reference, ReferenceStore, join_key
+from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_node
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata, nested
 
 _BATCH = 65_536  # references put into arrays at once
 _NAMES = 65_536  # URLs kept; further ones are found by reading the set again, if they are wanted
+_TAILS_MAX = 1 << 17  # chunks along the last dimension whose names are kept
 
 Numbers = npt.NDArray[np.int64]
 
@@ -30,12 +36,46 @@ class Sized(NamedTuple):
     length: int
 
 
-class Target(NamedTuple):
+class TargetCounts(NamedTuple):
     """What refers to one target: `bytes` are those of ranges alone."""
 
     url: str
     references: int
     bytes: int
+
+
+class ArrayCounts:
+    """One array: its grid, and how many of its chunks have been seen."""
+
+    def __init__(self, key: str, grid: Grid, keys: KeyTemplate, other: KeyTemplate | None = None) -> None:
+        """`other`: how chunks may be called too, where the metadata leaves that open."""
+        self.key, self.grid, self.present = key, grid, 0
+        self._templates = (keys,) if other is None else (keys, other)
+        self._separator = keys.separator
+        last = grid.counts[-1] if grid.counts and not keys.suffix else _TAILS_MAX + 1
+        self._tails = {str(number) for number in range(last)} if last <= _TAILS_MAX else None
+        self._above: str | None = None  # of the last chunk: neighbours share it
+
+    @property
+    def missing(self) -> int:
+        """How many chunks are not there: readers see the fill value."""
+        return self.grid.size - self.present
+
+    def see(self, name: str) -> None:
+        """Count `name`, a key below the array, if it is a chunk."""
+        above, _, tail = name.rpartition(self._separator)
+        if above == self._above and self._tails is not None:
+            self.present += tail in self._tails
+            return
+        for keys in self._templates:
+            if keys.index(name, self.grid) is not None:
+                self.present, self._separator = self.present + 1, keys.separator
+                self._above = name.rpartition(keys.separator)[0]
+                return
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, ready for JSON."""
+        return {"key": self.key, "expected": self.grid.size, "present": self.present, "missing": self.missing}
 
 
 @dataclasses.dataclass
@@ -54,16 +94,16 @@ class Stats:
     overlaps: int = 0  # in more than one range
     largest: Sized | None = None
     smallest: Sized | None = None
-    top_by_bytes: list[Target] = dataclasses.field(default_factory=list)
-    top_by_references: list[Target] = dataclasses.field(default_factory=list)
-    arrays: list[Array] = dataclasses.field(default_factory=list)
+    top_by_bytes: list[TargetCounts] = dataclasses.field(default_factory=list)
+    top_by_references: list[TargetCounts] = dataclasses.field(default_factory=list)
+    arrays: list[ArrayCounts] = dataclasses.field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The counts, ready for JSON."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in found.items():
             if isinstance(value, list):
-                found[name] = [one.as_json() if isinstance(one, Array) else one._asdict() for one in value]
+                found[name] = [one.as_json() if isinstance(one, ArrayCounts) else one._asdict() for one in value]
             elif isinstance(value, Sized):
                 found[name] = value._asdict()
         return found
@@ -97,15 +137,15 @@ async def statistics(
     stats.targets, by_bytes, by_references = _count_targets(stats, columns, top)
     names = await _names(store, columns.names, {one.target for one in (*by_bytes, *by_references)})
     names = {target: without_secrets(url) for target, url in names.items()}
-    stats.top_by_bytes = [Target(names[one.target], one.references, one.bytes) for one in by_bytes]
+    stats.top_by_bytes = [TargetCounts(names[one.target], one.references, one.bytes) for one in by_bytes]
     stats.top_by_bytes.sort(key=lambda target: (-target.bytes, target.url))
-    stats.top_by_references = [Target(names[one.target], one.references, one.bytes) for one in by_references]
+    stats.top_by_references = [TargetCounts(names[one.target], one.references, one.bytes) for one in by_references]
     stats.top_by_references.sort(key=lambda target: (-target.references, target.url))
     return stats
 
 
 class _Counted(NamedTuple):
-    """As Target, by the hash of its URL."""
+    """As TargetCounts, by the hash of its URL."""
 
     target: int
     references: int
@@ -119,8 +159,8 @@ class _Tree:
         self._store = store
         self.at: str | None = None  # the directory
         self.directories = 0
-        self.arrays: list[Array] = []
-        self.array: Array | None = None  # the one that `at` belongs to
+        self.arrays: list[ArrayCounts] = []
+        self.array: ArrayCounts | None = None  # the one that `at` belongs to
         self.below = ""  # the way from it to `at`, with "/" at the end
 
     async def enter(self, directory: str) -> None:
@@ -134,18 +174,33 @@ class _Tree:
         if self.array is not None and not f"{directory}/".startswith(f"{self.array.key}/" if self.array.key else ""):
             self.array = None
         if last is None:
-            self._found(await find_array(self._store, ""))
+            self._found(await _find_array(self._store, ""))
         for depth in range(common + 1, len(parts) + 1):
             if self.array is None:
-                self._found(await find_array(self._store, "/".join(parts[:depth])))
+                self._found(await _find_array(self._store, "/".join(parts[:depth])))
         if self.array is not None:
             way = directory[len(self.array.key) :].strip("/")
             self.below = f"{way}/" if way else ""
 
-    def _found(self, array: Array | None) -> None:
+    def _found(self, array: ArrayCounts | None) -> None:
         if array is not None:
             self.array = array
             self.arrays.append(array)
+
+
+async def _find_array(store: ReferenceStore, directory: str) -> ArrayCounts | None:
+    """The array at `directory`, as inline metadata describes it; None where there is none, or no regular grid."""
+    for name in NODE_DOCUMENTS:
+        key = join_key(directory, name)
+        try:
+            if "inline" not in await store.locate(key):
+                continue  # to fetch it is not what counting is for
+            found = parse_node(name, await store.get(key))
+        except (StoreError, MetadataError):
+            continue
+        if isinstance(found, ArrayMetadata):
+            return ArrayCounts(directory, found.grid, found.keys, nested(found))
+    return None
 
 
 class _Columns:

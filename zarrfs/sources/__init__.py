@@ -213,7 +213,7 @@ def _environment(options: Options) -> dict[str, str]:
     """With cache=none, what SQLite has no room for while it writes an index is not on a disk either."""
     if options.cache != "none":
         return {}
-    from zarrfs.sources.indexcache import memory_directory
+    from zarrfs.sources.index_cache import memory_directory
 
     place = memory_directory()
     return {} if place is None else {"SQLITE_TMPDIR": place}

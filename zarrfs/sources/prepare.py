@@ -26,16 +26,16 @@ from zarrfs.archives.dump_reader import document, run_local, split_member
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import protocols, same_server
-from zarrfs.documents.compilation import Compilation, Validation
+from zarrfs.documents.compilation import Compilation, ReadingProgress, Validation
 from zarrfs.documents.compressed import is_tar
-from zarrfs.documents.documents import Document, JsonDocument
+from zarrfs.documents.document import Document
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan
-from zarrfs.documents.progress import Progress
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.net.answers import too_large
 from zarrfs.references.parse import APART
-from zarrfs.sources.indexcache import IndexCache
-from zarrfs.sources.indexfiles import adopt, plan_index
+from zarrfs.sources.index_cache import IndexCache
+from zarrfs.sources.index_sources import adopt, plan_index
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
 from zarrfs.system.machine import end_with_parent
 from zarrfs.system.signals import End
@@ -215,7 +215,7 @@ def _compile(
 
 def _write(document: Document, options: Options, path: str, content: bytes) -> dict[str, str]:
     """Compile a document, whose digest is `content`, to the new index file `path`; returns its notes."""
-    progress = Progress(document.source, document.size, options.log_level == "error")
+    progress = ReadingProgress(document.source, document.size, options.log_level == "error")
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
     with progress, IndexWriter(path) as writer:

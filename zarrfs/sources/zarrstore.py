@@ -12,7 +12,7 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
-from zarrfs.references.parquetset import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
+from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
 
 if TYPE_CHECKING:  # a local directory needs none of what fetching does
@@ -121,7 +121,7 @@ def plan_remote(url: str, options: Options) -> Plan:
 
 def open_remote(plan: Plan, options: Options) -> Store:
     """The store of a plan made by plan_remote; touches no network."""
-    from zarrfs.sources.indexcache import IndexCache
+    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.store.unlisted import UnlistedStore
 
@@ -135,7 +135,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.documents.plan import Plan
-    from zarrfs.sources.indexcache import IndexCache
+    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.zarr.documents import DOCUMENTS
 

@@ -43,7 +43,8 @@ def merge(
 ) -> None:  # fmt: skip
     """Put the reference sets SRC... together, each under its PREFIX."""
     from zarrfs.references.merge import Part, groups, in_order, merged, split_prefix
-    from zarrfs.references.streams import entries, notes_of_many, reference_set, rewritten, written_urls
+    from zarrfs.references.output import entries, notes_of_many, reference_set
+    from zarrfs.references.relocate import rewritten, written_urls
 
     to = running.output(output, written)
     split = [split_prefix(text) for text in sources]

@@ -65,7 +65,7 @@ def output(path: str | None, written: dict[str, Any], usual: str | None = None, 
 
 def run_on_set(source: str, parsed: Parsed, body: Callable[[ReferenceStore, Plan], Awaitable[T]]) -> T:
     """As common.run_on_store, with the reference set that `source` is. SourceError where it is none."""
-    from zarrfs.references.streams import reference_set
+    from zarrfs.references.output import reference_set
     from zarrfs.store.api import Store
 
     async def on_set(store: Store, plan: Plan) -> T:
@@ -85,7 +85,8 @@ def write_set(
 
     `check` is called when all is written, but not yet under its name, and may raise.
     """
-    from zarrfs.references.streams import entries, notes, rewritten, written_urls
+    from zarrfs.references.output import entries, notes
+    from zarrfs.references.relocate import rewritten, written_urls
 
     async def body(store: ReferenceStore, plan: Plan) -> None:
         urls = change(written_urls(plan, to), plan)

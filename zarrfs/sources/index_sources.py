@@ -10,7 +10,7 @@ import sqlite3
 
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.documents.documents import Document
+from zarrfs.documents.document import Document
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
 from zarrfs.store.indexcheck import first_fault

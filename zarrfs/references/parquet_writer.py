@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from zarrfs.errors import SourceError
-from zarrfs.references.parquetset import DOCUMENT, RECORD_SIZE_MAX, check_package, grid_of
+from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE_MAX, check_package, grid_of
 from zarrfs.store.api import Reference, join_key, key_rule, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.grid import Grid

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zarrfs.errors import SourceError
+from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, printable
 from zarrfs.store.api import Kind, join_key, key_rule, split_key
 from zarrfs.zarr.grid import Grid
 
@@ -19,8 +20,6 @@ DOCUMENT = ".zmetadata"
 RECORD_SIZE = b'"record_size"'  # what tells a set's document from that of a Zarr store
 ABSENT, UNKNOWN = -1, -2  # as sizes of chunks: there is none; only a closer look can tell
 RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file; a file has as many as are read at a time
-_KEY_MAX = 4095  # bytes: Linux takes no longer path
-_DEPTH_MAX = 100  # directories of a key
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
 _SHOWN = 20  # problems told one by one
 _TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|e[+-]0')  # of JSON: a string, or the sign of an exponent under 10
@@ -36,13 +35,6 @@ class Bound(NamedTuple):
 
     def __str__(self) -> str:
         return f"more than {self.size} bytes (-o {self.option}=)"
-
-
-def shown(key: str) -> str:
-    """`key` as a message shows it: as references.shown(), which is imported where a message is made."""
-    from zarrfs.references import parse as references
-
-    return references.shown(key)
 
 
 def is_parquet_layout(document: bytes) -> bool:
@@ -170,7 +162,7 @@ class ParquetSet:
             self._add_problem(key, self.broken[prefix])
 
     def _add_problem(self, key: str, rule: str) -> None:
-        self.problems.append((shown(key), rule))
+        self.problems.append((printable(key), rule))
 
 
 def grid_of(value: object) -> Grid:
@@ -218,8 +210,8 @@ def _key_rule(key: str) -> str | None:
         size = len(key.encode())
     except UnicodeEncodeError:
         return "a lone surrogate"
-    if size > _KEY_MAX:
-        return f"over {_KEY_MAX} bytes"
-    if key.count("/") > _DEPTH_MAX:
-        return f"over {_DEPTH_MAX} directories deep"
+    if size > KEY_MAX:
+        return f"over {KEY_MAX} bytes"
+    if key.count("/") > DEPTH_MAX:
+        return f"over {DEPTH_MAX} directories deep"
     return key_rule(key)

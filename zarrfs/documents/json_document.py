@@ -7,22 +7,17 @@ the way, and JsonDocument parses about a megabyte of it at once. Why orjson in s
 from __future__ import annotations
 
 import codecs
-import dataclasses
-import hashlib
-import io
 import json
-import os
 import re
-import time
 from collections.abc import Callable, Collection, Iterator
 from typing import IO, Any, NamedTuple
 
 from zarrfs.documents.compressed import expanding, is_tar
+from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 
 WINDOW = 1 << 20  # bytes parsed at once; more where a single value is larger
-_SETTLED_NS = 2_000_000_000
-_PIECE = 1 << 20  # bytes hashed at once
+_PIECE = 1 << 20  # bytes searched at once
 _GUESSES = 3  # places tried as the end of a slice before it is looked for properly
 
 # All quantifiers are possessive: nothing is ever looked at again because of what comes after it.
@@ -52,64 +47,6 @@ class Slice(NamedTuple):
 
     member: str | None  # of the root, whose value they are part of; None: they are the root's own
     values: Any  # of a root that is neither object nor array: the root
-
-
-@dataclasses.dataclass(frozen=True)
-class Document:
-    """A fetched document."""
-
-    source: str
-    data: bytes | int  # or the descriptor of a regular file
-    base: str
-    mtime_ns: int | None
-    origin: str = ""  # as Plan.origin
-    version: str = ""  # stamp() of one that was fetched
-    blobs: tuple[str, ...] = ()  # where the blobs of an archive lie if -o blobs= does not say
-    known: tuple[str, dict[str, str]] | None = None  # its index, as IndexCache.recall() gives it: `data` is empty
-
-    @property
-    def size(self) -> int:
-        """Bytes, as fetched: perhaps compressed."""
-        return len(self.data) if isinstance(self.data, bytes) else os.fstat(self.data).st_size
-
-    @property
-    def fetched(self) -> bool:
-        """Whether it is a copy of our own, which nobody changes."""
-        return bool(self.origin) or isinstance(self.data, bytes)
-
-    def close(self) -> None:
-        """Give the descriptor back, if it has one."""
-        if not isinstance(self.data, bytes):
-            os.close(self.data)
-
-    def open(self) -> IO[bytes]:
-        """A reader of its own from the beginning."""
-        if isinstance(self.data, bytes):
-            return io.BytesIO(self.data)
-        return io.BufferedReader(_Positioned(self.data), _PIECE)
-
-    def stamp(self) -> str:
-        """What names this version: of a local file what stat(2) shows of it; "" where there is no such name."""
-        if self.origin or isinstance(self.data, bytes):
-            return self.version
-        status = os.fstat(self.data)
-        parts = (self.source, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def settled(self) -> bool:
-        """Whether the next change will show in stamp(): two within one tick of the clock have the same times."""
-        if self.origin or isinstance(self.data, bytes):
-            return bool(self.version)
-        status = os.fstat(self.data)
-        return time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
-
-    def digest(self) -> bytes:
-        """The SHA-256 of its bytes."""
-        hashed = hashlib.sha256()
-        with self.open() as file:
-            while piece := file.read(_PIECE):
-                hashed.update(piece)
-        return hashed.digest()
 
 
 class JsonDocument:
@@ -452,29 +389,6 @@ class _Reader:
     def _refuse(self, reason: str, at: int) -> SourceError:
         place = self._start + at + sum(length for before, length in self._gaps if before <= at)
         return SourceError(self._source, f"not JSON: {reason} (at byte {place:,})")
-
-
-class _Positioned(io.RawIOBase):
-    """A file read with a position of its own, however many readers share its descriptor."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._at = descriptor, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}.get(whence, os.fstat(self._descriptor).st_size)
-        self._at = start + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = os.preadv(self._descriptor, [buffer], self._at)
-        self._at += count
-        return count
 
 
 def _has_long_number(text: bytes | memoryview) -> bool:

@@ -12,6 +12,7 @@ and what stat(2) showed of that when its content was verified.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -28,13 +29,15 @@ from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.indexfile import read_notes
 
-INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
-NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/names.py)
-SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
+_INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
+_NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/names.py)
+_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
 _MEMORY = "/dev/shm"
 _OWN = "zarrfs-"  # a directory of one index begins so
 _FORGOTTEN = 3600.0  # seconds after which nobody writes there any more, or opens what is there
-ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
+DAMAGED = "damaged, or not ours"  # the problem of an index whose content is not what its name says
+UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
+_ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
 class IndexCache:
@@ -68,7 +71,7 @@ class IndexCache:
         try:
             with _own_file(known) as file:
                 name, seen = json.load(file)
-            if not INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
+            if not _INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
                 return None
             notes = read_notes(path)
         except (OSError, ValueError, TypeError, SourceError):
@@ -154,14 +157,14 @@ class IndexCache:
             names = os.listdir(self.directory)
         except OSError:
             return []
-        found = [name for name in names if name.startswith(f"{digest}.") and INDEX_NAME.fullmatch(name)]
+        found = [name for name in names if name.startswith(f"{digest}.") and _INDEX_NAME.fullmatch(name)]
         return [os.path.join(self.directory, name) for name in found]
 
     def _sweep(self) -> None:
         """Remove what killed writers have left."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > ABANDONED:
+                if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
                     os.unlink(entry.path)
 
 
@@ -232,3 +235,109 @@ def _stat_of(path: str) -> list[int]:
     """What changes with a file: nobody can set its ctime."""
     status = os.lstat(path)
     return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+# -- what `zarrfs cache` does
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedFile:
+    """One file in the directory; times in seconds since 1970."""
+
+    path: str
+    size: int  # bytes
+    made: float
+    used: float  # when it was last mounted, as far as that can be told
+    kind: str  # of the source: references or archive; "" where it is of no use
+    source: str  # what it was made of first; "" where nobody can tell
+    problem: str = ""  # why it is of no use
+
+
+def cached_files(options: Options) -> list[CachedFile]:
+    """Every file in the cache directory that is ours, the one last used first. UsageError where it cannot be read."""
+    directory = IndexCache(options).directory
+    try:
+        names = os.listdir(directory)
+    except OSError as exc:
+        raise UsageError(f"{directory}: {(exc.strerror or str(exc)).lower()}") from None
+    used: dict[str, float] = {}
+    for _, index, when in _remembered(directory):
+        used[index] = max(used.get(index, 0.0), when)
+    found = []
+    for name in names:
+        path = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):  # another process tidies up, too
+            if _INDEX_NAME.fullmatch(name):
+                found.append(_index(path, used.get(name, 0.0)))
+            elif _NAMES_NAME.fullmatch(name):
+                status = os.lstat(path)
+                found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "names", ""))
+            elif _SCRATCH_NAME.fullmatch(name):
+                status = os.lstat(path)
+                found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "", "", UNFINISHED))
+    return sorted(found, key=lambda one: -one.used)
+
+
+def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[CachedFile], int]:
+    """Remove what is of no use, what was not used for `older_than` seconds, and then the least used over `max_size`.
+
+    Returns what is (with `dry_run`: would be) removed, and the bytes of what is left. A mount that uses an index
+    keeps it until it ends.
+    """
+    now = time.time()
+    gone, left = [], 0
+    for one in cached_files(options):
+        too_much = max_size is not None and left + one.size > max_size
+        if one.problem == UNFINISHED:
+            old = now - one.made > _ABANDONED
+        else:
+            old = bool(one.problem) or now - one.used > older_than or too_much
+        if old:
+            gone.append(one)
+        else:
+            left += one.size
+    if not dry_run:
+        for one in gone:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(one.path)
+        directory = IndexCache(options).directory
+        for path, index, _ in _remembered(directory):
+            if not os.path.exists(os.path.join(directory, index)):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+    return gone, left
+
+
+def verify(options: Options) -> tuple[int, list[CachedFile]]:
+    """Read every index; returns how many there are, and the damaged ones, which are removed if they are ours."""
+    found = [one for one in cached_files(options) if one.problem != UNFINISHED]
+    bad = [one for one in found if one.problem == DAMAGED]
+    for one in bad:
+        with contextlib.suppress(OSError):
+            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # to its owner it may be good
+                os.unlink(one.path)
+    return len(found), bad
+
+
+def _index(path: str, used: float) -> CachedFile:
+    status = os.lstat(path)
+    used = max(used, status.st_mtime)
+    about: tuple[str, ...] = "", "", DAMAGED
+    if verified(path):
+        try:
+            notes = read_notes(path)
+            about = notes["kind"], notes.get("source", "")
+        except SourceError as exc:
+            about = "", "", exc.rule
+    return CachedFile(path, status.st_size, status.st_mtime, used, *about)
+
+
+def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
+    """(path, name of its index, when it was last of use) of everything that IndexCache.remember() has noted."""
+    for name in os.listdir(directory):
+        if name.endswith(".known"):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError, ValueError, TypeError, IndexError), open(path, "rb") as file:
+                index = json.load(file)[0]
+                if isinstance(index, str):
+                    yield path, index, os.fstat(file.fileno()).st_mtime

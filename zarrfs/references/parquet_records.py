@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from zarrfs.references.parquetpages import expanded_size
-from zarrfs.references.parquetset import ABSENT, UNKNOWN, Bound
+from zarrfs.references.parquet_metadata import ABSENT, UNKNOWN, Bound
+from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.system.buffers import Buffer
 
 COLUMNS = ("path", "offset", "size", "raw")

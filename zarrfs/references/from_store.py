@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from zarrfs.config import urls
 from zarrfs.errors import ReadError, SourceError, UsageError
-from zarrfs.references.streams import NOT_UTF8, local_path
+from zarrfs.references.keys import ZARR_METADATA
+from zarrfs.references.relocate import NOT_UTF8, local_path
 from zarrfs.store.api import Info, Kind, Reference, Store
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.walk import walk, with_sizes
@@ -18,7 +19,6 @@ from zarrfs.views.translated import TranslatedView
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
 
-METADATA = frozenset((".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"))
 _AT_ONCE = 64  # sizes asked for at the same time
 
 
@@ -51,7 +51,7 @@ async def references_of(
         if info.kind is Kind.DIRECTORY:
             continue
         size = info.size or 0
-        if size <= inline or info.name in METADATA:
+        if size <= inline or info.name in ZARR_METADATA:
             try:
                 yield Reference(key, bytes(await store.get(key)))
             except (ReadError, OSError) as exc:

@@ -14,7 +14,8 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
 from zarrfs.net.answers import Entry
 from zarrfs.net.versions import note_unversioned
-from zarrfs.references.parquetset import DOCUMENT, Bound, shown
+from zarrfs.references.keys import printable
+from zarrfs.references.parquet_metadata import DOCUMENT, Bound
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
@@ -114,7 +115,7 @@ class Directory:
 
     def shown(self, key: str) -> str:
         """As Place.shown."""
-        return os.path.join(self._path, shown(key))
+        return os.path.join(self._path, printable(key))
 
     async def aclose(self) -> None:
         await self._files.aclose()
@@ -205,7 +206,7 @@ class Remote:
         head, _, archive = without_secrets(self._url).partition("::")
         url, mark, query = head.partition("?")
         directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former: a zip file's root
-        return f"{directory}{shown(key)}{mark}{query}" + (f"::{archive}" if archive else "")
+        return f"{directory}{printable(key)}{mark}{query}" + (f"::{archive}" if archive else "")
 
     async def aclose(self) -> None:
         await self._files.aclose()
