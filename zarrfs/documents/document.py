@@ -1,4 +1,4 @@
-"""A fetched document: bytes, or the descriptor of a file, read as often as needed."""
+"""A fetched document: bytes, or the descriptor of a file, readable from the beginning as often as needed."""
 
 from __future__ import annotations
 
@@ -9,46 +9,49 @@ import os
 import time
 from typing import IO, Any
 
-_SETTLED_NS = 2_000_000_000
+_SETTLED_NS = 2_000_000_000  # two changes less than a clock tick apart have equal times
 _PIECE = 1 << 20  # bytes hashed or read at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """A fetched document."""
+    """A fetched document. Readers share its descriptor; none of them holds the whole document in memory."""
 
     source: str
-    data: bytes | int  # or the descriptor of a regular file
+    data: bytes | int  # bytes, or the descriptor of a regular file
     base: str
     mtime_ns: int | None
     origin: str = ""  # as Plan.origin
-    version: str = ""  # stamp() of one that was fetched
-    blobs: tuple[str, ...] = ()  # where the blobs of an archive lie if -o blobs= does not say
-    known: tuple[str, dict[str, str]] | None = None  # its index, as IndexCache.recall() gives it: `data` is empty
+    version: str = ""  # what stamp() returns for a document that was fetched
+    blobs: tuple[str, ...] = ()  # places of an archive's blobs unless -o blobs= names others
+    known: tuple[str, dict[str, str]] | None = None  # its index, from IndexCache.recall(); `data` is then empty
 
     @property
     def size(self) -> int:
-        """Bytes, as fetched: perhaps compressed."""
+        """Size in bytes as fetched, which may be compressed."""
         return len(self.data) if isinstance(self.data, bytes) else os.fstat(self.data).st_size
 
     @property
     def fetched(self) -> bool:
-        """Whether it is a copy of our own, which nobody changes."""
+        """Whether the data is a private copy, which no other program changes."""
         return bool(self.origin) or isinstance(self.data, bytes)
 
     def close(self) -> None:
-        """Give the descriptor back, if it has one."""
+        """Close the descriptor, if there is one."""
         if not isinstance(self.data, bytes):
             os.close(self.data)
 
     def open(self) -> IO[bytes]:
-        """A reader of its own from the beginning."""
+        """Open a reader with a position of its own, at the beginning."""
         if isinstance(self.data, bytes):
             return io.BytesIO(self.data)
         return io.BufferedReader(_Positioned(self.data), _PIECE)
 
     def stamp(self) -> str:
-        """What names this version: of a local file what stat(2) shows of it; "" where there is no such name."""
+        """Return a name for this version, or "" if nothing identifies it.
+
+        For a local file it is a hash of the attributes that stat(2) shows.
+        """
         if self.origin or isinstance(self.data, bytes):
             return self.version
         status = os.fstat(self.data)
@@ -56,14 +59,14 @@ class Document:
         return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
 
     def settled(self) -> bool:
-        """Whether the next change will show in stamp(): two within one tick of the clock have the same times."""
+        """Return whether a further change would alter stamp(): changes within one clock tick have equal times."""
         if self.origin or isinstance(self.data, bytes):
             return bool(self.version)
         status = os.fstat(self.data)
         return time.time_ns() - max(status.st_ctime_ns, status.st_mtime_ns) > _SETTLED_NS
 
     def digest(self) -> bytes:
-        """The SHA-256 of its bytes."""
+        """Return the SHA-256 of the bytes as fetched."""
         hashed = hashlib.sha256()
         with self.open() as file:
             while piece := file.read(_PIECE):
@@ -72,7 +75,7 @@ class Document:
 
 
 class _Positioned(io.RawIOBase):
-    """A file read with a position of its own, however many readers share its descriptor."""
+    """A reader with a position of its own; readers may share the descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._at = descriptor, 0

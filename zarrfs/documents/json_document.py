@@ -1,7 +1,6 @@
-"""Documents: bytes that describe a tree, read as often as needed, a slice at a time.
+"""JSON documents of any size, parsed about a megabyte at a time, with compression undone on the way.
 
-Nothing here holds a whole document: a local one is read through its descriptor, its compression is undone on
-the way, and JsonDocument parses about a megabyte of it at once. Why orjson in slices: docs/large-sets.md.
+No part of this module holds a whole document. docs/large-sets.md explains why orjson parses slices.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from zarrfs.documents.compressed import expanding, is_tar
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 
-WINDOW = 1 << 20  # bytes parsed at once; more where a single value is larger
-_PIECE = 1 << 20  # bytes searched at once
-_GUESSES = 3  # places tried as the end of a slice before it is looked for properly
+WINDOW = 1 << 20  # bytes parsed at once; more if a single value is larger
+_PIECE = 1 << 20  # bytes searched for long numbers at once
+_GUESSES = 3  # candidate ends of a slice tried before the text is scanned
 
-# All quantifiers are possessive: nothing is ever looked at again because of what comes after it.
+# All quantifiers are possessive: the matcher never backtracks over bytes it has seen.
 _STRING = rb'"(?:[^"\\]++|\\.)*+"'
-_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"  # what holds no brackets
-_CLOSED = _STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb"\]"  # what ends where it can be seen
+_FLAT = rb'(?:[^"\[\]{}]++|' + _STRING + rb")*+"  # text without brackets
+_CLOSED = _STRING + rb"|\{" + _FLAT + rb"\}|\[" + _FLAT + rb"\]"  # values whose end one match finds
 _PARTS = rb'(?:[^",\[\]{}]++|' + _CLOSED + rb")*+"
 _SMALL = rb"\s*+" + _STRING + rb"\s*+:\s*+(?:" + _CLOSED + rb'|[^",\[\]{}]++)\s*+,'
 _CONTAINER = re.compile(rb"((?:" + _SMALL + rb")*+)\s*+(" + _STRING + rb")\s*+:\s*+(?=[{\[])", re.DOTALL)
@@ -32,27 +31,28 @@ _MEMBER = re.compile(_PARTS, re.DOTALL)
 _NESTED = re.compile(rb'(?:[^"\[\]{}]++|' + _CLOSED + rb")*+", re.DOTALL)
 _STRING_REST = re.compile(rb'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _DIGITS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else 0 for byte in range(256))
-_LONG = b"0" * 19  # what a number has, by _DIGITS, that may not fit 64 bits
+_LONG = b"0" * 19  # a number with this many digits, mapped by _DIGITS, may not fit 64 bits
 _BLANKS = b" \t\r\n"
 _BLANK = re.compile(rb"[ \t\r\n]*+")
 _OBJECT, _ARRAY, _COMMA = b"{[,"
 _CLOSING = {_OBJECT: ord("}"), _ARRAY: ord("]")}
 _EMPTY: dict[int, Callable[[], Any]] = {_OBJECT: dict, _ARRAY: list}
-DEPTH_MAX = 1024  # objects and arrays in each other: neither parser takes more
-_TAR = 512  # bytes that tell a tar
+DEPTH_MAX = 1024  # levels of nested objects and arrays: neither parser takes more
+_TAR = 512  # bytes needed to recognise a tar
 
 
 class Slice(NamedTuple):
     """Consecutive members of an object (a dict), or items of an array (a list)."""
 
-    member: str | None  # of the root, whose value they are part of; None: they are the root's own
-    values: Any  # of a root that is neither object nor array: the root
+    member: str | None  # the member of the root that they are part of; None: the root itself
+    values: Any  # the root itself if it is neither object nor array
 
 
 class JsonDocument:
-    """A JSON document, parsed in slices. Everything raises SourceError where it is not JSON, or too large.
+    """A JSON document, parsed in slices.
 
-    `progress` is called with the position in the document (bytes, as fetched) now and then.
+    Every method raises SourceError if the text is not JSON or is larger than `limit` bytes. The reader calls `progress`
+    with its position in the document (bytes, as fetched) after every slice.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class JsonDocument:
         self._heads: dict[tuple[str, ...], Any] = {}
 
     def slices(self, apart: Collection[str] = ()) -> Iterator[Slice]:
-        """Everything, from the beginning, in the order of the text.
+        """Yield the whole document in slices, in the order of the text.
 
-        Members of the root called one of `apart` come in slices of their own where they do not fit in one.
-        The first slice of such a member, and of an array, may be empty.
+        A member of the root named in `apart` comes in slices of its own if it does not fit in one. The first slice of
+        such a member, and of an array, may be empty.
         """
-        self._heads.clear()  # it may be large
+        self._heads.clear()  # a head may be large
         with self._document.open() as raw:
             reader = _Reader(expanding(raw, self._limit, self.source), self.source)
             for found in reader.slices(apart):
@@ -76,7 +76,7 @@ class JsonDocument:
                 self._progress(raw.tell())
 
     def head(self, apart: Collection[str] = ()) -> Any:
-        """The document, or as many of its first members or items as tell what it is."""
+        """Return the first members or items of the document, enough to detect its kind."""
         if tuple(apart) not in self._heads:
             self._heads[tuple(apart)] = self._head(apart)
         return self._heads[tuple(apart)]
@@ -91,7 +91,7 @@ class JsonDocument:
         return found
 
     def members(self, names: Collection[str], apart: Collection[str] = ()) -> dict[str, Any]:
-        """Those members of the root called one of `names` that do not come apart."""
+        """Return the members of the root named in `names`, except those that come in slices of their own."""
         found: dict[str, Any] = {}
         for member, values in self.slices(apart):
             if member is None and isinstance(values, dict):
@@ -99,7 +99,7 @@ class JsonDocument:
         return found
 
     def whole(self) -> Any:
-        """The parsed document, all at once."""
+        """Parse the whole document at once."""
         parts = list(self.slices())
         first = parts[0].values
         for part in parts[1:]:
@@ -111,19 +111,19 @@ class JsonDocument:
 
 
 class _Scan:
-    """Find the ends of members in a growing text, looking at each byte a bounded number of times."""
+    """A scanner for the ends of members in a growing text, which reads each byte a bounded number of times."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again behind the first byte of the text, the bracket or comma before a member."""
+        """Start over after the first byte of the text, which is the bracket or comma before a member."""
         self.at, self.depth, self.in_string = 1, 0, False
         self.comma = -1  # the last one between members
         self.end = -1  # the bracket that closes the object or array
 
     def drop(self, count: int) -> None:
-        """Follow a text that has lost its first `count` bytes."""
+        """Adjust all positions after the text has lost its first `count` bytes."""
         if self.at <= count:
             self.restart()
         else:
@@ -131,7 +131,7 @@ class _Scan:
             self.comma = self.comma - count if self.comma > count else -1
 
     def read(self, text: bytearray) -> None:
-        """Go on until the text or the object ends, or is nested beyond DEPTH_MAX."""
+        """Scan until the text or the object ends, or nesting exceeds DEPTH_MAX."""
         while self.at < len(text) and self.end < 0 and self.depth <= DEPTH_MAX:
             if self.in_string:
                 self._end_string(text)
@@ -148,7 +148,7 @@ class _Scan:
     def _end_string(self, text: bytearray) -> None:
         stop = text.find(b'"', self.at)
         end = len(text) if stop < 0 else stop
-        if text.find(b"\\", self.at, end) < 0:  # no escapes, as in most long values: ten times as fast
+        if text.find(b"\\", self.at, end) < 0:  # most long values have no escapes: ten times as fast
             self.at, self.in_string = end + (stop >= 0), stop < 0
         else:
             match = _matched(_STRING_REST, text, self.at)
@@ -169,20 +169,21 @@ class _Scan:
 class _Reader:
     """The text of one document, from which slices are cut.
 
-    The first byte of the text is the bracket or comma before the next member. A bracket is put in its place, and
-    another in that of the byte behind the last member, where members are parsed: so a long value is not copied.
+    The first byte of the text is the bracket or comma before the next member. To parse members in place, without
+    copying a long value, the reader overwrites that byte with an opening bracket and the byte after the last member
+    with a closing one.
     """
 
     def __init__(self, file: IO[bytes], source: str) -> None:
         self._file, self._source = file, source
         self._text = bytearray()
-        self._start = 0  # of _text in the document
-        self._gaps: list[tuple[int, int]] = []  # blanks that were left out: where in _text, how many
-        self._ended = False  # whether _text reaches its end
+        self._start = 0  # position of _text in the document
+        self._gaps: list[tuple[int, int]] = []  # blanks left out: (position in _text, count)
+        self._ended = False  # whether _text reaches the end of the document
         self._scan = _Scan()
 
     def slices(self, apart: Collection[str]) -> Iterator[Slice]:
-        """As JsonDocument.slices."""
+        """Implement JsonDocument.slices."""
         self._more()
         if self._text.startswith(codecs.BOM_UTF8):
             self._drop(len(codecs.BOM_UTF8))
@@ -204,12 +205,12 @@ class _Reader:
             raise self._refuse("text after the end of the document", 1)
 
     def _inside(self, member: str | None, apart: Collection[str]) -> Iterator[Slice]:
-        """Slices of the object or array whose bracket is the first byte of the text; its other one is so then."""
+        """Yield slices of the object or array whose bracket is the first byte of the text; end at its closing one."""
         opening = self._text[0]
         self._scan.restart()
-        comma, empty = False, True  # what came last; whether there was any slice yet
+        comma, empty = False, True  # the last token was a comma; no slice was yielded yet
         if member is not None and _matched(_BLANK, self._text, 1).end() == len(self._text):
-            yield Slice(member, _EMPTY[opening]())  # as what the document is may be known before many blanks are read
+            yield Slice(member, _EMPTY[opening]())  # the kind of the document is known before many blanks are read
             empty = False
         self._skip(0)
         while True:
@@ -227,7 +228,7 @@ class _Reader:
                 self._drop(used)
                 if values or (closed and empty and member is None):
                     yield Slice(member, values or _EMPTY[opening]())
-                    values = None  # which may be long
+                    values = None  # free what may be long before reading on
                 if closed:
                     return
                 self._skip(0)
@@ -235,7 +236,7 @@ class _Reader:
             elif self._ended:
                 raise self._refuse("it ends in the middle", len(self._text))
             else:
-                if empty and (member is not None or opening == _ARRAY):  # the same, before a long value
+                if empty and (member is not None or opening == _ARRAY):  # likewise before a long value
                     yield Slice(member, _EMPTY[opening]())
                     empty = False
                 self._more(len(self._text) // 8)
@@ -243,7 +244,7 @@ class _Reader:
                 self._more()
 
     def _next(self, opening: int, comma: bool) -> tuple[Any, int, bool]:
-        """(values, where they end, whether that is the end of all) of the next slice; 0 where none is complete."""
+        """Return (values, their end, whether all ends there) of the next slice; the end is 0 if none is complete."""
         if self._scan.at == 1:
             values, used = self._guess(opening)
             if used:
@@ -266,9 +267,9 @@ class _Reader:
         return self._parse(opening, at), at, closed
 
     def _guess(self, opening: int) -> tuple[Any, int]:
-        """(values, where they end) of a slice that ends where it most probably can; (None, 0) where it cannot.
+        """Return (values, their end) of a slice that ends at a likely place, or (None, 0) if the guesses fail.
 
-        Text that begins between two members and is an object when put in braces ends between members, too.
+        Text that starts between two members and parses as an object once in braces also ends between two members.
         """
         import orjson
 
@@ -287,7 +288,7 @@ class _Reader:
         return None, 0
 
     def _exact(self, opening: int, stop: int) -> Any:
-        """The members before `stop`, with whole numbers of any size inside of objects; orjson makes floats of them."""
+        """Parse the members before `stop`, keeping large integers inside objects, of which orjson makes floats."""
         import orjson
 
         self._text[0], self._text[stop] = opening, _CLOSING[opening]
@@ -295,11 +296,14 @@ class _Reader:
             values = orjson.loads(members)
             if self._text.find(b"{", 1, stop) < 0 or not _has_long_number(members):
                 return values
-            del values  # which may be long
+            del values  # free what may be long before parsing again
             return json.loads(bytes(members))
 
     def _enter(self, apart: Collection[str]) -> tuple[str, dict[str, Any]] | None:
-        """(name of a member that comes apart, small members before it); the text then begins with its value."""
+        """Enter a member that comes in slices of its own: (its name, the small members before it), or None.
+
+        The text then begins with the member's value.
+        """
         match = _CONTAINER.match(self._text, 1)
         if match is None:
             return None
@@ -312,7 +316,7 @@ class _Reader:
         return str(name), before
 
     def _separator(self) -> bool:
-        """Return whether a comma comes next, and not the end of the root; the text then begins with it."""
+        """Return whether a comma comes next, rather than the end of the root; the text then begins with it."""
         self._scan.restart()
         self._skip(0)
         token = bytes(self._text[1:2])
@@ -324,7 +328,7 @@ class _Reader:
         return token == b","
 
     def _more(self, at_least: int = 0) -> None:
-        """Read on. Of blanks that fill windows all but one are left out, where they are in no string."""
+        """Read more text. Of blanks outside strings that fill whole windows, only one is kept."""
         count, blanks, piece = max(at_least, WINDOW), 0, b""
         while not self._ended:
             piece = self._file.read(count)
@@ -339,12 +343,12 @@ class _Reader:
         self._text += piece
 
     def _between(self) -> bool:
-        """Return whether the text ends in no string."""
+        """Return whether the end of the text is outside any string."""
         self._scan.read(self._text)
         return not self._scan.in_string and self._scan.depth <= DEPTH_MAX
 
     def _skip(self, at: int) -> None:
-        """Go on at the byte `at`, and leave the blanks behind it."""
+        """Drop the text before the byte `at` and the blanks after it."""
         while True:
             self._drop(max(_matched(_BLANK, self._text, at + 1).end() - 1, 0))
             if len(self._text) > 1 or self._ended:
@@ -353,14 +357,12 @@ class _Reader:
             at = 0
 
     def _drop(self, count: int) -> None:
-        """Leave `count` bytes."""
         del self._text[:count]
         self._start += count + sum(length for at, length in self._gaps if at <= count)
         self._gaps = [(at - count, length) for at, length in self._gaps if at > count]
         self._scan.drop(count)
 
     def _parse(self, opening: int, stop: int) -> Any:
-        """The members before `stop`."""
         import orjson
 
         try:
@@ -369,7 +371,7 @@ class _Reader:
             return self._load(bytes(self._text[: stop + 1]), 0)
 
     def _load(self, text: bytes, at: int) -> Any:
-        """The value of `text`, which is at `at`. orjson refuses NaN and lone surrogates; json takes them."""
+        """Parse `text`, which starts at `at`. orjson refuses NaN and lone surrogates; json accepts them."""
         import orjson
 
         try:
@@ -382,7 +384,7 @@ class _Reader:
                 around = text[max(exc.start - 40, 0) : exc.end + 20].decode(errors="backslashreplace")
                 raise self._refuse(f"not UTF-8: {around!a}", at + exc.start) from None
             except (ValueError, RecursionError) as exc:
-                whole = self._ended and not self._start  # then lines and columns are those of the document
+                whole = self._ended and not self._start  # only then do the parser's line and column match the document
                 reason = "nested too deeply" if isinstance(exc, RecursionError) else str(first) if whole else first.msg
                 raise self._refuse(reason, at + first.pos) from None
 
@@ -397,7 +399,7 @@ def _has_long_number(text: bytes | memoryview) -> bool:
 
 
 def _matched(pattern: re.Pattern[bytes], text: bytearray, at: int) -> re.Match[bytes]:
-    """The match of a pattern that takes nothing, too."""
+    """Match a pattern that also matches the empty text, so that there is always a match."""
     match = pattern.match(text, at)
     assert match is not None
     return match

@@ -139,7 +139,7 @@ class ParquetSet:
         """How many documents there are."""
         return len(self._metadata) + 1
 
-    def told(self) -> tuple[str, ...]:
+    def reported_warnings(self) -> tuple[str, ...]:
         """The problems as warnings, with a count of those not told one by one."""
         more = len(self.problems) - _SHOWN
         told = [f"{entry}: {rule}" for entry, rule in self.problems[:_SHOWN]]

@@ -221,7 +221,7 @@ def _write(document: Document, options: Options, path: str, content: bytes) -> d
     with progress, IndexWriter(path) as writer:
         compilation = (Validation if options.collect else Compilation)(document.source, writer, options)
         compile_(parsed, compilation)
-        notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
+        notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.reported_warnings())}
         notes["document"] = content.hex()
         notes |= {"validated": "1"} if options.collect else {}
         writer.commit(notes.items())

@@ -209,7 +209,7 @@ def _checked_set(name: str, document: bytes, options: Options) -> tuple[str, ...
     if options.strict and found.problems:
         entry, rule = found.problems[0]
         raise SourceError(name, rule, entry)
-    return found.told()
+    return found.reported_warnings()
 
 
 async def _root_document(
