@@ -51,8 +51,8 @@ class Slice(NamedTuple):
 class JsonDocument:
     """A JSON document, parsed in slices.
 
-    Every method raises SourceError if the text is not JSON or is larger than `limit` bytes. The reader calls `progress`
-    with its position in the document (bytes, as fetched) after every slice.
+    Every method raises SourceError if the text is not JSON or is larger than `limit` bytes. The reader calls
+    `progress` with its position in the document (bytes, as fetched) after every slice.
     """
 
     def __init__(

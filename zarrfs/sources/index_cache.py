@@ -1,12 +1,12 @@
-"""Where indexes are kept, and which of them are believed.
+"""The cache directory of indexes: which of them are trusted, and which may be removed.
 
-An index is named by what it was made of and by what it holds: DIGEST.SHA256.index, where DIGEST stands for the
-document, the options that shape its index and the layout's version, and SHA256 is that of the file itself. One
-that belongs to somebody else, that others may write, or whose content is not what its name says, is not used.
+The name of an index says what it was made of and what it holds: DIGEST.SHA256.index, where DIGEST stands for the
+document, the options that shape its index and the layout's version, and SHA256 is the hash of the file itself. An
+index is not used if it belongs to another user, if others may write it, or if its content does not match its name.
 
-Hashing a large document and its index at every mount would take longer than all the rest. STAMP.known remembers
-the outcome: STAMP stands for a document as stat(2) shows it, ctime included, and it holds the name of the index
-and what stat(2) showed of that when its content was verified.
+Hashing a large document and its index at every mount would take longer than everything else. STAMP.known caches the
+outcome: STAMP stands for a document as stat(2) shows it, ctime included; the file holds the name of the index and
+what stat(2) showed of it when its content was verified.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from zarrfs.store.indexfile import read_notes
 
 _INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
 _NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/names.py)
-_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # names of indexes that are being written
+_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written
 _MEMORY = "/dev/shm"
-_OWN = "zarrfs-"  # a directory of one index begins so
-_FORGOTTEN = 3600.0  # seconds after which nobody writes there any more, or opens what is there
-DAMAGED = "damaged, or not ours"  # the problem of an index whose content is not what its name says
+_OWN = "zarrfs-"  # prefix of a temporary directory with one index
+_FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
+DAMAGED = "damaged, or not ours"  # the problem of an index whose content does not match its name
 UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
 _ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
 
 
 class IndexCache:
-    """The directory of indexes: index_dir=, else in the cache directory, else a new one that is `temporary`.
+    """The directory of indexes: index_dir=, else one in the user's cache directory, else a new, `temporary` one.
 
-    With cache=none there is only the last, in memory where there is room, and nothing is found or remembered.
+    With cache=none it is always temporary, in memory if there is room, and no index is found or remembered.
     """
 
     def __init__(self, options: Options) -> None:
@@ -64,7 +64,7 @@ class IndexCache:
             self._problem = f"cannot be made: {(exc.strerror or str(exc)).lower()}"
 
     def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
-        """As find(), for a document with that stamp, where remember() has noted one and nothing has changed since."""
+        """Return what find() would, if remember() has noted an index for that stamp and nothing changed since."""
         if not self._keeps:
             return None
         known = os.path.join(self.directory, f"{stamp}.known")
@@ -77,11 +77,14 @@ class IndexCache:
         except (OSError, ValueError, TypeError, SourceError):
             return None
         with contextlib.suppress(OSError):
-            os.utime(known)  # when it was last of use
+            os.utime(known)  # the time of its last use
         return path, notes
 
     def remember(self, stamp: str, path: str) -> None:
-        """Note that the document with that stamp has the verified index `path`; failing is only slower next time."""
+        """Note that the document with that stamp has the verified index `path`.
+
+        A failure is ignored: it only costs time at the next mount.
+        """
         if self.temporary or not stamp:
             return
         scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
@@ -95,19 +98,19 @@ class IndexCache:
                 raise
 
     def find(self, digest: str) -> tuple[str, dict[str, str]] | None:
-        """(path, notes) of a kept index for `digest` that can be believed; those that cannot are removed."""
+        """Return (path, notes) of a trusted index for `digest`; remove those that are not trusted."""
         for path in self._candidates(digest):
             if verified(path):
                 with contextlib.suppress(SourceError):
                     return path, read_notes(path)
             with contextlib.suppress(OSError):
-                if os.lstat(path).st_uid == os.geteuid() or os.geteuid() == 0:  # to its owner it may be good
+                if os.lstat(path).st_uid == os.geteuid() or os.geteuid() == 0:  # its owner may trust it
                     os.unlink(path)
         return None
 
     @contextlib.contextmanager
     def new(self) -> Iterator[str]:
-        """A path to write an index to; what is left there is removed. UsageError where nothing can be written."""
+        """Provide a path to write an index to; the file is removed on exit. UsageError if no directory is writable."""
         if self._problem is not None and self._asked:
             raise UsageError(f"option index_dir={self.directory}: {self._problem}")
         if self._problem is not None or not self._keeps:
@@ -127,22 +130,22 @@ class IndexCache:
                 os.unlink(scratch)
 
     def leave_memory(self) -> bool:
-        """Write to a disk from now on, as memory has no room; False where that would change nothing."""
+        """Use a disk from now on, as memory has no room; return False if it was not in memory."""
         was, self._memory = self._memory, None
         return was is not None
 
     def for_names(self) -> str | None:
-        """The directory, as one for tables of names; None where none are kept."""
+        """Return the directory for tables of names; None if none are kept."""
         return self.directory if self._keeps and self._problem is None else None
 
     def documents(self) -> str | None:
-        """A directory for a document that is fetched, while it is read; None: the system's for temporary files."""
+        """Return the directory for documents while they are read; None for the system's temporary directory."""
         if not self._keeps:
             return self._memory
         return self.directory if os.path.isdir(self.directory) else None
 
     def keep(self, scratch: str, digest: str) -> str:
-        """Give a finished index its name; returns its path."""
+        """Rename a finished index to its final name; return its path."""
         with open(scratch, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         path = os.path.join(self.directory, f"{digest}.{content}.index")
@@ -150,7 +153,7 @@ class IndexCache:
         return path
 
     def _candidates(self, digest: str) -> list[str]:
-        """The paths of all indexes named for `digest`."""
+        """Return the paths of all indexes named for `digest`."""
         if not self._keeps:
             return []
         try:
@@ -161,7 +164,7 @@ class IndexCache:
         return [os.path.join(self.directory, name) for name in found]
 
     def _sweep(self) -> None:
-        """Remove what killed writers have left."""
+        """Remove the temporary files of killed writers."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
                 if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
@@ -169,9 +172,10 @@ class IndexCache:
 
 
 def usual_directory() -> str:
-    """Where indexes of this user are kept: root's in the system's directory, as helpers and units have no HOME.
+    """Return the directory of this user's indexes.
 
-    Who is root in a user namespace alone may not write there.
+    For root it is the system's directory, as mount helpers and units have no HOME; unless root is root only in a user
+    namespace and may not write there.
     """
     if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ and os.access("/var/cache", os.W_OK):
         return "/var/cache/zarrfs/index"
@@ -180,7 +184,7 @@ def usual_directory() -> str:
 
 
 def _unsafe(directory: str) -> str | None:
-    """Why others could put another file in the place of an index, after that was verified and before it is opened."""
+    """Return why others could replace an index after it was verified and before it is opened; None if they cannot."""
     status = os.stat(directory)
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}, who could exchange what is in it"
@@ -190,17 +194,17 @@ def _unsafe(directory: str) -> str | None:
 
 
 def memory_directory() -> str | None:
-    """A directory whose files are in memory and not on a disk; None where there is none that we may write to."""
+    """Return a writable directory whose files are in memory and not on a disk; None if there is none."""
     found = ""
     with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             _, place, kind, *_ = line.split(" ")
-            found = kind if place == _MEMORY else found  # the last one is on top
+            found = kind if place == _MEMORY else found  # the last mount is on top
     return _MEMORY if found in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK) else None
 
 
 def _sweep_memory(place: str) -> None:
-    """Remove directories of ours that killed processes have left in memory: an index is in one for seconds."""
+    """Remove the directories that killed processes left in memory, where an index stays for seconds only."""
     with os.scandir(place) as entries:
         left = [entry for entry in entries if entry.name.startswith(_OWN) and entry.is_dir(follow_symlinks=False)]
     for entry in left:
@@ -213,7 +217,7 @@ def _sweep_memory(place: str) -> None:
 
 
 def verified(path: str) -> bool:
-    """Whether an index file is ours, and holds what its name says."""
+    """Return whether an index file is trusted: its owner and mode are right and its content matches its name."""
     try:
         with _own_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
@@ -223,7 +227,7 @@ def verified(path: str) -> bool:
 
 @contextlib.contextmanager
 def _own_file(path: str) -> Iterator[Any]:
-    """An open file, if it belongs to us or root and nobody else may write it. OSError otherwise."""
+    """Open a file that belongs to this user or root and that nobody else may write; else raise OSError."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         status = os.fstat(file.fileno())
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -232,29 +236,29 @@ def _own_file(path: str) -> Iterator[Any]:
 
 
 def _stat_of(path: str) -> list[int]:
-    """What changes with a file: nobody can set its ctime."""
+    """Return the attributes that change with a file: no program can set its ctime."""
     status = os.lstat(path)
     return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-# -- what `zarrfs cache` does
+# -- administration: `zarrfs cache`
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedFile:
-    """One file in the directory; times in seconds since 1970."""
+    """One file of the directory; times in seconds since 1970."""
 
     path: str
     size: int  # bytes
     made: float
-    used: float  # when it was last mounted, as far as that can be told
-    kind: str  # of the source: references or archive; "" where it is of no use
-    source: str  # what it was made of first; "" where nobody can tell
-    problem: str = ""  # why it is of no use
+    used: float  # the time of the last mount, as far as known
+    kind: str  # of the source: references or archive; "" if the file is of no use
+    source: str  # the document it was first made of; "" if unknown
+    problem: str = ""  # why the file is of no use
 
 
 def cached_files(options: Options) -> list[CachedFile]:
-    """Every file in the cache directory that is ours, the one last used first. UsageError where it cannot be read."""
+    """List the cache's files, the last used first. UsageError if the directory cannot be read."""
     directory = IndexCache(options).directory
     try:
         names = os.listdir(directory)
@@ -266,7 +270,7 @@ def cached_files(options: Options) -> list[CachedFile]:
     found = []
     for name in names:
         path = os.path.join(directory, name)
-        with contextlib.suppress(FileNotFoundError):  # another process tidies up, too
+        with contextlib.suppress(FileNotFoundError):  # another process may be pruning
             if _INDEX_NAME.fullmatch(name):
                 found.append(_index(path, used.get(name, 0.0)))
             elif _NAMES_NAME.fullmatch(name):
@@ -279,10 +283,10 @@ def cached_files(options: Options) -> list[CachedFile]:
 
 
 def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[CachedFile], int]:
-    """Remove what is of no use, what was not used for `older_than` seconds, and then the least used over `max_size`.
+    """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
 
-    Returns what is (with `dry_run`: would be) removed, and the bytes of what is left. A mount that uses an index
-    keeps it until it ends.
+    Returns the removed files (with `dry_run`: those to remove), and the bytes of those left. A mount that uses an
+    index keeps it open until it ends.
     """
     now = time.time()
     gone, left = [], 0
@@ -309,12 +313,12 @@ def prune(options: Options, older_than: float, max_size: int | None, dry_run: bo
 
 
 def verify(options: Options) -> tuple[int, list[CachedFile]]:
-    """Read every index; returns how many there are, and the damaged ones, which are removed if they are ours."""
+    """Verify every index; return their number, and the damaged ones, which are removed if they belong to this user."""
     found = [one for one in cached_files(options) if one.problem != UNFINISHED]
     bad = [one for one in found if one.problem == DAMAGED]
     for one in bad:
         with contextlib.suppress(OSError):
-            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # to its owner it may be good
+            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # its owner may trust it
                 os.unlink(one.path)
     return len(found), bad
 
@@ -333,7 +337,7 @@ def _index(path: str, used: float) -> CachedFile:
 
 
 def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
-    """(path, name of its index, when it was last of use) of everything that IndexCache.remember() has noted."""
+    """Yield (path, name of its index, time of its last use) of every note of IndexCache.remember()."""
     for name in os.listdir(directory):
         if name.endswith(".known"):
             path = os.path.join(directory, name)

@@ -1,4 +1,4 @@
-"""Index files that users name: as sources, and written for them by `zarrfs index`."""
+"""Index files that users name: opened as sources, and written by `zarrfs index`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zarrfs.store.indexfile import read_notes
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
-    """Plan the index file `path`. SourceError where it is none, or not what -o type= says."""
+    """Plan the index file `path`. Raises SourceError if it is no index, or not of the kind that -o type= names."""
     notes = read_notes(path)
     kind, when = notes["kind"], notes.get("mtime_ns", "")
     if options.type not in (None, kind):
@@ -30,9 +30,10 @@ def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:
 
 
 def adopt(document: Document, path: str) -> dict[str, str]:
-    """Write an index that was fetched to the new file `path`; returns its notes.
+    """Copy a fetched index to the new file `path`; return its notes.
 
-    SourceError where it is none, or has anything in it that no index of a reference set has: it is from anybody.
+    Raises SourceError if it is no index, or contains anything that no index of a reference set has: the network is not
+    trusted.
     """
     with document.open() as file, open(path, "xb") as copy:
         shutil.copyfileobj(file, copy)
@@ -49,9 +50,9 @@ def adopt(document: Document, path: str) -> dict[str, str]:
 
 
 def copy_index(plan: Plan, path: str) -> None:
-    """Copy the index of `plan` to the new file `path`, with notes on where it belongs.
+    """Copy the index of `plan` to the new file `path`, with notes about its document.
 
-    SourceError where the plan has no index, or its base cannot be noted. OSError and sqlite3.Error where the file
+    Raises SourceError if the plan has no index or its base cannot be noted; OSError or sqlite3.Error if the file
     cannot be written.
     """
     if plan.index is None:
