@@ -1,4 +1,4 @@
-"""A reference set of a tree that exists: a Zarr store, or any directory behind a path or an fsspec URL."""
+"""Reference sets made from existing trees: Zarr stores, and any directory behind a path or an fsspec URL."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from zarrfs.views.translated import TranslatedView
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
 
-_AT_ONCE = 64  # sizes asked for at the same time
+_AT_ONCE = 64  # sizes requested at the same time
 
 
 def check_tree(plan: Plan, view: str | None = None) -> None:
-    """SourceError unless everything in the tree, or in that view of it, can be found; UsageError of a view."""
+    """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for view=arrays."""
     if view == "arrays":
         raise UsageError("--view arrays: its bytes are decoded, so that no reference can name them")
     if plan.kind != "zarr" and not (plan.kind == "references" and view):
@@ -35,11 +35,11 @@ def check_tree(plan: Plan, view: str | None = None) -> None:
 async def references_of(
     store: Store, plan: Plan, inline: int = 0, relative_to: str | None = None, own: Sequence[str] = ()
 ) -> AsyncIterator[Reference]:
-    """Every file of `store` in the order of list_prefix("").
+    """Yield every file of `store` as a reference, in the order of list_prefix("").
 
-    Inline are Zarr's metadata documents, empty files and those of up to `inline` bytes; the others are references
-    to all their bytes. `relative_to`: a local directory that URLs are relative to. `own`: local paths that are not
-    of the tree, even if they are in it. SourceError names what no reference set can hold, or what cannot be read.
+    Zarr's metadata documents, empty files and those of up to `inline` bytes are inline; the others are references to a
+    whole file. `relative_to`: the local directory that URLs are relative to. `own`: local paths that do not belong to
+    the tree, even if they are in it. SourceError names what no reference set can hold, or what cannot be read.
     """
 
     def failed(key: str, exc: Exception) -> None:
@@ -61,7 +61,7 @@ async def references_of(
 
 
 async def _reference(store: Store, plan: Plan, key: str, size: int, relative_to: str | None) -> Reference:
-    """What names the bytes of a file of `store`: all of a file, or where a reference set has them."""
+    """Return the reference of one file of `store`: to a whole file, or to where a reference set has its bytes."""
     if plan.kind == "zarr":
         return Reference(key, None, await url_of(store, plan, key, relative_to), 0, size)
     where = await store.locate(key)
@@ -71,7 +71,7 @@ async def _reference(store: Store, plan: Plan, key: str, size: int, relative_to:
 
 
 async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
-    """What names all of a file of `store`; of a view, that of the source. SourceError where nothing can."""
+    """Return the URL of a file of `store`; of a view, that of the source's file. SourceError if there is none."""
     if isinstance(store, TranslatedView):
         key = await store.source_of(key)
         store = store.lower
@@ -87,11 +87,11 @@ async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) ->
         path = os.path.relpath(path, relative_to)
     if not is_utf8(path):
         raise SourceError(plan.source, NOT_UTF8, key)
-    return f"./{path}" if urls.protocols(path) else path  # a file may be called "ab::c"
+    return f"./{path}" if urls.protocols(path) else path  # "./": a file may be called "ab::c"
 
 
 def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a key is one of the local `paths`, however these are spelled. UsageError where the tree is one."""
+    """Return a test whether a key is one of the local `paths`, however spelled. UsageError if the tree is one."""
     root = local_path(plan.path or plan.url or "")
     names = {os.path.basename(path) for path in paths}
 

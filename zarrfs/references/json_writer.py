@@ -1,4 +1,4 @@
-"""JsonWriter: a reference set as JSON, written as it comes.
+"""JsonWriter: a reference set written as JSON, entry by entry.
 
 Source: the fsspec reference set specification. fsspec's own reader must find the same bytes, with its simple
 templates (the default) and with jinja2.
@@ -15,19 +15,19 @@ from zarrfs.errors import InvalidKey
 from zarrfs.store.api import Reference
 from zarrfs.system.buffers import Buffer
 
-_AT_ONCE = 4096  # entries that are encoded together,
-_BYTES_AT_ONCE = 1 << 20  # unless their inline bytes are more than this
+_AT_ONCE = 4096  # entries encoded together,
+_BYTES_AT_ONCE = 1 << 20  # or fewer, if their inline bytes exceed this
 
-# In version 1 a URL that holds "{{" is a template. Written with these it is rendered to itself: by jinja2, which
-# would also see "{%" and drop a newline at the end, and by fsspec's str.format, which sees every brace.
+# In version 1 a URL that contains "{{" is a template. These templates make it render to itself: with jinja2, which
+# would also interpret "{%" and drop a final newline, and with fsspec's str.format, which interprets every brace.
 _TEMPLATES = {"lbrace": "{", "rbrace": "}", "lf": "\n", "cr": "\r"}
 _ESCAPES = str.maketrans({char: f"{{{{{name}}}}}" for name, char in _TEMPLATES.items()})
 
 
 class JsonWriter:
-    """Writes references to the binary `file` as a set of `version` 0 or 1; whole after commit().
+    """Writes references to the binary `file` as a set of `version` 0 or 1; it is complete after commit().
 
-    The file is the caller's to close.
+    The caller closes the file.
     """
 
     def __init__(self, file: IO[bytes], version: int = 1) -> None:
@@ -37,7 +37,7 @@ class JsonWriter:
         self._began = self._templates = False
 
     def add(self, reference: Reference) -> None:
-        """Write one entry. InvalidKey for one that a set of version 0 cannot hold."""
+        """Write one entry. InvalidKey if a set of version 0 cannot hold it."""
         key, data, url, offset, length = reference
         if data is not None:
             self._batch[key] = inline_text(data)
@@ -50,13 +50,13 @@ class JsonWriter:
             self._flush()
 
     def commit(self) -> None:
-        """Write the rest."""
+        """Write the rest of the document."""
         self._flush()
         if not self._began:
             self._begin()
         self._file.write(b"}")
         if self._version:
-            # after refs, as only now it is known; a set that needs no templates is read without jinja2
+            # after refs, as only now the need is known; a set without templates is read without jinja2
             self._file.write(b',"templates":' + orjson.dumps(_TEMPLATES) if self._templates else b"")
             self._file.write(b"}")
         self._file.write(b"\n")
@@ -81,7 +81,7 @@ class JsonWriter:
 
 
 def inline_text(data: Buffer) -> str:
-    """The inline value that stands for `data`: its text where it is UTF-8, else base64."""
+    """Return the inline value that stands for `data`: its text if that is UTF-8, else base64."""
     raw = bytes(data)
     if not raw.startswith(b"base64:"):
         try:

@@ -1,4 +1,4 @@
-"""A reference set that is written, and in which form: JSON, compressed or not, Parquet, or an index."""
+"""Reference sets as commands read and write them: their references, and the formats JSON, Parquet and index."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from zarrfs.store.indexfile import IndexWriter
 
 STDOUT = "-"
-DUMP = "tar"  # the form of a file archive with its blobs
+DUMP = "tar"  # the format of a file archive with its blobs
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
-# endings of what is no file archive
+# endings of names that are not a file archive's
 _PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr")
 _ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
 
 
 @dataclasses.dataclass
 class Writer:
-    """What takes references, each key once; an index keeps the `notes`.
+    """A consumer of references, each key once. An index keeps the `notes`.
 
-    `own` are the local paths that are there, or change, because of what is written.
+    `own` are the local paths that are created or changed by the writing.
     """
 
     add: Callable[[Reference], None]
@@ -43,19 +43,19 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A set that is to be written: `path` ("-" is standard output) in one of FORMATS."""
+    """A set to be written: `path` ("-" for standard output) in one of FORMATS."""
 
     path: str
     format: str
-    replace: bool = False  # what is there may be replaced
-    record_size: int | None = None  # of Parquet: references of one record file; None: as ParquetWriter has it
+    replace: bool = False  # whether an existing set may be replaced
+    record_size: int | None = None  # of Parquet: references of one record file; None: ParquetWriter's default
     version: int = 1  # of JSON
 
     @property
     def base(self) -> str | None:
-        """The directory that relative URLs in the set will be taken from, with a trailing "/"; None: not known.
+        """The directory that relative URLs of the set resolve against, with a trailing "/"; None if unknown.
 
-        That of the file; a Parquet set is a directory itself.
+        That is the directory of the file; a Parquet set is a directory itself.
         """
         if self.path == STDOUT or os.path.islink(self.path):
             return None
@@ -64,9 +64,9 @@ class Output:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Writer]:
-        """A Writer; leaving the block makes the set whole, leaving it with an exception leaves nothing behind.
+        """Open a Writer. The set appears complete at the end of the block; an exception leaves nothing behind.
 
-        UsageError where `path` cannot be written to, SourceError where writing fails.
+        UsageError if `path` cannot be written to, SourceError if writing fails.
         """
         if self.path == STDOUT:
             if not self.format.startswith("json"):
@@ -102,11 +102,11 @@ class Output:
             if not is_utf8(writer.notes.get("base", "")):
                 raise SourceError(self.path, "relative to a path that is not UTF-8, which no index can note")
             index.commit(writer.notes.items())
-        os.chmod(path, stat.S_IMODE(mode))  # as open(2) and the umask made it: others read the cache, not this
+        os.chmod(path, stat.S_IMODE(mode))  # the mode from the umask: IndexWriter's is for the cache
 
 
 def output_format(path: str, said: str | None = None, usual: str | None = None) -> str:
-    """The form of a set called `path`: `said`, else what the ending of the name tells, else `usual`. UsageError."""
+    """Return the format of a set called `path`: `said`, else by the name's ending, else `usual`, else UsageError."""
     if said is not None:
         return said
     if path.endswith("/") or os.path.isdir(path):
@@ -120,15 +120,15 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
 
 
 def form_of_name(path: str) -> str | None:
-    """The form that the ending of a name tells, if any."""
+    """Return the format that the ending of a name implies; None if there is none."""
     return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
 
 
 def archive_form(path: str, dumps: bool = False) -> str:
-    """The form that a file archive called `path` has: of JSON, or "tar", where there may be `dumps`.
+    """Return the format of a file archive called `path`: one of JSON, or "tar" if `dumps` are allowed.
 
-    UsageError where its name says that it is none. Unlike that of a set, its name need not say json: what ends in .gz,
-    .zst, .xz or .bz2 is compressed.
+    UsageError if the name implies another format. Unlike that of a set, the name need not contain json: one that ends
+    in .gz, .zst, .xz or .bz2 is compressed.
     """
     if dumps and path.lower().endswith(".tar"):
         return DUMP
@@ -144,7 +144,6 @@ def archive_form(path: str, dumps: bool = False) -> str:
 
 
 def add_reference(index: IndexWriter, reference: Reference) -> None:
-    """Add one entry to an index."""
     key, data, url, offset, length = reference
     if data is not None:
         index.inline(key, data)
@@ -155,7 +154,7 @@ def add_reference(index: IndexWriter, reference: Reference) -> None:
 
 
 def _standard_output() -> tuple[str, ...]:
-    """The path of the file that standard output goes to, if it is one."""
+    """Return the path of the file that standard output goes to, if it is a file."""
     try:
         path = os.path.realpath(f"/proc/self/fd/{sys.stdout.fileno()}")
     except (OSError, ValueError):
@@ -175,13 +174,13 @@ def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
 
 
 def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """A file that compresses into `raw` as the form of JSON says (json.zst), and leaves that open."""
+    """Open a file that compresses into `raw` by the format of JSON (json.zst); closing it leaves `raw` open."""
     file: Any
     match form.partition(".")[2]:
         case "gz":
             import gzip
 
-            # no name and no time: equal sets make equal files
+            # without name and time, so that equal sets give equal files
             file = gzip.GzipFile("", "wb", fileobj=raw, compresslevel=6, mtime=0)
         case "zst":
             import zstandard
@@ -201,7 +200,7 @@ def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[I
 
 
 def reference_set(store: Store, plan: Plan) -> ReferenceStore:
-    """`store` itself, if it is a reference set. SourceError otherwise."""
+    """Return `store` if it is a reference set; raise SourceError otherwise."""
     if plan.kind == "archive":
         raise SourceError(plan.source, "is a file archive, not a reference set")
     if not isinstance(store, ReferenceStore):
@@ -210,7 +209,7 @@ def reference_set(store: Store, plan: Plan) -> ReferenceStore:
 
 
 async def entries(store: ReferenceStore, plan: Plan) -> AsyncIterator[Reference]:
-    """The references of a set as other forms have them: without what makes its `.zmetadata` a set in Parquet."""
+    """Yield the references of a set for any format: a Parquet set's `.zmetadata` without its record size."""
     parquet = plan.index is None
     async for reference in store.references():
         if parquet and reference.key == ".zmetadata" and reference.data is not None:
@@ -221,15 +220,15 @@ async def entries(store: ReferenceStore, plan: Plan) -> AsyncIterator[Reference]
 
 
 def notes(plan: Plan) -> dict[str, str]:
-    """What an index says of a set that was written as one: as sources.prepare notes it."""
+    """Return the notes of an index written from the set of `plan`, as sources.prepare makes them."""
     return _notes(plan.source, without_secrets(plan.base), plan.mtime_ns, plan.origin)
 
 
 def notes_of_many(plans: Sequence[Plan], output: Output) -> dict[str, str]:
-    """notes() of a set made of several, whose URLs are absolute."""
+    """Return the notes of an index made of several sets, whose URLs are absolute."""
     times = [plan.mtime_ns for plan in plans if plan.mtime_ns is not None]
     origins = {plan.origin for plan in plans}
-    origin = origins.pop() if len(origins) == 1 else ""  # who puts them together answers for all of them
+    origin = origins.pop() if len(origins) == 1 else ""  # else the user who merged them vouches for all
     return _notes(os.path.abspath(output.path), output.base or "", max(times, default=None), origin)
 
 
@@ -237,7 +236,7 @@ def _notes(source: str, base: str, mtime_ns: int | None, origin: str) -> dict[st
     return {
         "kind": "references",
         "source": source,
-        "warnings": "[]",  # they were told when it was written
+        "warnings": "[]",  # they were reported when the set was written
         "base": base,
         "mtime_ns": "" if mtime_ns is None else str(mtime_ns),
         "origin": origin,

@@ -1,4 +1,4 @@
-"""Where the files of a set in the Parquet layout are: a local directory, or a URL."""
+"""The files of a set in the Parquet layout, in a local directory or behind a URL."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ _RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
 class Place(Protocol):
-    """The directory or URL that holds a set."""
+    """The directory or URL that holds the files of a set."""
 
-    forbidden_device: int | None  # as TargetReader
+    forbidden_device: int | None  # as in TargetReader
 
     async def read(self, key: str) -> Buffer:
-        """All bytes of a file of the set, or a ReadError."""
+        """Read a whole file of the set. Raises ReadError."""
         ...
 
     async def check(self) -> None:
-        """Raise TargetChanged where `.zmetadata` is not what it was when read() first gave it.
+        """Raise TargetChanged if `.zmetadata` has changed since read() first returned it.
 
-        To be called after what must belong to it was read.
+        Call it after reading a file that must belong to the same version.
         """
         ...
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Return whether read() failed because no such file is in the set, which itself is still there.
+        """Return whether read() failed because the set, which still exists, has no such file.
 
-        False where the name is there and leads nowhere. Raises TargetChanged as check().
+        Returns False for a dangling link. Raises TargetChanged as check() does.
         """
         ...
 
     async def records(self, array: str) -> list[int] | None:
-        """The sorted numbers of an array's record files; None where the place has no listing to rely on."""
+        """Return the sorted numbers of an array's record files; None if the place has no reliable listing."""
         ...
 
     def shown(self, key: str) -> str:
-        """The file as messages name it."""
+        """Return the name of a file in messages."""
         ...
 
     async def aclose(self) -> None:
-        """Give back descriptors and connections."""
+        """Close descriptors and connections."""
         ...
 
 
 class Directory:
-    """A local directory as a Place. What is read must stay what it was when first read."""
+    """A local directory of a set, which must not change while it is in use."""
 
     def __init__(self, path: str, limit: int, record: Bound) -> None:
         self._path, self._document, self._record = path, Bound(limit, "document_limit"), record
@@ -74,7 +74,7 @@ class Directory:
 
     @property
     def forbidden_device(self) -> int | None:
-        """As Place."""
+        """Implement Place.forbidden_device."""
         return self._files.forbidden_device
 
     @forbidden_device.setter
@@ -84,7 +84,7 @@ class Directory:
     async def read(self, key: str) -> Buffer:
         path, limit = os.path.join(self._path, key), self._document if key == DOCUMENT else self._record
         if key == DOCUMENT and self._version is None:
-            self._version = await trio.to_thread.run_sync(_version, path)  # before it is read
+            self._version = await trio.to_thread.run_sync(_version, path)  # before reading: a change meanwhile shows
         try:
             size = await self._files.size(path)
             found = await self._files.read(path, 0, size) if size <= limit.size else None
@@ -95,18 +95,18 @@ class Directory:
         return found
 
     async def check(self) -> None:
-        """As Place.check."""
+        """Implement Place.check."""
         if await trio.to_thread.run_sync(_version, os.path.join(self._path, DOCUMENT)) != self._version:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """As Place.absent: a dangling symbolic link, as git-annex has, is a file that cannot be had."""
+        """Implement Place.absent: the target of a dangling link, as in git-annex, is unavailable, not absent."""
         found = await trio.to_thread.run_sync(_is_absent, self._path, key)
         await self.check()
         return found
 
     async def records(self, array: str) -> list[int] | None:
-        """As Place.records."""
+        """Implement Place.records."""
         names = await trio.to_thread.run_sync(_names, self._path, array)
         if names is None:
             return None
@@ -114,7 +114,7 @@ class Directory:
         return _numbers(names)
 
     def shown(self, key: str) -> str:
-        """As Place.shown."""
+        """Implement Place.shown."""
         return os.path.join(self._path, printable(key))
 
     async def aclose(self) -> None:
@@ -122,7 +122,7 @@ class Directory:
 
 
 class Remote:
-    """A URL as a Place: a record file is two requests, the second for the attributes of `.zmetadata`."""
+    """A URL of a set. Each record file takes two requests, the second for the attributes of `.zmetadata`."""
 
     def __init__(self, url: str, options: Options) -> None:
         from zarrfs.store.remotefiles import RemoteFiles
@@ -133,7 +133,7 @@ class Remote:
 
     @property
     def forbidden_device(self) -> int | None:
-        """As Place."""
+        """Implement Place.forbidden_device."""
         return self._files.local.forbidden_device
 
     @forbidden_device.setter
@@ -148,12 +148,12 @@ class Remote:
                 self._version = await self._files.stat_at(system, path)
                 if _identity(self._version)[1] is None:
                     note_unversioned(system.host(path), system.shown(path))
-            except AccessDenied:  # a server may refuse to tell attributes of what it lets read
+            except AccessDenied:  # a server may permit reads but not attributes
                 self._version = None
         return await self._files.read_all_at(system, path)
 
     async def check(self) -> None:
-        """As Place.check, as far as the server tells."""
+        """Implement Place.check, as far as the server reports versions."""
         if self._version is None:
             return
         system, path = await self._files.find(self._url)
@@ -165,7 +165,7 @@ class Remote:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """As Place.absent. Status 410 says that a file was there once."""
+        """Implement Place.absent. Status 410 means that the file existed once."""
         if failure.status not in (None, 404):
             return False
         system, path = await self._files.find(self._url)
@@ -173,20 +173,20 @@ class Remote:
             await self.check()
             return True
         try:
-            if not system.immutable:  # the server shows no attributes of `.zmetadata`
+            if not system.immutable:  # the server does not report attributes of `.zmetadata`
                 await self._files.read_all_at(system, system.child(path, DOCUMENT))
                 return True
             await self._files.stat_at(system, system.child(path, DOCUMENT))
         except TargetMissing:
             raise TargetChanged(self.shown(DOCUMENT), _GONE) from None
-        try:  # the index of a zip file decides: a member of it whose bytes are gone with the file is not absent
+        try:  # the index of a zip file decides: a member that was lost with the file is not absent
             await self._files.stat_at(system, _below(system, path, key))
         except TargetMissing:
             return True
         return False
 
     async def records(self, array: str) -> list[int] | None:
-        """As Place.records: a web server's page of links is no listing to rely on."""
+        """Implement Place.records. A web server's page of links is no reliable listing."""
         system, path = await self._files.find(self._url)
         if urls.protocols(self._url)[0] in ("http", "https") or (self._version is None and not system.immutable):
             return None
@@ -202,10 +202,10 @@ class Remote:
         return _numbers(entry.name for entry in found)
 
     def shown(self, key: str) -> str:
-        """As Place.shown."""
+        """Implement Place.shown."""
         head, _, archive = without_secrets(self._url).partition("::")
         url, mark, query = head.partition("?")
-        directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former: a zip file's root
+        directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former for the root of a zip file
         return f"{directory}{printable(key)}{mark}{query}" + (f"::{archive}" if archive else "")
 
     async def aclose(self) -> None:
@@ -223,8 +223,8 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _is_absent(root: str, key: str) -> bool:
-    """Return whether a part of `key` is not in its directory, not even as a dangling symbolic link. Blocks."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # asks for no attributes: the mount may be just answering that
+    """Return whether a component of `key` does not exist in its directory, not even as a dangling link. Blocks."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # no attributes: this very mount may serve them
     try:
         at = os.open(root, flags)
     except OSError:
@@ -236,7 +236,7 @@ def _is_absent(root: str, key: str) -> bool:
             except FileNotFoundError:
                 return True
             except OSError:
-                pass  # EINVAL: no link
+                pass  # EINVAL: not a link
             inner = os.open(name, flags, dir_fd=at)
             os.close(at)
             at = inner
@@ -248,9 +248,9 @@ def _is_absent(root: str, key: str) -> bool:
 
 
 def _names(root: str, key: str) -> list[str] | None:
-    """The names in the directory `key`, [] where there is none; None where a link leads there, or it fails. Blocks.
+    """List the directory `key`: [] if it does not exist, None if a link leads there or an error occurs. Blocks.
 
-    A link may lead into the very mount that asks, whose own listing would be waited for.
+    A link may lead into this very mount, whose listing would wait for itself.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
@@ -272,7 +272,7 @@ def _names(root: str, key: str) -> list[str] | None:
 
 
 def _version(path: str) -> tuple[int, ...] | None:
-    """What tells a version of a file from others; None where there is none. Blocks."""
+    """Return the attributes that identify a version of a file; None if it does not exist. Blocks."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""The document of a reference set in the Parquet layout: `.zmetadata`, and the tree that it makes.
+"""The `.zmetadata` of a reference set in the Parquet layout, and the tree that it describes.
 
 Source: fsspec's LazyReferenceMapper, which writes and reads the layout; there is no other specification of it.
 """
@@ -17,18 +17,18 @@ from zarrfs.store.api import Kind, join_key, key_rule, split_key
 from zarrfs.zarr.grid import Grid
 
 DOCUMENT = ".zmetadata"
-RECORD_SIZE = b'"record_size"'  # what tells a set's document from that of a Zarr store
-ABSENT, UNKNOWN = -1, -2  # as sizes of chunks: there is none; only a closer look can tell
-RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file; a file has as many as are read at a time
+RECORD_SIZE = b'"record_size"'  # distinguishes a set's document from a Zarr store's
+ABSENT, UNKNOWN = -1, -2  # sizes of chunks: there is no chunk; only reading more can tell
+RECORD_SIZE_MAX = 2**31 - 1  # rows of a record file, which is read as a whole
 _CHUNK_LIKE = re.compile(r"[0-9]+(?:[./][0-9]+)*", re.ASCII)
-_SHOWN = 20  # problems told one by one
-_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|e[+-]0')  # of JSON: a string, or the sign of an exponent under 10
+_REPORTED_MAX = 20  # problems that become warnings of their own
+_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|e[+-]0')  # JSON: a string, or the sign of an exponent under 10
 _ESCAPE = re.compile(r"/|\\u007f|\\.")
-_ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # where ujson differs
+_ESCAPED = {"/": "\\/", "\\u007f": "\x7f"}  # how ujson writes them
 
 
 class Bound(NamedTuple):
-    """A bound on bytes, and the option that it comes from."""
+    """A limit in bytes, and the option that sets it."""
 
     size: int
     option: str
@@ -38,8 +38,8 @@ class Bound(NamedTuple):
 
 
 def is_parquet_layout(document: bytes) -> bool:
-    """Whether a `.zmetadata` belongs to the layout; that of a Zarr store has no record_size."""
-    if RECORD_SIZE not in document:  # to parse what consolidated metadata may be takes seconds
+    """Return whether a `.zmetadata` belongs to the layout; that of a Zarr store has no record_size."""
+    if RECORD_SIZE not in document:  # parsing large consolidated metadata takes seconds
         return False
     try:
         found = json.loads(document)
@@ -49,13 +49,13 @@ def is_parquet_layout(document: bytes) -> bool:
 
 
 def check_package(source: str) -> None:
-    """Raise SourceError where pyarrow is not installed."""
+    """Raise SourceError if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise SourceError(source, "the Parquet layout needs the package pyarrow: pip install zarrfs[parquet]")
 
 
 def json_text(value: object) -> bytes:
-    r"""JSON as fsspec shows the members of `metadata` wherever kerchunk is installed: as ujson writes it.
+    r"""Return a member of `metadata` as fsspec shows it wherever kerchunk is installed: as ujson writes it.
 
     That is compact ASCII with \/ for a slash and 1e-7 for 1e-07.
     """
@@ -69,18 +69,18 @@ def _as_ujson(token: re.Match[str]) -> str:
 
 
 class ParquetSet:
-    """What `.zmetadata` says: the directories, the documents in them, and the grids of the arrays."""
+    """The contents of `.zmetadata`: directories, the documents in them, and the grids of the arrays."""
 
     def __init__(self, document: bytes, metadata: dict[str, Any], record_size: int) -> None:
         self.document, self.record_size = document, record_size
-        self.problems: list[tuple[str, str]] = []  # (entry as messages show it, rule)
-        self.grids: dict[str, Grid | None] = {}  # by array; None: its chunks cannot be found
-        self.broken: dict[str, str] = {}  # why, by array
-        self._metadata: dict[str, Any] = {}  # JSON, and once it was asked for its text
+        self.problems: list[tuple[str, str]] = []  # (printable entry, rule)
+        self.grids: dict[str, Grid | None] = {}  # by array; None if its chunks cannot be located
+        self.broken: dict[str, str] = {}  # by array, why its grid is None
+        self._metadata: dict[str, Any] = {}  # parsed JSON, or its text once text() was called
         self._children: dict[str, dict[str, Kind]] = {"": {DOCUMENT: Kind.FILE}}
         for key, value in metadata.items():
             if key == DOCUMENT:
-                continue  # the file itself, as fsspec shows it
+                continue  # fsspec shows the file itself
             rule = _key_rule(key)
             if rule:
                 self._add_problem(key, f"not a key: {rule}: left out")
@@ -99,15 +99,15 @@ class ParquetSet:
             self._children[prefix] = dict(sorted(names.items()))
 
     def is_directory(self, key: str) -> bool:
-        """Whether `key` is a directory."""
+        """Return whether `key` is a directory."""
         return key in self._children
 
     def children(self, prefix: str) -> dict[str, Kind]:
-        """The documents and directories in the directory `prefix`, sorted by name: all but chunks."""
+        """Return the documents and directories in the directory `prefix`, without chunks, sorted by name."""
         return self._children[prefix]
 
     def order(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """(key, False) of every document below a directory, and (prefix, True) of every array after those in it."""
+        """Yield (key, False) for each document below a directory, and (prefix, True) for an array after its own."""
         for name, kind in self._children[prefix].items():
             key = join_key(prefix, name)
             if kind is Kind.DIRECTORY:
@@ -118,7 +118,7 @@ class ParquetSet:
             yield prefix, True
 
     def text(self, key: str) -> bytes | None:
-        """The bytes of the document `key`; None where there is none."""
+        """Return the bytes of the document `key`; None if there is none."""
         if key == DOCUMENT:
             return self.document
         value = self._metadata.get(key, self)
@@ -129,21 +129,21 @@ class ParquetSet:
         return value
 
     def directory_above(self, key: str) -> tuple[str, str]:
-        """(the nearest directory above `key`, the rest of the key)."""
+        """Return (the nearest directory above `key`, the rest of the key)."""
         prefix = split_key(key)[0]
         while prefix not in self._children:
             prefix = split_key(prefix)[0]
         return prefix, key[len(prefix) + 1 :] if prefix else key
 
     def documents(self) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         return len(self._metadata) + 1
 
     def reported_warnings(self) -> tuple[str, ...]:
-        """The problems as warnings, with a count of those not told one by one."""
-        more = len(self.problems) - _SHOWN
-        told = [f"{entry}: {rule}" for entry, rule in self.problems[:_SHOWN]]
-        return (*told, f"{more} more problems: see zarrfs check") if more > 0 else tuple(told)
+        """Return the problems as warnings, with a count of those that have no warning of their own."""
+        more = len(self.problems) - _REPORTED_MAX
+        warnings = [f"{entry}: {rule}" for entry, rule in self.problems[:_REPORTED_MAX]]
+        return (*warnings, f"{more} more problems: see zarrfs check") if more > 0 else tuple(warnings)
 
     def _add_directory(self, prefix: str) -> None:
         while prefix not in self._children:
@@ -166,7 +166,7 @@ class ParquetSet:
 
 
 def grid_of(value: object) -> Grid:
-    """The grid of a `.zarray`; ValueError says why the layout has none for it."""
+    """Return the grid of a `.zarray`. ValueError says why its chunks have no place in the layout."""
     if not isinstance(value, dict):
         raise ValueError("expected an object")  # noqa: TRY004
     for name in ("shape", "chunks"):
@@ -182,12 +182,12 @@ def grid_of(value: object) -> Grid:
 
 
 def is_chunk_like(name: str) -> bool:
-    """Whether a key below an array of unknown grid may be that of a chunk."""
+    """Return whether a key below an array of unknown grid may be a chunk's."""
     return _CHUNK_LIKE.fullmatch(name) is not None
 
 
 def read_set(source: str, document: bytes) -> ParquetSet:
-    """The set of a `.zmetadata` called `source`; SourceError where it is none."""
+    """Parse the `.zmetadata` called `source`. SourceError if it is not a set's."""
     try:
         found = json.loads(document)
     except RecursionError:

@@ -1,8 +1,8 @@
-"""What the columns of a Parquet file expand to, as the headers of their pages say: the footer is not believed.
+"""The decompressed size of a Parquet file's columns, from the headers of their pages.
 
-Source: Apache Parquet format, parquet.thrift (FileMetaData, PageHeader) and the Thrift compact protocol. pyarrow gets
-memory for a page by its header, and has no bound of its own; asked for the metadata of a damaged column, it ends
-the process.
+The footer is not trusted: pyarrow allocates memory for a page by its header, without a bound of its own, and aborts
+the process when asked for the metadata of a damaged column. Source: Apache Parquet format, parquet.thrift
+(FileMetaData, PageHeader), and the Thrift compact protocol.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import struct
 from collections.abc import Collection
 from typing import Any
 
-_DEPTH = 8  # structs within structs; a footer has six
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12  # types of fields
-_SHARED_PREFIXES = 7  # the encoding DELTA_BYTE_ARRAY: what it expands to no header tells
+_DEPTH = 8  # levels of nested structs; a footer has six
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BYTES, _LIST, _SET, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 12  # field types
+_SHARED_PREFIXES = 7  # the encoding DELTA_BYTE_ARRAY: no header bounds its decoded size
 _END = struct.Struct("<I4s")  # length of the footer, "PAR1"
 
 
 def expanded_size(data: memoryview, columns: Collection[str]) -> tuple[int, int]:
-    """(rows, bytes of all pages of `columns` once decompressed) of the Parquet file `data`.
+    """Return (rows, decompressed bytes of all pages of `columns`) of the Parquet file `data`.
 
-    ValueError where a header is damaged, or a page has an encoding that no bound is known for.
+    ValueError if a header is damaged, or a page has an encoding whose decoded size has no known bound.
     """
     length, _magic = _END.unpack(data[-_END.size :])
     stop = len(data) - _END.size
@@ -82,13 +82,13 @@ def _pages(data: memoryview, column: dict[int, Any]) -> int:
 
 
 class _Thrift:
-    """A struct in the Thrift compact protocol, from `at` on."""
+    """A reader of structs in the Thrift compact protocol, at position `at`."""
 
     def __init__(self, data: memoryview, at: int, stop: int) -> None:
         self._data, self.at, self._stop = data, at, stop
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """Its fields by number: integers, bytes, structs and lists; others as None."""
+        """Read a struct: its fields by number, as integers, bytes, structs and lists; others as None."""
         if depth > _DEPTH:
             raise ValueError("a header nested too deeply")
         found: dict[int, Any] = {}
@@ -111,7 +111,7 @@ class _Thrift:
             return bytes(self._data[start : self.at])
         if kind in (_LIST, _SET):
             return self._list(depth)
-        if kind not in (_DOUBLE, _BYTE, _TRUE, _FALSE):  # there are no maps
+        if kind not in (_DOUBLE, _BYTE, _TRUE, _FALSE):  # Parquet has no maps
             raise ValueError("a damaged header")
         self._skip(8 if kind == _DOUBLE else 1)
         return None

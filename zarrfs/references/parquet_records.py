@@ -1,7 +1,7 @@
-"""Record files of the Parquet layout: one `refs.N.parq` parsed into few bytes a row.
+"""Record files of the Parquet layout: one `refs.N.parq` parsed into a few bytes a row.
 
-Source: fsspec's LazyReferenceMapper; docs/reference-sets.md has the rules. Imported where a record file is
-read, as it needs numpy and pyarrow.
+Source: fsspec's LazyReferenceMapper; docs/reference-sets.md has the rules. Needs numpy and pyarrow, so callers import
+it when they read a record file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from zarrfs.references.parquet_pages import expanded_size
 from zarrfs.system.buffers import Buffer
 
 COLUMNS = ("path", "offset", "size", "raw")
-_PATH_MAX = 4 * 65536  # bytes of a path: as many characters as a JSON set may have
+_PATH_MAX = 4 * 65536  # bytes of a path: as many characters as in a JSON set
 _BASE64 = b"base64:"
 _BLANKS = b" \t\r\n\v\f"
-_ROW_BYTES = 32  # while a file is parsed
+_ROW_BYTES = 32  # memory of a row while a file is parsed
 
-# What a row is; from _BAD on the rule that it breaks.
+# The state of a row; from _BAD on, the rule that it breaks.
 _NOTHING, _INLINE, _RANGE, _WHOLE, _BAD = range(5)
 _RULES = (
     "an offset or size without a path",
@@ -44,7 +44,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Row(NamedTuple):
-    """One reference: inline bytes, a range of a target, or all of it (no length)."""
+    """One reference: inline bytes, a range of a target, or a whole target (without a length)."""
 
     data: Buffer | None
     url: str = ""
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 class Record:
-    """A parsed record file; its len() is the bytes of memory that it takes."""
+    """A parsed record file; its len() is its memory in bytes."""
 
     def __init__(self, states: Array, paths: _Texts, offsets: Array, sizes: Array, raws: _Texts) -> None:
         self.rows = len(states)
@@ -65,7 +65,7 @@ class Record:
         return 1000 + sum(part.nbytes for part in parts)
 
     def row(self, number: int) -> Row | None:
-        """The reference in row `number`; None where there is none. ValueError names the row and the rule."""
+        """Return the reference in row `number`; None if there is none. ValueError names the row and the rule."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
         state = int(self._states[number])
@@ -81,8 +81,8 @@ class Record:
         return Row(None, url, int(self._offsets[number]), int(self._sizes[number]))
 
     def all_rows(self, stop: int) -> Iterator[Row | None]:
-        """row() of each from the first to `stop` - 1, far quicker."""
-        urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # bad ones have bad rows
+        """Yield row() of the rows before `stop`, much faster than one by one."""
+        urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # bad rows included
         codes, offsets, sizes = self._paths.codes.tolist(), self._offsets.tolist(), self._sizes.tolist()
         for number, state in enumerate(self._states[:stop].tolist()):
             if state == _RANGE:
@@ -93,7 +93,7 @@ class Record:
             self.row(self.rows)  # raises
 
     def sizes(self, start: int, stop: int) -> Array:
-        """The sizes in bytes of the rows [start, stop); ABSENT, or UNKNOWN for whole targets and bad rows."""
+        """Return the sizes in bytes of the rows [start, stop): ABSENT, or UNKNOWN for whole targets and bad rows."""
         found = np.full(stop - start, UNKNOWN, np.int64)
         rows = slice(start, min(stop, self.rows))
         states = self._states[rows]
@@ -108,9 +108,9 @@ class Record:
 
 
 def parse_record(data: Buffer, record_size: int, limit: Bound) -> Record:
-    """The rows of a record file. ValueError names the rule that the file breaks as a whole.
+    """Parse a record file. ValueError names the rule that the file as a whole breaks.
 
-    `limit`: what it may expand to, told before anything is decompressed.
+    `limit` bounds the decompressed size, which is checked before anything is decompressed.
     """
     table = _read(data, record_size, limit)
     names = table.column_names
@@ -142,7 +142,7 @@ def parse_record(data: Buffer, record_size: int, limit: Bound) -> Record:
 
 
 class _Texts:
-    """A column of bytes: a code for each row, -1 where it is null, and the values that codes stand for."""
+    """A column of bytes: a code for each row, -1 for null, and the values that the codes stand for."""
 
     def __init__(self, codes: Array, values: Any) -> None:
         self.codes, self.values = codes, values
@@ -160,7 +160,7 @@ class _Texts:
         return lengths[self.codes[rows]]
 
     def keep(self, rows: Array) -> None:
-        """Make small what is needed of `rows` only."""
+        """Keep only the codes of `rows`, in the smallest integer type."""
         if rows.any():
             self.codes = _narrow(np.where(rows, self.codes, 0))
         else:
@@ -168,7 +168,7 @@ class _Texts:
 
 
 def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
-    """The table, its text columns as dictionaries where the reader can."""
+    """Read the table, with text columns as dictionaries if the reader supports it."""
     try:
         about = pq.read_metadata(pa.BufferReader(data))
         schema = about.schema.to_arrow_schema()
@@ -178,7 +178,7 @@ def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
         if schema.names.count(name) > 1:
             raise ValueError(f"two columns {name}")
     found = [name for name in COLUMNS if name in schema.names]
-    for name in found:  # before anything is read
+    for name in found:  # before any page is read
         _check_type(name, schema.field(name).type)
     try:
         rows, size = expanded_size(memoryview(data).cast("B"), found)
@@ -202,11 +202,11 @@ def _read(data: Buffer, record_size: int, limit: Bound) -> Any:
 
 
 def _check_type(name: str, kind: Any) -> None:
-    """Refuse what no column may be, and what a few bytes of pages may expand to without bound."""
+    """Refuse types that no column may have, of which some expand a few bytes without bound."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (_is_text(value) or pa.types.is_primitive(value) or pa.types.is_null(value)):
-        wanted = "text or bytes" if name in ("path", "raw") else "whole numbers"
-        raise ValueError(f"column {name}: expected {wanted}, not {kind}")
+        expected = "text or bytes" if name in ("path", "raw") else "whole numbers"
+        raise ValueError(f"column {name}: expected {expected}, not {kind}")
 
 
 def _texts(table: Any, name: str) -> _Texts:
@@ -225,19 +225,19 @@ def _texts(table: Any, name: str) -> _Texts:
 
 
 def _numbers(table: Any, name: str) -> tuple[Array, Array]:
-    """(values as int64, 0 where null; whether they are null)."""
+    """Return (values as int64, 0 for null; whether each is null)."""
     if name not in table.column_names or pa.types.is_null(table[name].type):
         return np.zeros(table.num_rows, np.int64), np.ones(table.num_rows, np.bool_)
     column = table[name].combine_chunks()
     if not pa.types.is_integer(column.type):
         raise ValueError(f"column {name}: expected whole numbers, not {column.type}")
-    # what a uint64 has beyond int64 becomes negative, and is refused as that
+    # a uint64 beyond int64 becomes negative, and is refused as such
     values = column.fill_null(0).cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
     return values, column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _only_nulls(column: Any) -> bool:
-    """Whether a column holds nothing; one without any text may have any type, NaN for null."""
+    """Return whether a column holds only nulls; such a column may have any type, with NaN for null."""
     if pa.types.is_floating(column.type):
         return bool(pc.all(column.is_null(nan_is_null=True), min_count=0).as_py())
     return int(column.null_count) == len(column)
@@ -255,7 +255,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _path_rules(values: Any) -> Array:
-    """For each distinct path the state of rows that have it, 0 where nothing is wrong."""
+    """Return for each distinct path the state of its rows, 0 if it breaks no rule."""
     lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
     rules = np.zeros(len(values), np.uint8)
     rules[lengths == 0] = _EMPTY
@@ -273,7 +273,7 @@ def _path_rules(values: Any) -> Array:
 
 
 def _decoded(values: Any) -> tuple[Any, Array]:
-    """The bytes that raw values stand for, and states as of _path_rules: fsspec decodes base64 here, too."""
+    """Return (the bytes that raw values stand for, states as in _path_rules); fsspec decodes base64 here, too."""
     rules = np.zeros(len(values), np.uint8)
     encoded = pc.starts_with(values, _BASE64).to_numpy(zero_copy_only=False)
     if not encoded.any():
@@ -289,7 +289,7 @@ def _decoded(values: Any) -> tuple[Any, Array]:
 
 
 def _mark(states: Array, rows: Array, column: _Texts, rules: Array) -> None:
-    """Give those of `rows` whose value breaks a rule its state."""
+    """Set the state of those `rows` whose value breaks a rule."""
     if rules.any():
         found = rules[np.where(rows, column.codes, 0)]
         bad = rows & (found > 0)
@@ -297,7 +297,7 @@ def _mark(states: Array, rows: Array, column: _Texts, rules: Array) -> None:
 
 
 def _narrow(array: Array) -> Array:
-    """`array`, which has nothing negative, in as few bytes as will do."""
+    """Convert `array`, which holds nothing negative, to the smallest integer type."""
     return array.astype(np.min_scalar_type(int(array.max(initial=0))))
 
 

@@ -1,4 +1,4 @@
-"""Writing reference sets in the Parquet layout, in bounded memory and in any order of keys.
+"""ParquetWriter: reference sets written in the Parquet layout, in bounded memory and with keys in any order.
 
 Source: fsspec's LazyReferenceMapper, which reads the layout; docs/reference-sets.md has the rules.
 """
@@ -22,15 +22,15 @@ from zarrfs.store.api import Reference, join_key, key_rule, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.grid import Grid
 
-RECORD_SIZE = 10_000  # references of one record file, as fsspec has it
-RECORD_FILES_MAX = 1_000_000  # of a set: what it takes to say that a chunk is absent
-_HELD_MAX = 128 << 20  # bytes of references that are not in a file yet
+RECORD_SIZE = 10_000  # references of one record file; fsspec's default
+RECORD_FILES_MAX = 1_000_000  # of a set: even absent chunks take record files
+_HELD_MAX = 128 << 20  # bytes of references not yet written to a file
 _ROW = 28  # bytes
-_RAW = -2  # as a row's code: its bytes are inline
+_RAW = -2  # the code of a row whose bytes are inline
 
 
 class _Rows:
-    """References of one record file, in the order in which they came: a later one replaces an earlier."""
+    """References of one record file, in order of arrival: a later one replaces an earlier one of the same row."""
 
     def __init__(self) -> None:
         self.rows, self.offsets, self.sizes, self.codes = array("q"), array("q"), array("q"), array("i")
@@ -39,7 +39,7 @@ class _Rows:
         self.held = 0
 
     def add(self, row: int, raw: bytes | None, path: str, offset: int, size: int) -> int:
-        """Returns the bytes that this takes."""
+        """Add a reference; return the bytes of memory it takes."""
         held = _ROW
         if raw is not None:
             code = _RAW
@@ -58,7 +58,7 @@ class _Rows:
 
 
 class _Array:
-    """An array whose grid is known, and which of its record files are written."""
+    """An array with a known grid, and which of its record files are written."""
 
     def __init__(self, grid: Grid, record_size: int) -> None:
         self.grid = grid
@@ -66,12 +66,11 @@ class _Array:
 
 
 class ParquetWriter:
-    """Writes `directory`, which appears when commit() is done; without that nothing is left.
+    """Writes `directory`, which appears at the end of commit(); without commit() nothing is left behind.
 
-    A set has its metadata (names that begin with ".z") as JSON, and the chunks of arrays of Zarr v2 whose names
-    join indices with "."; SourceError names a key that is neither. A `.zmetadata` at the root is left out: the
-    layout's own says the same. Chunks that come before their `.zarray` wait for it in memory. `shown` is what
-    messages call the set.
+    A set holds metadata (names that begin with ".z") as JSON, and the chunks of Zarr v2 arrays whose names join
+    indices with "."; SourceError names any other key. A `.zmetadata` at the root is left out, as the layout's own
+    replaces it. Chunks that arrive before their `.zarray` wait for it in memory. `shown`: the name in messages.
     """
 
     def __init__(self, directory: str, record_size: int = RECORD_SIZE, shown: str = "") -> None:
@@ -85,7 +84,7 @@ class ParquetWriter:
         self._metadata: dict[str, Any] = {}
         self._arrays: dict[str, _Array] = {}
         self._waiting: dict[str, list[Reference]] = {}  # by array
-        self._open: OrderedDict[tuple[str, int], _Rows] = OrderedDict()  # the one touched last at the end
+        self._open: OrderedDict[tuple[str, int], _Rows] = OrderedDict()  # least recently used first
         self._last: tuple[str, int] | None = None
         self._held = self._files = 0
         self._empty = b""
@@ -105,7 +104,7 @@ class ParquetWriter:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def add(self, reference: Reference) -> None:
-        """Take one reference. SourceError where the layout cannot hold it; OSError where it cannot be written."""
+        """Add one reference. SourceError if the layout cannot hold it; OSError if it cannot be written."""
         key = reference.key
         prefix, name = split_key(key)
         if name.startswith(".z"):
@@ -129,7 +128,7 @@ class ParquetWriter:
                 self._write(*next(iter(self._open)))
 
     def commit(self) -> None:
-        """Write what is left, and give the directory its name. Errors as add()."""
+        """Write the rest and rename the directory to its final name. Errors as in add()."""
         for prefix, references in self._waiting.items():
             raise self._refusal(references[0].key, f"neither metadata nor a chunk: no {join_key(prefix, '.zarray')}")
         while self._open:
@@ -185,12 +184,12 @@ class ParquetWriter:
         self._arrays[prefix] = _Array(grid, self._record_size)
 
     def _columns(self, reference: Reference) -> tuple[bytes | None, str, int, int]:
-        """(raw, path, offset, size) of a reference."""
+        """Return (raw, path, offset, size) of a reference."""
         key, data, url, offset, length = reference
         if data is not None:
             return _raw(data), "", 0, 0
         if length == 0 == offset:
-            return b"", "", 0, 0  # as a range of a target it would be all of it
+            return b"", "", 0, 0  # with offset and size 0 it would be the whole target
         try:
             url.encode()
         except UnicodeEncodeError:
@@ -203,7 +202,7 @@ class ParquetWriter:
     # -- record files
 
     def _rows(self, prefix: str, record: int) -> _Rows:
-        """The rows of a record file, made the ones touched last."""
+        """Return the rows of a record file, and make them the most recently used."""
         at = prefix, record
         rows = self._open.get(at)
         if rows is None:
@@ -219,7 +218,7 @@ class ParquetWriter:
         return os.path.join(self._scratch, prefix, f"refs.{record}.parq")
 
     def _read_again(self, at: tuple[str, int], rows: _Rows) -> None:
-        """Fill `rows` with a record file that was written when memory was short."""
+        """Load a record file that was written early, to free memory, back into `rows`."""
         import pyarrow.parquet as pq
 
         with open(self._path(*at), "rb") as file:  # pyarrow takes no path that is not UTF-8
@@ -253,8 +252,8 @@ class ParquetWriter:
             to.write(self._empty)
 
 
-# No Arrow schema in the file: pandas would take a dictionary for a categorical, which fsspec cannot read nulls of.
-# Without statistics of theirs fastparquet makes floats of offsets and sizes.
+# No Arrow schema in the file: pandas would read a dictionary as a categorical, whose nulls fsspec cannot read.
+# Without statistics fastparquet reads offsets and sizes as floats.
 _HOW: dict[str, Any] = {
     "compression": "zstd", "use_dictionary": ["path"], "write_statistics": ["offset", "size"], "store_schema": False,
     "row_group_size": RECORD_SIZE_MAX,
@@ -262,7 +261,7 @@ _HOW: dict[str, Any] = {
 
 
 def _table(rows: _Rows, record_size: int) -> Any:
-    """The columns of a record file, padded with absent chunks."""
+    """Return the columns of a record file, padded with absent chunks."""
     import numpy as np
     import pyarrow as pa
 
@@ -275,7 +274,7 @@ def _table(rows: _Rows, record_size: int) -> Any:
     codes, offsets, sizes = columns
     raws: list[bytes | None] = [None] * record_size if rows.raws else []
     for row, data in rows.raws.items():
-        if codes[row] == _RAW:  # no path has replaced it
+        if codes[row] == _RAW:  # not replaced by a path
             raws[row] = data
     raw = pa.array(raws, pa.binary()) if raws else pa.nulls(record_size, pa.binary())
     paths = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(list(rows.paths), pa.string()))
@@ -287,7 +286,7 @@ def _table(rows: _Rows, record_size: int) -> Any:
 
 
 def _raw(data: Buffer) -> bytes:
-    """Inline bytes as the column raw has them: what looks like base64 is decoded by who reads it."""
+    """Return inline bytes for the column raw; base64 again if they look like base64, which readers decode."""
     found = bytes(data)
     return b"base64:" + base64.b64encode(found) if found.startswith(b"base64:") else found
 

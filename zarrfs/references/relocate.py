@@ -1,4 +1,4 @@
-"""Other beginnings for the target URLs of a reference set."""
+"""The target URLs of a reference set that is written elsewhere: made absolute, or given another beginning."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from zarrfs.references.output import Output
 
 NOT_UTF8 = "its path is not UTF-8, which a URL cannot hold"
-_KNOWN = 65_536  # URLs whose new form is remembered
+_KNOWN = 65_536  # URLs whose new form is cached
 
 
 class Rule(NamedTuple):
-    """URLs that begin with the text `old` begin with `new` instead."""
+    """A rule that replaces the beginning `old` of a URL by `new`."""
 
     old: str
     new: str
 
 
 class Relocation:
-    """Rewrites URLs by the first of `rules` in length that fits, and counts.
+    """A function that rewrites URLs by the longest of `rules` that matches, and counts its calls.
 
-    A rule sees a URL as it stands in the set; a relative one that no rule fits, as it is meant from `base` on.
-    What no rule fits becomes `usual(url)`. UsageError for two rules of the same beginning.
+    A rule matches a URL as written in the set, or a relative one as resolved against `base`. A URL that no rule
+    matches becomes `usual(url)`. UsageError if two rules have the same beginning.
     """
 
     def __init__(self, rules: Sequence[Rule], base: str, usual: Callable[[str], str]) -> None:
         if len({rule.old for rule in rules}) < len(rules):
             raise UsageError("--from: the same beginning twice")
         self.rules = tuple(rules)
-        self.counts = [0] * len(rules)  # references that each rule has changed
+        self.counts = [0] * len(rules)  # references changed by each rule
         self.unchanged = 0
         self._order = sorted(range(len(rules)), key=lambda number: -len(rules[number].old))
         self._base, self._usual = base, usual
         self._find = functools.lru_cache(_KNOWN)(self._find_anew)
 
     def __call__(self, url: str) -> str:
-        """The new form of `url`, counted."""
+        """Return the new form of `url` and count it."""
         changed, number = self._find(url)
         if number is None:
             self.unchanged += 1
@@ -55,7 +55,7 @@ class Relocation:
         return changed
 
     def unused(self) -> list[Rule]:
-        """The rules that have changed nothing."""
+        """Return the rules that have matched nothing."""
         return [rule for rule, count in zip(self.rules, self.counts, strict=True) if not count]
 
     def _find_anew(self, url: str) -> tuple[str, int | None]:
@@ -69,24 +69,24 @@ class Relocation:
     def _forms(self, url: str) -> tuple[str, ...]:
         try:
             meant = absolute(url, self._base)
-        except ReadError:  # relative to nothing that has a directory
+        except ReadError:  # the base has no directory
             return (url,)
         return (url,) if meant == url else (url, meant)
 
 
 def check_used(relocation: Relocation) -> None:
-    """UsageError naming the rules that fit no URL."""
+    """Raise UsageError if a rule has matched no URL."""
     unused = ", ".join(without_secrets(rule.old) for rule in relocation.unused())
     if unused:
         raise UsageError(f"--from {unused}: no target begins so (see --allow-unused)")
 
 
 def written_urls(plan: Plan, output: Output, alone: bool = True) -> Callable[[str], str]:
-    """What becomes of the URLs of a set that is written to `output`, `alone` or with others.
+    """Return the function that rewrites the URLs of a set for `output`; `alone`: the output holds no other set.
 
-    A relative one stays relative where the copy takes it from the same place, else it is made absolute.
+    A relative URL stays relative if the copy resolves it to the same place, else it becomes absolute.
     """
-    if output.format == "index" and alone:  # which remembers what its URLs are relative to
+    if output.format == "index" and alone:  # an index notes the base of its URLs
         return lambda url: url
     if output.base is not None and _same_place(plan.base, output.base):
         return lambda url: url
@@ -94,7 +94,7 @@ def written_urls(plan: Plan, output: Output, alone: bool = True) -> Callable[[st
 
 
 async def rewritten(references: AsyncIterator[Reference], change: Callable[[str], str]) -> AsyncIterator[Reference]:
-    """`references` with every URL changed."""
+    """Yield `references` with `change` applied to every URL."""
     async for reference in references:
         if reference.data is None:
             url = change(reference.url)
@@ -104,10 +104,9 @@ async def rewritten(references: AsyncIterator[Reference], change: Callable[[str]
 
 
 def absolute(url: str, base: str) -> str:
-    """`url` as it is meant in a set whose relative URLs are taken from `base`; no credentials of `base` in it.
+    """Return `url` resolved against `base` as store.targets.Targets resolves it, without the credentials of `base`.
 
-    As transfer.targets.Targets takes them. ReadError where `base` is a chain of URLs and has no directory, or is
-    not UTF-8.
+    ReadError if `base` is a chain of URLs without a directory, or is not UTF-8.
     """
     protocols = urls.protocols(url)
     if protocols and protocols not in (["file"], ["local"]):
@@ -128,7 +127,7 @@ def absolute(url: str, base: str) -> str:
 
 
 def local_path(name: str) -> str | None:
-    """The absolute local path that a source, or a base, is; None where it is a URL of another kind."""
+    """Return the absolute local path of a source or base; None if it is a URL of another kind."""
     found = urls.protocols(name)
     if found and found not in (["file"], ["local"]):
         return None

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a reference set: the compiler's rules, record file by record file, row by row."""
+"""All faults of a reference set: by the compiler's rules, and of every record file and row."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from zarrfs.store.index import IndexStore
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong; a warning takes nothing away from the set."""
+    """One fault; a warning leaves nothing out of the set."""
 
-    entry: str  # where in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole
+    entry: str  # its place: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole set
     rule: str
     warning: bool = False
 
 
 def validating(options: Options) -> Options:
-    """Options under which a source is opened to be validated."""
+    """Return the options under which a source is opened for validation."""
     return dataclasses.replace(options, type=options.type or "references", strict=False, collect=True)
 
 
 async def faults(store: Store, plan: Plan) -> AsyncIterator[Fault]:
-    """All faults of a set that was opened with validating(). SourceError where it is none."""
-    told = len(plan.warnings)
+    """Yield all faults of a set that was opened with validating(). SourceError if it is no reference set."""
+    count = len(plan.warnings)
     if isinstance(store, ParquetStore):
-        told = 0  # they are among the faults
+        count = 0  # the faults contain them
         async for entry, rule in store.faults():
             yield Fault(entry, rule)
         absences = await store.absences()
@@ -47,5 +47,5 @@ async def faults(store: Store, plan: Plan) -> AsyncIterator[Fault]:
                 yield Fault(entry, rule)
     else:
         raise SourceError(plan.source, "is no reference set")
-    for warning in plan.warnings[:told]:
+    for warning in plan.warnings[:count]:
         yield Fault("", warning, True)
