@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAM, run
+from tests.documents.test_json_document_large import peak
 from tests.unit.parquetsets import write_set, zarray
-from tests.unit.test_documents_large import peak
 from zarrfs.references.parquet_metadata import json_text
 
 

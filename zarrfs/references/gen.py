@@ -27,7 +27,7 @@ class TemplateError(ZarrfsError):
         super().__init__(rule if entry is None else f"{entry}: {rule}")
 
 
-class Batch(NamedTuple):
+class RenderedBatch(NamedTuple):
     """The rendered fields of consecutive combinations; a number is an int only if its text is that of the int."""
 
     keys: list[str]

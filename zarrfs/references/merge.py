@@ -24,7 +24,7 @@ _V2 = (".zgroup", ".zarray")
 _LOOK = 100  # directories at the top of a set that are searched for metadata
 
 
-class Part(NamedTuple):
+class MergePart(NamedTuple):
     """One of the sets to merge, and its prefix."""
 
     name: str  # in messages
@@ -42,7 +42,7 @@ def split_prefix(text: str) -> tuple[str, str]:
     return "", text
 
 
-async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncIterator[Reference]:
+async def merged(parts: Sequence[MergePart], duplicates: str = "error") -> AsyncIterator[Reference]:
     """Yield the references of all parts in the order of names; each part must yield its own in that order.
 
     If several parts hold a key, the `duplicates` ("first" or "last") one is taken; with "error" the key is a
@@ -50,7 +50,7 @@ async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncItera
     """
     held: Reference | None = None
     holder = parts[0]
-    async for reference, part in _in_order(parts):
+    async for reference, part in _merged_stream(parts):
         if held is not None and reference.key == held.key:
             if duplicates == "error":
                 raise SourceError(part.name, f"is in {holder.name}, too (see --duplicates)", reference.key)
@@ -66,7 +66,7 @@ async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncItera
         yield held
 
 
-async def _in_order(parts: Sequence[Part]) -> AsyncIterator[tuple[Reference, Part]]:
+async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Reference, MergePart]]:
     """Yield the references of all parts under their full keys; of equal keys, the first part's first."""
     heap: list[tuple[list[str], int, Reference]] = []
     streams = [_prefixed(part) for part in parts]
@@ -88,13 +88,13 @@ async def _in_order(parts: Sequence[Part]) -> AsyncIterator[tuple[Reference, Par
         heapq.heapreplace(heap, (after, number, following))
 
 
-async def _prefixed(part: Part) -> AsyncIterator[Reference]:
+async def _prefixed(part: MergePart) -> AsyncIterator[Reference]:
     before = f"{part.prefix}/" if part.prefix else ""
     async for reference in part.references:
         yield reference._replace(key=before + reference.key) if before else reference
 
 
-async def in_order(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
+async def sorted_by_name(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
     """Yield `references`, of the set that `plan` describes, sorted by name; a set in Parquet has another order."""
     if plan.index is not None:
         async for reference in references:
@@ -115,7 +115,7 @@ async def in_order(references: AsyncIterator[Reference], plan: Plan) -> AsyncIte
 # -- groups
 
 
-async def groups(parts: Sequence[Part]) -> list[Reference]:
+async def groups(parts: Sequence[MergePart]) -> list[Reference]:
     """Return .zgroup documents for the root and the directories above each prefix, where no part has metadata.
 
     Returns [] unless all parts are of Zarr v2, judging by the metadata at their roots or in the directories there.
@@ -123,12 +123,12 @@ async def groups(parts: Sequence[Part]) -> list[Reference]:
     versions = {version for part in parts if (version := await _version(part.store)) is not None}
     if versions != {2}:
         return []
-    wanted = {""}
+    directories = {""}
     for part in parts:
         names = part.prefix.split("/")
-        wanted |= {"/".join(names[:count]) for count in range(1, len(names))}
+        directories |= {"/".join(names[:count]) for count in range(1, len(names))}
     found = []
-    for directory in wanted:
+    for directory in directories:
         if not await _is_node(parts, directory):
             found.append(Reference(join_key(directory, ".zgroup"), _GROUP))
     return sorted(found, key=lambda reference: reference.key.split("/"))
@@ -157,7 +157,7 @@ async def _version_at(store: ReferenceStore, directory: str) -> int | None:
     return None
 
 
-async def _is_node(parts: Sequence[Part], directory: str) -> bool:
+async def _is_node(parts: Sequence[MergePart], directory: str) -> bool:
     """Return whether a part has the metadata of an array or a group at `directory`."""
     for part in parts:
         if part.prefix == directory or not part.prefix:

@@ -30,7 +30,7 @@ _ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
 
 
 @dataclasses.dataclass
-class Writer:
+class ReferenceWriter:
     """A consumer of references, each key once. An index keeps the `notes`.
 
     `own` are the local paths that are created or changed by the writing.
@@ -63,8 +63,8 @@ class Output:
         return os.path.join(path if self.format == "parquet" else os.path.dirname(path), "")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Writer]:
-        """Open a Writer. The set appears complete at the end of the block; an exception leaves nothing behind.
+    def opened(self) -> Iterator[ReferenceWriter]:
+        """Open a ReferenceWriter. The end of the block completes the set; an exception leaves nothing behind.
 
         UsageError if `path` cannot be written to, SourceError if writing fails.
         """
@@ -80,12 +80,12 @@ class Output:
             yield writer
 
     @contextlib.contextmanager
-    def _encoder(self, path: str) -> Iterator[Writer]:
+    def _encoder(self, path: str) -> Iterator[ReferenceWriter]:
         if self.format == "parquet":
             from zarrfs.references.parquet_writer import RECORD_SIZE, ParquetWriter
 
             with ParquetWriter(path, self.record_size or RECORD_SIZE, self.path) as parquet:
-                yield Writer(parquet.add)
+                yield ReferenceWriter(parquet.add)
                 parquet.commit()
             return
         with open(path, "xb") as file:
@@ -97,7 +97,7 @@ class Output:
         from zarrfs.store.indexfile import IndexWriter
 
         with IndexWriter(path) as index:
-            writer = Writer(functools.partial(add_reference, index))
+            writer = ReferenceWriter(functools.partial(add_reference, index))
             yield writer
             if not is_utf8(writer.notes.get("base", "")):
                 raise SourceError(self.path, "relative to a path that is not UTF-8, which no index can note")
@@ -163,12 +163,12 @@ def _standard_output() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
+def _json(raw: IO[bytes], form: str, version: int) -> Iterator[ReferenceWriter]:
     from zarrfs.references.json_writer import JsonWriter
 
     with compressor(raw, form) as file:
         encoder = JsonWriter(file, version)
-        yield Writer(encoder.add)
+        yield ReferenceWriter(encoder.add)
         encoder.commit()
     raw.flush()
 

@@ -23,7 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from zarrfs.references.gen import RENDERED_MAX, Batch, Gen, TemplateError, names_in
+from zarrfs.references.gen import RENDERED_MAX, Gen, RenderedBatch, TemplateError, names_in
 
 CPU_SECONDS = 2.0  # processor time to start with,
 SECONDS_EACH = 0.005  # for every text,
@@ -125,7 +125,7 @@ class Templates:
             else:
                 yield from zip(keys, urls, map(str, offsets), map(str, lengths), strict=True)
 
-    def batches(self, gen: Gen) -> Iterator[Batch]:
+    def batches(self, gen: Gen) -> Iterator[RenderedBatch]:
         """Yield the rendered fields of all combinations, in order, at most 65536 rows at a time."""
         self.budget.seconds += gen.count * SECONDS_A_ROW
         done = 0
@@ -260,7 +260,7 @@ class Templates:
     def _render(self, code: jinja2.Template, values: Mapping[str, Any]) -> str:
         return _joined(code.root_render_func(code.new_context(dict(values))))
 
-    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[Batch]:
+    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[RenderedBatch]:
         """Yield `rows` in batches; an error is raised after the rows before it."""
         failed: Exception | None = None
         while failed is None:
@@ -274,12 +274,12 @@ class Templates:
             if chunk:
                 keys, urls, *numbers = map(list, zip(*chunk, strict=True))
                 offsets, lengths = numbers or (None, None)
-                yield Batch(keys, urls, offsets, lengths)
+                yield RenderedBatch(keys, urls, offsets, lengths)
             elif failed is None:
                 return
         raise failed
 
-    def _evaluated(self, gen: Gen, done: int) -> Iterator[Batch]:
+    def _evaluated(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
         """Yield batches evaluated over whole dimensions; raise an error if only rendering can decide."""
         from zarrfs.references.vectors import Expansion, TooLarge  # imports numpy, outside the limits
 
@@ -298,10 +298,10 @@ class Templates:
                 done += len(batch.keys)
                 yield batch
 
-    def _rendered_together(self, gen: Gen, done: int) -> Iterator[Batch]:
+    def _rendered_together(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
         return self._chunks(self._rows_together(gen, done))
 
-    def _rendered_apart(self, gen: Gen, done: int) -> Iterator[Batch]:
+    def _rendered_apart(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
         return self._chunks(self._rows_apart(gen, done))
 
     def _rows_together(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:

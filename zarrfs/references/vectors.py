@@ -23,7 +23,7 @@ from jinja2 import nodes
 from jinja2.filters import do_int
 from numpy.typing import NDArray
 
-from zarrfs.references.gen import RENDERED_MAX, Batch, Gen, names_in
+from zarrfs.references.gen import RENDERED_MAX, Gen, RenderedBatch, names_in
 
 SIZE_MAX = 64 << 20  # approximate bytes of all values of one block
 STEPS_MAX = 1000  # nodes evaluated for one field of one block
@@ -54,7 +54,7 @@ class TooLarge(Exception):
     """A block whose texts would take too much memory; a smaller one may fit."""
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """Texts, and the largest length among them (characters)."""
 
     values: NDArray[np.object_]
@@ -63,7 +63,7 @@ class Part(NamedTuple):
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]  # quotients
-Text = tuple[Part, ...]  # to be concatenated in this order
+Text = tuple[TextPart, ...]  # to be concatenated in this order
 Value = Ints | Floats | Text
 
 
@@ -91,7 +91,7 @@ class NamedTemplates(Protocol):
         ...
 
 
-class Space:
+class Combinations:
     """A block of combinations: the shape of arrays over its dimensions, and the memory left for them."""
 
     def __init__(self, block: Mapping[str, Sequence[int]]) -> None:
@@ -123,14 +123,14 @@ class Space:
         """Return a constant. Raises NotEvaluated beyond 64 bits."""
         return _int64([value]).reshape(self._ones)
 
-    def constant(self, text: str) -> Part:
+    def constant(self, text: str) -> TextPart:
         """Return a text that is the same for all combinations."""
         return self.part([text], self._ones)
 
-    def part(self, texts: Sequence[str], shape: tuple[int, ...]) -> Part:
+    def part(self, texts: Sequence[str], shape: tuple[int, ...]) -> TextPart:
         """Return texts given in the order of their combinations."""
         values = np.fromiter(texts, dtype=object, count=len(texts))
-        return Part(values.reshape(shape), max(map(len, texts)))
+        return TextPart(values.reshape(shape), max(map(len, texts)))
 
     def column(self, values: NDArray[Any]) -> list[Any]:
         """Return one value for every row; equal texts of a few combinations are one object."""
@@ -144,7 +144,7 @@ class Evaluator:
     Raises NotEvaluated, TooLarge, or any other error if the document is faulty; rendering then reports the fault.
     """
 
-    def __init__(self, space: Space, templates: NamedTemplates) -> None:
+    def __init__(self, space: Combinations, templates: NamedTemplates) -> None:
         self._space, self._templates = space, templates
         self._steps = STEPS_MAX
 
@@ -167,7 +167,7 @@ class Evaluator:
 
     def joined(self, values: Iterable[Value]) -> Text:
         """Concatenate the texts of `values`."""
-        parts: list[Part] = []
+        parts: list[TextPart] = []
         for part in itertools.chain.from_iterable(map(self.text, values)):
             if parts and part.values.size == 1 == parts[-1].values.size:
                 parts[-1] = self._added(parts[-1], part)
@@ -177,8 +177,8 @@ class Evaluator:
             raise NotEvaluated
         return tuple(parts)
 
-    def merged(self, text: Text) -> Part:
-        """Concatenate the parts of a text to one array, first the neighbours that depend on the fewest combinations."""
+    def merged(self, text: Text) -> TextPart:
+        """Concatenate the parts of a text to one array, first those neighbours that depend on few combinations."""
         parts = list(text) or [self._space.constant("")]
         while len(parts) > 1:
             sizes = [math.prod(_broadcast(a.values, b.values)) for a, b in itertools.pairwise(parts)]
@@ -186,10 +186,10 @@ class Evaluator:
             parts[at : at + 2] = [self._added(parts[at], parts[at + 1])]
         return parts[0]
 
-    def _added(self, left: Part, right: Part) -> Part:
+    def _added(self, left: TextPart, right: TextPart) -> TextPart:
         longest = left.longest + right.longest
         self._space.take(math.prod(_broadcast(left.values, right.values)), _OBJECT + longest)
-        return Part(np.add(left.values, right.values), longest)
+        return TextPart(np.add(left.values, right.values), longest)
 
     # -- nodes
 
@@ -348,15 +348,15 @@ class Expansion:
             _Field(templates, source, name in ("offset", "length")) for name, source in gen.fields.items()
         ]
 
-    def batch(self, block: Mapping[str, Sequence[int]]) -> Batch:
+    def batch(self, block: Mapping[str, Sequence[int]]) -> RenderedBatch:
         """Return the rows of the product of `block`; after any error, rendering reports what is wrong.
 
         Raises TooLarge if a smaller block may fit.
         """
-        space = Space(block)
+        space = Combinations(block)
         keys, urls, *numbers = (field.column(space) for field in self._fields)
         offsets, lengths = numbers or (None, None)
-        return Batch(keys, urls, offsets, lengths)
+        return RenderedBatch(keys, urls, offsets, lengths)
 
 
 class _Field:
@@ -369,7 +369,7 @@ class _Field:
         self._whole = _Rendering(templates, tree.body)  # refuses what Python does not compile
         self._renderings: dict[int, _Rendering] = {}
 
-    def column(self, space: Space) -> list[Any]:
+    def column(self, space: Combinations) -> list[Any]:
         evaluator = Evaluator(space, self._templates)
         if self._pieces is not None:
             try:
@@ -378,7 +378,7 @@ class _Field:
                 self._pieces = None
         return self._finished([self._whole.text(space)], evaluator, space)
 
-    def _values(self, pieces: list[nodes.Expr], evaluator: Evaluator, space: Space) -> list[Value]:
+    def _values(self, pieces: list[nodes.Expr], evaluator: Evaluator, space: Combinations) -> list[Value]:
         values: list[Value] = []
         for number, piece in enumerate(pieces):
             rendering = self._renderings.get(number)
@@ -394,7 +394,7 @@ class _Field:
             values.append(rendering.text(space))
         return values
 
-    def _finished(self, values: list[Value], evaluator: Evaluator, space: Space) -> list[Any]:
+    def _finished(self, values: list[Value], evaluator: Evaluator, space: Combinations) -> list[Any]:
         """Return the column made by the pieces: ints, if they are numbers and the field is numeric."""
         if self._is_number and len(values) == 1 and _are_ints(values[0]):
             return space.column(values[0])
@@ -413,7 +413,7 @@ class _Rendering:
         self._names = names_in(body)
         self._render = templates.renderer(body)
 
-    def text(self, space: Space) -> Text:
+    def text(self, space: Combinations) -> Text:
         used = [name for name in space.block if name in self._names]
         shape = space.shape_over(used)
         texts: list[str] = []

@@ -17,7 +17,7 @@ from zarrfs.cli import common
 if TYPE_CHECKING:
     from zarrfs.config.options import Parsed
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.output import Output, Writer
+    from zarrfs.references.output import Output, ReferenceWriter
     from zarrfs.store.api import ReferenceStore
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def write_set(
 
 
 @contextlib.contextmanager
-def opened(to: Output) -> Iterator[Writer]:
+def opened(to: Output) -> Iterator[ReferenceWriter]:
     """`to.opened()`, which an end by SIGTERM leaves as Ctrl-C does: with nothing left behind."""
     with orderly_end(), to.opened() as writer:
         yield writer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gens import gen, rows
+from tests.references.gens import gen, rows
 from zarrfs.references.gen import TemplateError, json_type, read_gen
 
 WHOLE = "expected a whole number, not"

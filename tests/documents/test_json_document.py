@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.referencesets import compiled
+from tests.references.referencesets import compiled
 from zarrfs.documents import json_document
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import PROGRAM, run
+from tests.references.referencesets import compiled
 from tests.servers import Nginx
-from tests.unit.referencesets import compiled
 from zarrfs import sources
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gens import gen, rows
+from tests.references.gens import gen, rows
 from zarrfs.references import templates as module
 from zarrfs.references import vectors
 from zarrfs.references.gen import Gen, TemplateError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.referencesets import compiled
+from tests.references.referencesets import compiled
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import DEPTH_MAX, JsonDocument
 from zarrfs.errors import SourceError

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.gens import gen, rows
-from tests.unit.referencesets import Plain
+from tests.references.gens import gen, rows
+from tests.references.referencesets import Plain
 from zarrfs import sources
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError

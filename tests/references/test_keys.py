@@ -10,7 +10,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.referencesets import compiled, refusal
+from tests.references.referencesets import compiled, refusal
 from zarrfs.references import parse as references
 from zarrfs.store import indexdirs
 from zarrfs.store.api import Kind, join_key

@@ -12,7 +12,7 @@ import trio
 from fsspec.implementations.reference import ReferenceFileSystem
 
 from tests.conftest import DATA
-from tests.unit.referencesets import SPEC_EQUIVALENT, SPEC_EXAMPLE, compiled, refusal
+from tests.references.referencesets import SPEC_EQUIVALENT, SPEC_EXAMPLE, compiled, refusal
 from zarrfs import sources
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, SourceError

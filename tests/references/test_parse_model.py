@@ -9,7 +9,7 @@ from fsspec.implementations.reference import ReferenceFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.referencesets import Plain, compiled
+from tests.references.referencesets import Plain, compiled
 
 NAMES = st.text(st.sampled_from("ab.é{ "), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
 KEYS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
