@@ -28,7 +28,7 @@ TEXT = json.dumps({"version": 1, "refs": {f"k{number}": f"v{number}" for number 
 
 
 def planned(directory: Path, data: bytes, **options: object) -> bytes:
-    """The value of k999, after mounting-to-be the document `data`."""
+    """Plan the document `data` and return the value of k999."""
     path = directory / "refs.json.x"
     path.write_bytes(data)
     chosen = Options(index_dir=str(directory / "index"), **options)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def test_two_members_are_one_document(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_cut_and_damaged(name: str, tmp_path: Path) -> None:
+def test_truncated_and_damaged_data(name: str, tmp_path: Path) -> None:
     data = FORMATS[name](TEXT)
     for bad in (data[: len(data) // 2], data[:20] + b"\xff" * 20 + data[40:]):
         with pytest.raises(SourceError, match=r"refs\.json\.x: (damaged|not JSON)"):

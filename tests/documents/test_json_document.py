@@ -1,4 +1,4 @@
-"""Documents in slices: the same as parsing all at once, wherever the slices are cut."""
+"""JSON documents in slices: the same result as parsing all at once, wherever the slices end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def document(text: bytes, limit: int = 1 << 30) -> JsonDocument:
 
 
 def together(text: bytes, apart: tuple[str, ...]) -> Any:
-    """The slices put together again."""
+    """Return the slices merged into one value."""
     whole: Any = None
     for member, values in document(text).slices(apart):
         if member is None:
@@ -86,7 +86,7 @@ def test_slices_are_the_document(root: Any, indent: int | None, raw: bool, blank
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(root=ROOTS, data=st.data())
-def test_what_is_not_json_is_refused(root: Any, data: st.DataObject) -> None:
+def test_invalid_json_is_refused(root: Any, data: st.DataObject) -> None:
     text = json.dumps(root).encode()
     at = data.draw(st.integers(0, len(text) - 1))
     without, more = text[:at] + text[at + 1 :], text[:at] + b"," + text[at:]
@@ -115,7 +115,7 @@ def test_broken(text: bytes) -> None:
             together(text, apart)
 
 
-def test_an_error_far_down_says_where() -> None:
+def test_a_late_error_names_its_position() -> None:
     text = b'{"refs":{' + b",".join(b'"k%05d":["u",%d,1]' % (n, n) for n in range(100_000)) + b',"bad":[1 2]}}'
     with pytest.raises(SourceError) as caught:
         together(text, ("refs",))
@@ -124,7 +124,7 @@ def test_an_error_far_down_says_where() -> None:
 
 
 @pytest.mark.parametrize("apart", [(), ("refs",)])
-def test_what_is_not_utf_8_is_shown(apart: tuple[str, ...]) -> None:
+def test_bytes_that_are_not_utf_8_are_quoted(apart: tuple[str, ...]) -> None:
     text = b'{"refs":{' + b'"k":["u",1,1],' * 200 + b'"x/na\xffme":"v","z":1}}'
     with pytest.raises(SourceError, match=r"not UTF-8: '.*x/na\\\\xffme.*\(at byte [\d,]+\)$") as caught:
         together(text, apart)
@@ -140,7 +140,7 @@ def test_whole_numbers_of_any_size() -> None:
         assert str(together(text, apart)) == str(json.loads(text))
 
 
-def test_a_byte_order_mark_is_left_out() -> None:
+def test_a_byte_order_mark_is_skipped() -> None:
     for text in (b'{"a": [1]}', b'{"a": ["' + b"x" * 3000 + b'"]}'):
         assert together(b"\xef\xbb\xbf" + text, ()) == json.loads(text)
 

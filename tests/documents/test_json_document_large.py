@@ -1,4 +1,4 @@
-"""Large and hostile documents: time in proportion to decompressing them, memory to their longest value."""
+"""Large and hostile documents: time proportional to decompressing them, memory to their longest value."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DOCUMENTS: dict[str, tuple[bytes, bool]] = {
 
 
 def cpu(work: Callable[[], object], times: int = 1) -> float:
-    """Seconds of this process for `work`, which the kernel may count in ticks of 10 ms."""
+    """Return the processor seconds of this process for `work`; the kernel may count in ticks of 10 ms."""
     began = time.process_time()
     for _ in range(times):
         work()
@@ -62,7 +62,7 @@ def cpu(work: Callable[[], object], times: int = 1) -> float:
 
 
 def peak(work: Callable[[], object]) -> int:
-    """Bytes of memory that this process takes for `work`, at most."""
+    """Return the peak of additional memory (bytes) of this process during `work`."""
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = memory("VmRSS")
     work()
@@ -76,7 +76,7 @@ def memory(what: str) -> int:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_time_and_memory(name: str) -> None:
-    """A factor tells linear from quadratic; what it is on a large document, scripts/bench references measures."""
+    """A factor distinguishes linear from quadratic time; scripts/bench references measures real documents."""
     text, is_value = DOCUMENTS[name]
     packed = gzip.compress(text, 6)
 
@@ -89,7 +89,7 @@ def test_time_and_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if "archive" not in name])
-def test_the_entries_are_all_there(name: str) -> None:
+def test_no_entry_is_lost(name: str) -> None:
     text, _ = DOCUMENTS[name]
     expected = json.loads(text)
     expected = expected.get("refs", expected)
@@ -117,7 +117,7 @@ def test_the_entries_are_all_there(name: str) -> None:
     ],
     ids=["cut", "arrays", "objects", "bracket", "two values", "more", "number", "text"],
 )
-def test_what_is_refused_says_where(text: bytes, at: int) -> None:
+def test_a_refusal_names_its_position(text: bytes, at: int) -> None:
     with pytest.raises(SourceError, match=r"^x\.json: not JSON: .*\(at byte [\d,]+\)$") as caught:
         for _ in JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30).slices(("refs",)):
             pass
@@ -126,8 +126,8 @@ def test_what_is_refused_says_where(text: bytes, at: int) -> None:
         assert abs(place - at) < 10
 
 
-def test_what_a_document_is_is_known_without_its_long_parts() -> None:
-    """Each pass decompresses it again, so a set is recognised by what comes before many blanks or a long value."""
+def test_detection_does_not_read_long_parts() -> None:
+    """Each pass decompresses again, so detection must not read past many blanks or a long value."""
     for text in (DOCUMENTS["blanks before the first entry"][0], b'{"version":1,"refs":{"z":"' + b"x" * SIZE + b'"}}'):
         document = JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30)
         assert document.head(("refs",)) == {"version": 1, "refs": {}}

@@ -1,4 +1,4 @@
-"""What tests of gen share: an item read, and its rows."""
+"""Helpers of the tests of gen: one checked item, and its rendered rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from zarrfs.references.templates import Templates
 
 
 def gen(item: dict[str, Any], names: tuple[str, ...] = (), limit: int = 10**6) -> Gen:
-    """An item of gen, checked; `names` are those of templates."""
+    """Return a checked item of gen; `names` are those of the templates."""
     (made,) = read_gen([item], names, limit)
     return made
 
 
 def rows(item: dict[str, Any], **named: str) -> list[tuple[str, ...]]:
-    """All rendered rows of an item, with named templates."""
+    """Return all rendered rows of an item, with named templates."""
     return list(Templates(named).rows(gen(item, tuple(named))))

@@ -1,4 +1,4 @@
-"""What tests of reference sets share: a compiled set, its refusal, and plain jinja as a model."""
+"""Helpers of the tests of reference sets: a compiled set, the error that refuses one, plain jinja2 as a model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Compiled:
 
 @contextmanager
 def compiled(document: Any, base: str = "", **options: Any) -> Iterator[Compiled]:
-    """`document` (its text, or what JSON makes of it) compiled with options, its targets relative to `base`."""
+    """Compile `document` (text, or a value for JSON) with options; relative targets start at `base`."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "index")
         with IndexWriter(path) as writer:
@@ -103,7 +103,7 @@ def compiled(document: Any, base: str = "", **options: Any) -> Iterator[Compiled
 
 
 def refusal(document: Any, **options: Any) -> tuple[str | None, str]:
-    """(entry, rule) of the error that refuses `document`."""
+    """Return (entry, rule) of the error that refuses `document`."""
     with pytest.raises(SourceError) as caught, compiled(document, **options):
         pass
     assert caught.value.source == "set.json"

@@ -1,4 +1,4 @@
-"""zarrfs refs from-store: the set of a tree shows the same tree."""
+"""zarrfs refs from-store: the set made of a tree shows the same tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METADATA = {".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"}
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A Zarr store with odd names in it."""
+    """Make a Zarr store with unusual names."""
     place = tmp_path / "störe {{x}}.zarr"
     group = zarr.open_group(str(place), mode="w", zarr_format=2)
     group.create_array("x/y", data=np.arange(100), chunks=(30,))
@@ -38,7 +38,7 @@ def files(place: Path) -> dict[str, bytes]:
 
 
 def shown(path: Path | str, *options: str) -> dict[str, bytes]:
-    """Every file of a set by the program itself."""
+    """Read every file of a set with the program itself."""
     keys = [json.loads(line) for line in run("ls", "-R", "--json", path, *options).stdout.splitlines()]
     command = [PROGRAM, "cat", path, *options]
     return {
@@ -121,7 +121,7 @@ def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Pat
         (lambda place: (place / "dir").mkdir() or (place / "dir" / os.fsdecode(b"\xfe")).mkdir(), "dir/", "not UTF-8"),
     ],
 )
-def test_what_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, tmp_path: Path) -> None:
+def test_files_that_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, tmp_path: Path) -> None:
     assert callable(make)
     make(tree)
     result = refs("from-store", tree, "-o", tmp_path / "set.json")
@@ -132,7 +132,7 @@ def test_what_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, t
 
 
 @pytest.mark.parametrize("locked", ["notes/hh::i", "notes", "x/y/.zarray"])
-def test_what_cannot_be_read(locked: str, tree: Path, tmp_path: Path) -> None:
+def test_unreadable_files_and_directories(locked: str, tree: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
         pytest.skip("root reads everything")
     for path in (tmp_path, *tmp_path.parents):
@@ -156,8 +156,8 @@ def test_a_document_is_no_tree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["set.json", "sub/set.index", "set.parq", "stdout"])
-def test_the_set_itself_is_no_part_of_the_tree(name: str, tmp_path: Path) -> None:
-    """What is being written, and what it replaces, is in the tree that it is made of."""
+def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
+    """The output file, and the one it replaces, are in the tree that the set is made of."""
     tree = tmp_path / "tree"
     for array in "x", "z/y":
         zarr.create_array(str(tree / array), data=np.arange(9), chunks=(3,), zarr_format=2)

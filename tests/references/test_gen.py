@@ -1,4 +1,4 @@
-"""Items of gen: what is refused, how their combinations are ordered, and what their errors name."""
+"""Items of gen: errors, the order of combinations, and the places that errors name."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_errors_of_rendering_name_field_and_combination(item: dict[str, Any], en
     assert (caught.value.entry, caught.value.rule) == (entry, rule)
 
 
-def test_what_json_calls_things() -> None:
+def test_names_of_json_types() -> None:
     values = [None, True, 1, 1.5, "", [], {}, 10**50]
     assert [json_type(value) for value in values] == [
         "null", "true", "the number 1", "the number 1.5", "a string", "an array", "an object",
@@ -124,7 +124,7 @@ def test_what_json_calls_things() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
-def test_blocks_cut_the_combinations_into_consecutive_ones(sizes: list[int], data: st.DataObject) -> None:
+def test_blocks_are_consecutive(sizes: list[int], data: st.DataObject) -> None:
     dimensions = {f"d{at}": list(range(size)) if at % 2 else {"stop": size} for at, size in enumerate(sizes)}
     item = gen({**GOOD, "key": "k", "dimensions": dimensions})
     number, found = 0, []
@@ -139,7 +139,7 @@ def test_blocks_cut_the_combinations_into_consecutive_ones(sizes: list[int], dat
     assert found == list(itertools.product(*map(range, sizes)))
 
 
-def test_blocks_are_as_large_as_they_may() -> None:
+def test_blocks_are_as_large_as_allowed() -> None:
     item = gen({**GOOD, "dimensions": {"i": {"stop": 50}, "j": {"stop": 100}, "k": {"stop": 100}}}, limit=10**6)
     assert [len(values) for values in item.block(0, 65536).values()] == [6, 100, 100]
     assert [len(values) for values in item.block(480_000, 65536).values()] == [2, 100, 100]

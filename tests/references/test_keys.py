@@ -1,4 +1,4 @@
-"""The keys of reference sets: which are keys at all, and which are files and directories at once."""
+"""The keys of reference sets: valid and invalid ones, and keys that are both file and directory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GOOD_KEYS = [
 
 @pytest.mark.parametrize(("key", "rule"), BAD_KEYS.items(), ids=range(len(BAD_KEYS)))
 @pytest.mark.parametrize("value", ["text", ["u", 0, 1]])
-def test_a_bad_key_takes_only_itself(key: str, rule: str, value: Any) -> None:
+def test_a_bad_key_leaves_out_only_itself(key: str, rule: str, value: Any) -> None:
     with compiled({"before": "1", key: value, "x/after": "2", "n/after": "3"}) as made:
         assert made.keys() == ["before", "n/after", "x/after"]
         ((_entry, told),) = made.problems
@@ -60,7 +60,7 @@ def test_good_keys(key: str) -> None:
         assert made.keys() == sorted([key, "x/sibling"])
 
 
-def test_a_bad_key_is_bad_again_below_a_parent_that_is_known() -> None:
+def test_a_bad_key_stays_bad_below_a_known_parent() -> None:
     with compiled({"d/a": "", "d/.": "", "d/..": "", "d/": "", "d/b": "", "//c": "", "d/\0": "", "": ""}) as made:
         assert made.keys() == ["d/a", "d/b"]
         assert len(made.problems) == 6
@@ -93,7 +93,7 @@ def test_a_bad_key_makes_no_directory() -> None:
         assert len(made.problems) == 2
 
 
-def test_of_duplicate_keys_the_last_one_counts() -> None:
+def test_the_last_of_duplicate_keys_wins() -> None:
     with compiled(json.loads('{"a": "1", "b": "x", "a": ["/u", 0, 5]}')) as made:
         assert made.tree() == {"a": ["/u", 0, 5], "b": b"x"}
 
@@ -101,7 +101,7 @@ def test_of_duplicate_keys_the_last_one_counts() -> None:
 # -- a leading slash, and keys that are directories too
 
 
-def test_a_leading_slash_is_taken_off() -> None:
+def test_a_leading_slash_is_removed() -> None:
     with compiled({"/a": "1", "b": "2", "/d/c": ["u", 0, 1], "/../e": "no"}) as made:
         assert made.keys() == ["a", "b", "d/c"]
         assert made.problems == [("/../e", "not a key: a part '..'")]
@@ -120,7 +120,7 @@ CONFLICT = {"a": "1", "b": "2", "b/c": "3", "b/c/d": "4", "b/e": ["u", 0, 1], "b
         ("file", ["a", "b", "b0", "f"], ["b/", "f/"]),
     ],
 )
-def test_a_key_that_is_a_directory_too(conflict: str, keys: list[str], problems: list[str]) -> None:
+def test_a_key_that_is_also_a_directory(conflict: str, keys: list[str], problems: list[str]) -> None:
     with compiled(CONFLICT, conflict=conflict) as made:
         assert sorted(made.keys()) == keys
         assert [entry for entry, _ in made.problems] == problems
@@ -128,14 +128,14 @@ def test_a_key_that_is_a_directory_too(conflict: str, keys: list[str], problems:
             assert made.problems[0][1] == "a file and a directory: the file wins over 3 files"
 
 
-def test_a_key_that_is_a_directory_too_refuses_the_set_on_request() -> None:
+def test_a_key_that_is_also_a_directory_refuses_the_set_on_request() -> None:
     assert refusal(CONFLICT, conflict="error") == ("b", "a file and a directory (see option conflict)")
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=5).map("/".join), max_size=40), wins=...)
-def test_directories_that_were_forgotten(keys: list[str], wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few are kept in memory, and asked for again: the tree is the same."""
+def test_directories_evicted_from_the_cache(keys: list[str], wins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small cache of directories, whose entries are looked up again, gives the same tree."""
     monkeypatch.setattr(indexdirs, "_REMEMBERED", 2)
     monkeypatch.setattr(references, "_REMEMBERED", 2)
     model = {key: str(number) for number, key in enumerate(keys)}

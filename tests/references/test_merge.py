@@ -1,4 +1,4 @@
-"""zarrfs refs merge and relocate, against a dict; what is refused."""
+"""zarrfs refs merge and relocate, against a dict, and the errors of both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = b'{"zarr_format":2}'
 
 
 def wrong(*arguments: object, status: int = 1) -> str:
-    """What a command that fails says, without the name of the program."""
+    """Return the message of a failing command, without the name of the program."""
     result = refs(*arguments)
     assert (result.exit_code, result.stdout) == (status, "")
     assert len(result.stderr.splitlines()) == 1
@@ -93,13 +93,13 @@ def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])
-def test_one_of_several_sets_counts(which: str, expected: bytes, tmp_path: Path) -> None:
+def test_the_chosen_duplicate_wins(which: str, expected: bytes, tmp_path: Path) -> None:
     sets = [made(tmp_path / f"{n}.json", {"a": str(n), f"b{n}": ""}) for n in (1, 2, 3)]
     done("merge", *sets, "--duplicates", which, "-o", tmp_path / "m.json")
     assert entries(tmp_path / "m.json") == {"a": expected, "b1": b"", "b2": b"", "b3": b""}
 
 
-def test_groups_are_made_for_zarr_v2_alone(tmp_path: Path) -> None:
+def test_groups_are_made_only_for_zarr_v2(tmp_path: Path) -> None:
     v2 = made(tmp_path / "v2.json", {".zgroup": "{}", "x/.zarray": "{}"})
     array = made(tmp_path / "array.json", {".zarray": "{}"})
     v3 = made(tmp_path / "v3.json", {"zarr.json": "{}"})
@@ -160,7 +160,7 @@ def test_a_dry_run_counts(some: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["set.json"]
 
 
-def test_relative_urls_are_tried_as_they_stand_then_as_they_are_meant(some: Path, tmp_path: Path) -> None:
+def test_rules_match_relative_urls_as_written_then_resolved(some: Path, tmp_path: Path) -> None:
     rules = ["--from", "s3://b/", "--to", "/m/", "--from", f"{tmp_path}/", "--to", "http://h/"]
     assert json.loads(done("relocate", some, *rules).stdout)["refs"]["c"] == ["http://h/data/x"]
     rules += ["--from", "data/", "--to", "D/"]

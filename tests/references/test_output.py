@@ -1,4 +1,4 @@
-"""zarrfs refs convert and expand: the same set in every form, for us and for fsspec; nothing where they fail."""
+"""zarrfs refs convert and expand: the same set in every format, for zarrfs and fsspec; no output on failure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RANDOM = settings(deadline=None, max_examples=25, suppress_health_check=[HealthC
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child for each of hundreds of documents would take minutes."""
+    """Plan in this process: a child for each of hundreds of documents would take minutes."""
     monkeypatch.setattr(sources, "_plan_in_child", lambda source, given, *_more: prepare(source, given))
 
 
@@ -52,14 +52,14 @@ def urls(place: Path) -> list[str]:
 
 
 def written(document: dict[str, Any]) -> str:
-    """entries() as a document of version 0."""
+    """Return entries() as a document of version 0."""
     return json.dumps(
         {k: f"base64:{base64.b64encode(v).decode()}" if isinstance(v, bytes) else v for k, v in document.items()}
     )
 
 
 @pytest.mark.parametrize("form", [*OPENERS, "index"])
-def test_every_form_holds_the_same(form: str, tmp_path: Path, place: Path, urls: list[str]) -> None:
+def test_every_format_holds_the_same(form: str, tmp_path: Path, place: Path, urls: list[str]) -> None:
     document = {".zgroup": b"{}", "a/0": [urls[0], 3, 9], "a/1": [urls[1]], "a/raw": b"\xff\0", "a/text": "é".encode()}
     (tmp_path / "set.json").write_text(written(document))
     done("convert", tmp_path / "set.json", tmp_path / f"out.{form}")
@@ -84,7 +84,7 @@ def test_random_sets_through_an_index(data: st.DataObject, tmp_path: Path, urls:
 
 
 def meant(document: dict[str, Any]) -> dict[str, bytes]:
-    """The bytes of every file."""
+    """Return the bytes of every file."""
     found = {}
     for key, value in document.items():
         start = value[1] if len(value) == 3 and isinstance(value, list) else 0
@@ -105,7 +105,7 @@ def test_fsspec_reads_the_same_bytes(data: st.DataObject, tmp_path: Path, urls: 
     assert as_fsspec_reads(tmp_path / "v0.json") == meant(document)
 
 
-def test_the_command_line_knows_every_form() -> None:
+def test_the_command_line_knows_every_format() -> None:
     assert running.FORMATS == output.FORMATS
 
 
@@ -134,7 +134,7 @@ def test_expand_renders_templates_and_gen(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_expand_refuses_what_would_be_version_1(tmp_path: Path) -> None:
+def test_expand_refuses_a_set_that_reads_as_version_1(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"version": 1, "refs": {"version": "x", "a": "b"}}')
     result = refs("expand", tmp_path / "set.json", "-o", tmp_path / "out.json")
     assert result.exit_code == 1
@@ -149,13 +149,13 @@ def test_expand_refuses_what_would_be_version_1(tmp_path: Path) -> None:
 
 
 def cat(*arguments: object) -> bytes:
-    """What zarrfs cat writes."""
+    """Return the output of zarrfs cat."""
     return subprocess.run([PROGRAM, "cat", *map(str, arguments)], capture_output=True, check=True).stdout
 
 
 @pytest.fixture
 def relative(tmp_path: Path) -> Path:
-    """A set that names its targets relative to itself."""
+    """Make a set with targets relative to itself."""
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     (tmp_path / "here" / "data").write_bytes(TARGET)
@@ -234,7 +234,7 @@ def test_force_replaces_and_standard_output_is_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["archive", "store"])
-def test_what_is_no_reference_set(kind: str, tmp_path: Path) -> None:
+def test_sources_that_are_no_reference_set(kind: str, tmp_path: Path) -> None:
     (tmp_path / "archive").write_text('[{"path": "a", "mode": 33188, "data": "x", "encoding": "utf-8"}]')
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / ".zgroup").write_text('{"zarr_format": 2}')
@@ -246,7 +246,7 @@ def test_what_is_no_reference_set(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A set that takes a moment to write; its index is kept already."""
+    """Make a set that takes a moment to write, with its index in the cache."""
     path = tmp_path_factory.mktemp("large") / "large.json"
     path.write_text(json.dumps({f"v/{n}": [f"s3://bucket/{n * 7919}", n, 5] for n in range(200_000)}))
     assert run("info", path).returncode == 0
@@ -255,7 +255,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_convert_that_is_ended(number: signal.Signals, large: Path, tmp_path: Path) -> None:
+def test_a_convert_ended_by_a_signal(number: signal.Signals, large: Path, tmp_path: Path) -> None:
     process = subprocess.Popen([PROGRAM, "refs", "convert", large, tmp_path / "out.json.xz"])
     until = time.monotonic() + 60
     while not os.listdir(tmp_path) and time.monotonic() < until:
@@ -284,7 +284,7 @@ def test_a_disk_that_fills_up(form: str, large: Path, tmp_path: Path) -> None:
 
 
 def for_parquet(data: st.DataObject, urls: list[str]) -> dict[str, Any]:
-    """A random set that the Parquet layout can hold: metadata, and chunks of arrays."""
+    """Draw a random set that the Parquet layout can hold: metadata, and chunks of arrays."""
     document: dict[str, Any] = {".zgroup": b'{"zarr_format":2}', ".zattrs": b'{"a":"\\u00e9"}'}
     for name in data.draw(st.lists(st.sampled_from(["x", "y/z", "é"]), unique=True, max_size=3)):
         shape = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=2))
@@ -336,7 +336,7 @@ def test_relative_urls_of_parquet(relative: Path, tmp_path: Path) -> None:
     assert cat(tmp_path / "there" / "r.json", "x/0") == TARGET[::-1][1:3]
 
 
-def test_what_parquet_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
+def test_a_set_that_parquet_cannot_hold_leaves_no_output(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{".zgroup": "{}", "x/0": ["/t", 0, 1]}')
     result = refs("convert", tmp_path / "set.json", tmp_path / "out.parq")
     assert result.exit_code == 1
@@ -355,7 +355,7 @@ def test_force_replaces_a_parquet_set_by_another(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["out", "set.json"]
 
 
-def test_merge_of_parquet_whose_chunks_come_in_another_order(tmp_path: Path) -> None:
+def test_merge_sorts_the_chunks_of_parquet(tmp_path: Path) -> None:
     document = {"x/.zarray": '{"shape":[12],"chunks":[1]}'} | {f"x/{n}": [f"/t{n}", n, 1] for n in range(12)}
     (tmp_path / "set.json").write_text(json.dumps(document))
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")

@@ -1,4 +1,4 @@
-"""Sets in the Parquet layout: what kerchunk and fsspec write, the rules of rows, order, laziness."""
+"""Sets in the Parquet layout: as kerchunk and fsspec write them; rows, order, lazy reading."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def target(tmp_path: Path) -> str:
-    """A file of 1000 bytes."""
+    """Make a file of 1000 bytes."""
     path = tmp_path / "target.bin"
     path.write_bytes(bytes(index % 251 for index in range(1000)))
     return str(path)
@@ -47,10 +47,10 @@ def target(tmp_path: Path) -> str:
 @pytest.mark.parametrize("record_size", [1, 5, 1000])
 @pytest.mark.parametrize("threshold", [1, 10])
 @pytest.mark.parametrize("name", ["combined_v1", "day0_v0", "day1_v1"])
-def test_what_kerchunk_writes(
+def test_sets_written_by_kerchunk(
     name: str, threshold: int, record_size: int, references: Path, tmp_path: Path
 ) -> None:
-    """Every key has the bytes that fsspec reads, and the set has no other keys."""
+    """The set has the keys and bytes that fsspec reads, and no others."""
     document = json.loads((references / f"{name}.json").read_text())
     refs = document.get("refs", document)
     root = str(tmp_path / "set")
@@ -67,7 +67,7 @@ def test_what_kerchunk_writes(
 
 
 @pytest.mark.parametrize("engine", ["fastparquet", "pyarrow"])
-def test_what_fsspec_writes(engine: Any, target: str, tmp_path: Path) -> None:
+def test_sets_written_by_fsspec(engine: Any, target: str, tmp_path: Path) -> None:
     """Columns without text have odd types: null with one engine, categories with the other."""
     root = str(tmp_path / "set")
     theirs = LazyReferenceMapper.create(
@@ -144,7 +144,7 @@ RULES: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_rows(name: str, target: str, tmp_path: Path) -> None:
-    """A bad row is an error of its own key; those beside it are read."""
+    """A bad row is an error of its own key; its neighbours are readable."""
     row, wanted = RULES[name]
     record = columns([b"before", None, [target, 0, 5]], 4)
     for column, value in row.items():
@@ -273,12 +273,12 @@ def test_a_set_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def grid_set(root: Path, count: int = 40, record_size: int = 4) -> Path:
-    """An array of `count` chunks, inline: their numbers."""
+    """Make an array of `count` chunks, whose inline bytes are their numbers."""
     rows: list[Reference] = [b"%d" % number for number in range(count)]
     return write_set(root, {"a/.zarray": zarray([count], [1])}, {"a": rows}, record_size)
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+def test_only_needed_record_files_are_read(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set")
 
     async def check(store: ParquetStore) -> None:
@@ -317,7 +317,7 @@ def test_many_readers_of_one_record_file_read_it_once(tmp_path: Path) -> None:
     assert ask(root, check) == 1
 
 
-def test_record_files_are_kept_within_a_bound(tmp_path: Path) -> None:
+def test_memory_of_record_files_is_bounded(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set", 400, 40)
 
     async def check(store: ParquetStore) -> None:
@@ -371,7 +371,7 @@ async def _first(infos: AsyncIterator[Any], count: int) -> AsyncIterator[Any]:
 
 
 def set_order(tree: Tree, prefix: str) -> list[str]:
-    """Documents and directories by name, then chunks in C order."""
+    """Return documents and directories by name, then chunks in C order."""
     names = sorted(children(tree, prefix))
     chunks = [name for name in names if name[0].isdigit() and children(tree, prefix)[name] is Kind.FILE]
     chunks.sort(key=lambda name: tuple(map(int, name.split("."))))
@@ -379,7 +379,7 @@ def set_order(tree: Tree, prefix: str) -> list[str]:
 
 
 def with_document(tree: Tree) -> Tree:
-    """The tree with the `.zmetadata` of its other documents."""
+    """Add the `.zmetadata` of the tree's documents."""
     metadata = {key: json.loads(value) for key, value in tree.items() if "/.z" in f"/{key}"}
     return {**tree, ".zmetadata": json.dumps({"metadata": metadata, "record_size": 3}).encode()}
 
@@ -442,7 +442,7 @@ class TestParquet(StoreContract):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=set_trees(), data=st.data())
-def test_a_listing_goes_on_after_any_name(tree: Tree, data: st.DataObject, tmp_path_factory: Any) -> None:
+def test_a_listing_resumes_after_any_name(tree: Tree, data: st.DataObject, tmp_path_factory: Any) -> None:
     case = TestParquet()
     case.place = tmp_path_factory.mktemp("sets")
 
@@ -455,7 +455,7 @@ def test_a_listing_goes_on_after_any_name(tree: Tree, data: st.DataObject, tmp_p
     case.run(check, tree)
 
 
-def test_the_errors_of_a_listing_are_of_the_store(tmp_path: Path) -> None:
+def test_a_listing_raises_errors_of_the_store(tmp_path: Path) -> None:
     root = grid_set(tmp_path / "set")
     (root / "a/refs.2.parq").unlink()
     with pytest.raises(ReadError, match=r"refs\.2\.parq: no such file"):

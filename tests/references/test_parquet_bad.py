@@ -1,4 +1,4 @@
-"""Sets in the Parquet layout that are broken, or far away: one clear error each, and only where it belongs."""
+"""Sets in the Parquet layout that are broken or remote: one clear error each, for the affected keys only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VALUES = {str(number): b"%d" % number for number in range(10)}
 
 
 def make(root: Path) -> Path:
-    """An array of ten chunks in three record files."""
+    """Make an array of ten chunks in three record files."""
     return write_set(root, {"a/.zarray": zarray([10], [1])}, {"a": list(VALUES.values())})
 
 
@@ -99,7 +99,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_broken_record_file_takes_only_its_own_keys_away(name: str, tmp_path: Path) -> None:
+def test_a_broken_record_file_fails_only_its_own_keys(name: str, tmp_path: Path) -> None:
     root = make(tmp_path / "set")
     path = root / "a/refs.1.parq"
     damage, reason = DAMAGES[name]
@@ -122,7 +122,7 @@ def test_a_broken_record_file_takes_only_its_own_keys_away(name: str, tmp_path: 
 
 
 def test_too_few_rows(tmp_path: Path) -> None:
-    """A file that is not padded is fine; rows that are not there are errors."""
+    """A file without padding is valid; missing rows are errors."""
     root = make(tmp_path / "set")
     write_record(root / "a/refs.2.parq", columns([b"8", b"9"], 2))
     write_record(root / "a/refs.1.parq", columns([b"4", None], 2))
@@ -132,7 +132,7 @@ def test_too_few_rows(tmp_path: Path) -> None:
     assert (found["4"], found["8"], found["9"]) == (b"4", b"8", b"9")
 
 
-def test_a_failure_is_believed_for_a_while(tmp_path: Path) -> None:
+def test_a_failure_is_cached_for_a_while(tmp_path: Path) -> None:
     root = make(tmp_path / "set")
     (root / "a/refs.1.parq").rename(root / "a/away")
 
@@ -150,8 +150,8 @@ def test_a_failure_is_believed_for_a_while(tmp_path: Path) -> None:
 # -- record files that are not there
 
 
-def test_what_is_no_absent_record_file(tmp_path: Path) -> None:
-    """A name that leads nowhere, a file in the directory's place, a set that is gone: errors, never absent chunks."""
+def test_failures_that_are_not_absent_record_files(tmp_path: Path) -> None:
+    """A dangling link, a file in place of the directory, a removed set: errors, never absent chunks."""
     metadata = {f"{name}/.zarray": zarray([2], [1]) for name in ("link", "links", "file", "a", "far")}
     root = write_set(tmp_path / "set", metadata, {"a": [None], "link": [None], "real": [None]}, 1)
     (root / "link/refs.1.parq").symlink_to("../.git/annex/objects/x")
@@ -180,10 +180,10 @@ def test_what_is_no_absent_record_file(tmp_path: Path) -> None:
     ask(root, gone)
 
 
-def test_how_many_record_files_are_absent_is_told_once(
+def test_the_count_of_absent_record_files_is_reported_once(
     tmp_path: Path, nginx: Nginx, s3: S3, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Counted by listings; a web server's are not relied on, so there every record file is asked for."""
+    """Listings give the count; a web server's are not reliable, so every record file is requested there."""
     root = write_set(nginx.listing.root / "sparse", {
         "a/.zarray": zarray([9], [1]), "b/.zarray": zarray([3], [1]), "g/c/.zarray": zarray([8], [1]),
     }, {"a": [b"0", b"1"], "b": [b"x"]}, 2)  # fmt: skip
@@ -211,7 +211,7 @@ def test_how_many_record_files_are_absent_is_told_once(
         assert ("(absent record files: 9 of 11)" in line) == (source in listing)
 
 
-def test_a_zip_file_that_is_gone_is_no_absent_member(nginx: Nginx, tmp_path: Path) -> None:
+def test_a_removed_zip_file_is_not_an_absent_member(nginx: Nginx, tmp_path: Path) -> None:
     root = make(tmp_path / "set")
     (root / "a/refs.2.parq").unlink()
     archive = Path(shutil.make_archive(str(nginx.plain.root / "gone"), "zip", root))
@@ -227,7 +227,7 @@ def test_a_zip_file_that_is_gone_is_no_absent_member(nginx: Nginx, tmp_path: Pat
     ask(f"zip://::{nginx.plain.url}/gone.zip", read)
 
 
-def test_what_a_record_file_may_expand_to(tmp_path: Path) -> None:
+def test_the_bound_on_a_decompressed_record_file(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([3], [1])}, {"a": [b"x" * 100_000] * 3})
     assert chunks_of(root)["0"] == b"x" * 100_000
     found = chunks_of(root, document_limit=50_000)
@@ -236,7 +236,7 @@ def test_what_a_record_file_may_expand_to(tmp_path: Path) -> None:
 
 
 def _thrift_integer(value: int) -> bytes:
-    """A 64-bit integer as Thrift's compact protocol has it."""
+    """Encode a 64-bit integer in Thrift's compact protocol."""
     value, found = value << 1, bytearray()
     while value > 127:
         found.append(value & 127 | 128)
@@ -248,7 +248,7 @@ def _thrift_integer(value: int) -> bytes:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_a_small_record_file_that_expands_to_much(lies: bool, version: str, dictionary: bool, tmp_path: Path) -> None:
-    """It is refused before it is decompressed, whatever its footer says."""
+    """It is refused before decompression, whatever its footer says."""
     root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {}, 1)
     table, path = pa.table({"raw": pa.array([bytes(100 << 20)])}), root / "a/refs.0.parq"
     path.parent.mkdir(exist_ok=True)
@@ -281,7 +281,7 @@ def test_a_large_record_file(tmp_path: Path) -> None:
 
 
 def test_an_encoding_whose_values_share_prefixes(tmp_path: Path) -> None:
-    """No header tells what it expands to."""
+    """No header bounds its decoded size."""
     root = make(tmp_path / "set")
     table = pa.table({"raw": pa.array([bytes(10_000)] * 4)})
     pa.parquet.write_table(
@@ -304,7 +304,7 @@ def test_damage_anywhere_is_an_error_or_a_record(at: int, byte: int, cut: int) -
 
 
 def test_damage_to_every_byte_of_a_footer() -> None:
-    """pyarrow's own metadata of a damaged column would end the process."""
+    """pyarrow's own metadata of a damaged column would abort the process."""
     sink = pa.BufferOutputStream()
     pa.parquet.write_table(pa.table(columns([b"x", None, ["u", 1, 2]], 4)), sink)
     whole = sink.getvalue().to_pybytes()
@@ -318,7 +318,7 @@ def test_damage_to_every_byte_of_a_footer() -> None:
 
 @pytest.mark.parametrize("far", [False, True])
 def test_a_set_that_is_replaced_under_its_store(far: bool, nginx: Nginx, tmp_path: Path) -> None:
-    """What was read stays; rows of the other version are never given, those of the same one are again."""
+    """Cached rows stay readable; rows of another version are never returned, those of the same one are again."""
     at = (nginx.plain.root if far else tmp_path) / "set"
     new, old = at.with_name("new"), at.with_name("old")
     for root in (at, new, old):
@@ -366,7 +366,7 @@ def test_a_broken_document(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", '{"metadata": {}}', "[" * 100_000, '"record_size"'])
-def test_what_is_no_set_at_all(text: str, tmp_path: Path) -> None:
+def test_documents_that_are_no_set(text: str, tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(text)
     assert plan_source(str(tmp_path), Options()).kind == "zarr"
     with pytest.raises(SourceError, match="a reference set in a directory has the Parquet layout"):
@@ -400,7 +400,7 @@ ARRAYS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_a_broken_array(name: str, tmp_path: Path) -> None:
-    """Its chunks are errors, never absent: which there are cannot be known."""
+    """Its chunks are errors, never absent, as it is unknown which exist."""
     document, rule = ARRAYS[name]
     metadata = {"a/.zarray": zarray([1], [1]), "b/.zarray": document, "b/.zattrs": {}, "c/.zgroup": {}}
     root = write_set(tmp_path / "set", metadata, {"a": [b"fine"], "b": [b"x"]})
@@ -477,7 +477,7 @@ def test_a_key_is_shown_as_one_printable_line(tmp_path: Path) -> None:
 
 
 def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None:
-    """fsspec cannot read such a set; to a Zarr reader absent chunks would be fill values."""
+    """fsspec cannot read such a set; a Zarr reader would see absent chunks as fill values."""
     root = write_set(tmp_path / "set", {".zarray": zarray([6], [1])}, {"": [b"0", b"1", None, b"3"]})
     found = tree_of(root, missing_records="error")
     assert list(found) == [".zarray", ".zmetadata", "0", "1", "3", "4", "5"]
@@ -488,7 +488,7 @@ def test_an_array_at_the_root_has_its_record_files_there(tmp_path: Path) -> None
 
 
 def publish(root: Path) -> Path:
-    """A set with a relative target and an absolute one below the document root of a server."""
+    """Copy a set with a relative and an absolute target below the document root of a server."""
     shutil.rmtree(root, ignore_errors=True)
     metadata = {".zgroup": {}, "a/.zarray": zarray([6], [1]), "g/b/.zarray": zarray([], [])}
     write_set(root, metadata, {"a": [b"in", ["t.bin", 2, 3], None, ["t.bin"]], "g/b": [b"scalar"]})
@@ -563,7 +563,7 @@ def test_a_record_file_that_cannot_be_fetched(fault: object, kind: Any, faulty: 
     ask(url, read, storage={"http": {}})
 
 
-def test_a_set_that_is_gone_from_its_server_is_no_absent_record_file(nginx: Nginx) -> None:
+def test_a_set_removed_from_its_server_is_not_an_absent_record_file(nginx: Nginx) -> None:
     root = publish(nginx.plain.root / "vanishing.parq")
 
     async def read(store: ParquetStore) -> None:

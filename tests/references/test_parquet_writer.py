@@ -1,4 +1,4 @@
-"""What ParquetWriter writes is what fsspec and ParquetStore read; what the layout cannot hold is refused."""
+"""Sets written by ParquetWriter, as fsspec and ParquetStore read them, and references that the layout cannot hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(root: Path, references: Iterable[Reference], record_size: int = 3) -> 
 
 
 def read(root: Path) -> dict[str, Reference]:
-    """The chunks of a set by our reader."""
+    """Read the chunks of a set with ParquetStore."""
 
     async def collect(store: ParquetStore) -> dict[str, Reference]:
         return {reference.key: reference async for reference in store.references() if "/.z" not in f"/{reference.key}"}
@@ -47,7 +47,7 @@ def read(root: Path) -> dict[str, Reference]:
 
 
 def of_fsspec(value: Any) -> Any:
-    """What fsspec's mapper has for a key, without numpy's types; None for absent, which pandas shows as NaN."""
+    """Return fsspec's value for a key without numpy's types; None for absent, which pandas shows as NaN."""
     if isinstance(value, list):
         if isinstance(value[0], float):
             return None
@@ -87,7 +87,7 @@ def test_any_set_in_any_order(
     references: list[Reference], record_size: int, seed: int | None, held: int, tmp_path_factory: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """With memory so short that record files are written more than once."""
+    """Memory is so short that record files are written more than once."""
     if seed is not None:
         random.Random(seed).shuffle(references)
     root = tmp_path_factory.mktemp("sets") / "set"
@@ -119,7 +119,7 @@ def _as_fsspec(reference: Reference | None) -> Any:
 
 
 def test_bytes_are_those_that_fsspec_reads(references: Path, tmp_path: Path) -> None:
-    """The combined sample, by fsspec's own file system and by ours."""
+    """The combined sample, read by fsspec's file system and by ours."""
     refs = json.loads((references / "combined_v1.json").read_text())["refs"]
     plain = ReferenceFileSystem(refs, remote_protocol="file")
     found = []
@@ -134,8 +134,8 @@ def test_bytes_are_those_that_fsspec_reads(references: Path, tmp_path: Path) -> 
         assert ours[key] == theirs.cat_file(key) == wanted
 
 
-def test_what_a_record_file_looks_like(tmp_path: Path) -> None:
-    """Padded, null for what is absent, and there even where an array has no chunks at all in it."""
+def test_the_form_of_a_record_file(tmp_path: Path) -> None:
+    """Padded with nulls for absent chunks, and written even for an array without chunks."""
     root = write(tmp_path / "set", [document("a/.zarray", zarray([10], [1])), Reference("a/4", None, "u", 5, 6)], 4)
     assert sorted(path.name for path in (root / "a").iterdir()) == ["refs.0.parq", "refs.1.parq", "refs.2.parq"]
     table = pq.read_table(root / "a/refs.1.parq")
@@ -148,7 +148,7 @@ def test_what_a_record_file_looks_like(tmp_path: Path) -> None:
 
 
 def test_the_document_serves_as_consolidated_metadata(tmp_path: Path) -> None:
-    """And takes the place of the one that the set had."""
+    """It replaces the `.zmetadata` that the set had."""
     root = write(tmp_path / "set", [document(".zgroup", {"zarr_format": 2}), Reference(".zmetadata", b"old")])
     assert json.loads((root / ".zmetadata").read_text()) == {
         "metadata": {".zgroup": {"zarr_format": 2}}, "zarr_consolidated_format": 1, "record_size": 3,
@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[list[Reference], str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_the_layout_cannot_hold(name: str, tmp_path: Path) -> None:
+def test_references_that_the_layout_cannot_hold(name: str, tmp_path: Path) -> None:
     references, key, rule = REFUSED[name]
     with pytest.raises(SourceError) as caught:
         write(tmp_path / "set", references)
@@ -211,7 +211,7 @@ def test_nothing_is_left_without_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["file", "full", "link"])
-def test_what_is_there_stays(what: str, tmp_path: Path) -> None:
+def test_an_existing_destination_is_not_touched(what: str, tmp_path: Path) -> None:
     path = tmp_path / "set"
     if what == "file":
         path.write_text("mine")
@@ -236,7 +236,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks from all over a huge grid keep few record files in memory."""
+    """Chunks scattered over a huge grid keep few record files in memory."""
     monkeypatch.setattr(parquet_writer, "_HELD_MAX", 1_000_000)
     writer = ParquetWriter(str(tmp_path / "set"), 1000)
     with writer:

@@ -1,4 +1,4 @@
-"""Reference sets of versions 0 and 1: what is accepted, what is left out, what is refused."""
+"""Reference sets of versions 0 and 1: accepted, left out, refused."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_inline_values(version: int, value: Any, data: bytes) -> None:
         assert made.locate("x/k") == {"inline": len(data)}
 
 
-def test_objects_are_the_text_that_fsspec_makes_of_them() -> None:
-    """Where it has a compact encoder; its other one puts blanks after separators."""
+def test_objects_have_the_text_that_fsspec_gives_them() -> None:
+    """For fsspec with a compact encoder; its other encoder writes blanks after separators."""
     value = {"shape": [10, 20], "attributes": {"ü": "x", "n": None, "t": True}, "f": 0.1, "e": 1e300}
     with compiled({"zarr.json": value}) as made:
         assert json.loads(made.get("zarr.json")) == value
@@ -131,7 +131,7 @@ def test_references(version: int) -> None:
         assert made.get("empty") == b""
 
 
-def test_relative_urls_are_kept_as_they_are() -> None:
+def test_relative_urls_stay_relative() -> None:
     for base in ("/one/", "http://host/two/"):
         with compiled({"k": ["c.nc", 1, 2]}, base=base) as made:
             assert made.locate("k")["url"] == base + "c.nc"
@@ -172,7 +172,7 @@ BAD_VALUES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("value", "rule"), BAD_VALUES)
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_bad_value_takes_only_its_key(version: int, value: Any, rule: str) -> None:
+def test_a_bad_value_leaves_out_only_its_key(version: int, value: Any, rule: str) -> None:
     refs = {"d/a": "before", "d/bad": value, "d/z": ["u", 0, 1]}
     document = refs if version == 0 else {"version": 1, "refs": refs}
     with compiled(document) as made:
@@ -231,13 +231,13 @@ def test_members_of_the_wrong_type_are_refused(members: Any, entry: str, rule: s
     assert refusal({"version": 1, **members}) == (entry, rule)
 
 
-def test_unknown_members_are_told() -> None:
+def test_unknown_members_are_reported() -> None:
     with compiled({"version": 1, "refs": {"a": "x"}, "notes": "", "fo": 1}, strict=True) as made:
         assert made.keys() == ["a"]
         assert [warning.partition(":")[0] for warning in made.warnings] == ["notes", "fo"]
 
 
-def test_what_is_no_object_is_refused() -> None:
+def test_a_document_that_is_no_object_is_refused() -> None:
     assert refusal([]) == (None, "a reference set is a JSON object, not an array")
 
 
@@ -256,7 +256,7 @@ def test_version_0_renders_nothing() -> None:
         assert made.tree() == {"a": ["/{{u}}", 0, 1], "templates": b"x", "{{u}}": b"y"}
 
 
-def test_version_1_renders_urls_alone() -> None:
+def test_version_1_renders_only_urls() -> None:
     refs = {"{{u}}": "{{u}}", "o": {"{{u}}": "{{u}}"}, "r": ["/{{u}}", 0, 1], "w": ["/{{u}}"]}
     with compiled({"version": 1, "templates": {"u": "U"}, "refs": refs}, strict=True) as made:
         assert made.tree() == {
@@ -345,20 +345,20 @@ BAD_GENERATED = [
 
 
 @pytest.mark.parametrize(("item", "rule"), BAD_GENERATED, ids=range(len(BAD_GENERATED)))
-def test_a_bad_generated_value_takes_only_its_key(item: dict[str, Any], rule: str) -> None:
+def test_a_bad_generated_value_leaves_out_only_its_key(item: dict[str, Any], rule: str) -> None:
     with compiled(with_gen(item, refs={"a": "x"})) as made:
         assert made.keys() == ["a", "k1", "k2"]
         assert made.problems == [("k0", f"{rule} (gen[0])")]
     assert refusal(with_gen(item), strict=True) == ("k0", f"{rule} (gen[0])")
 
 
-def test_a_bad_generated_key_takes_only_itself() -> None:
+def test_a_bad_generated_key_leaves_out_only_itself() -> None:
     with compiled(with_gen({"key": "k/{{ i or '' }}"})) as made:
         assert made.keys() == ["k/1", "k/2"]
         assert made.problems == [("k/", "not a key: an empty part (gen[0])")]
 
 
-def test_a_bad_generated_value_leaves_nothing_of_what_it_replaced() -> None:
+def test_a_bad_generated_value_removes_the_entry_it_replaces() -> None:
     item = {"offset": "{{ i - 1 }}", "length": "1"}
     with compiled(with_gen(item, refs={"k0": "stale", "k1": "x"})) as made:
         assert made.keys() == ["k1", "k2"]
@@ -377,7 +377,7 @@ def test_errors_in_gen_refuse_the_set() -> None:
         assert refusal(with_gen({}, item, u="x")) == (entry, rule)
 
 
-def test_gen_is_checked_before_anything_is_made_of_it() -> None:
+def test_gen_is_checked_before_it_is_expanded() -> None:
     huge = {"dimensions": {"i": {"stop": 10**6}, "j": {"stop": 10**6}}}
     assert refusal(with_gen({}, huge)) == (
         "gen",
@@ -391,7 +391,7 @@ def test_gen_is_checked_before_anything_is_made_of_it() -> None:
 # -- the whole way
 
 
-def test_through_the_child(tmp_path: Path) -> None:
+def test_compilation_in_the_child(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(bytes(range(100)))
     document = {"version": 1, "templates": {"u": "data"}, "refs": {"d/a": ["{{u}}", 5, 3], "bad": 1}}
     path = tmp_path / "set.json"
@@ -412,7 +412,7 @@ def test_through_the_child(tmp_path: Path) -> None:
         sources.plan_source(str(path), Options(index_dir=str(tmp_path), strict=True))
 
 
-def test_what_json_allows_beyond_the_standard() -> None:
+def test_json_extensions_are_accepted() -> None:
 
     text = b'{"a": {"fill_value": NaN}, "b": "\\ud800", "c": "x"}'
     with compiled(text) as made:

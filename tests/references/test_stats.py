@@ -1,4 +1,4 @@
-"""zarrfs refs stats, against counting byte by byte."""
+"""zarrfs refs stats, against counts made byte by byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stats(path: Path, *said: str) -> Any:
 
 
 def counted(document: dict[str, Any]) -> dict[str, Any]:
-    """The same by plain loops."""
+    """Count the same with plain loops."""
     times: dict[str, Counter[int]] = defaultdict(Counter)
     references: Counter[str] = Counter()
     ranges = {key: value for key, value in document.items() if isinstance(value, list) and len(value) == 3}

@@ -1,4 +1,4 @@
-"""The well-known ways out of jinja2, each in a whole document: nothing is read, run or connected to.
+"""Known escapes from jinja2, each in a whole document: none reads, runs or connects to anything.
 
 Sources: the issues of jinja2's sandbox (format, format_map, attr, map) and the usual lists for template injection.
 """
@@ -232,12 +232,12 @@ PLACES = {"url": in_url, "template": in_template, "called": in_called_template,
 
 
 def rendered(text: str) -> str:
-    """`text` as a template: what has no `{{` is none."""
+    """Return `text` as a template: text without `{{` is none."""
     return text if "{{" in text else text + "{{u}}"
 
 
 def outcome(document: dict[str, Any], directory: Path, child: bool = False) -> list[str] | None:
-    """Keys and URLs of the compiled document; None where it is refused."""
+    """Return keys and URLs of the compiled document; None if it is refused."""
     path = directory / "set.json"
     path.write_text(json.dumps(document))
     try:
@@ -258,7 +258,7 @@ def outcome(document: dict[str, Any], directory: Path, child: bool = False) -> l
 
 @pytest.mark.parametrize("text", ESCAPES)
 def test_escapes(text: str, watch: Watch, tmp_path: Path) -> None:
-    """Refused wherever it stands."""
+    """Every place of a document refuses them."""
     secret, made = tmp_path / "secret", tmp_path / "made"
     secret.write_text("a secret")
     text = rendered(text).replace("@S", str(secret)).replace("@M", str(made))
@@ -275,12 +275,12 @@ def test_escapes(text: str, watch: Watch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", COSTLY)
 def test_what_costs_too_much(text: str, tmp_path: Path) -> None:
-    """In the child, as in real life: it is refused, and we are still here."""
+    """The child, as in production, is ended; the parent reports the refusal."""
     assert outcome(in_url(rendered(text)), tmp_path, child=True) is None
 
 
 def test_the_watch_sees(watch: Watch, tmp_path: Path) -> None:
-    """An audit hook that heard nothing would prove nothing."""
+    """The audit hook does see events; without them it would prove nothing."""
     secret = tmp_path / "secret"
     secret.touch()
     watch.secret, watch.seen, watch.on = str(secret), [], True

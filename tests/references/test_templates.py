@@ -1,4 +1,4 @@
-"""Templates of reference sets: what they render, what they may not reach, and what they may cost."""
+"""Templates of reference sets: rendering, the sandbox, and the bounds of cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def render(text: str, **named: str) -> str:
 
 
 def refused(text: str, **named: str) -> str:
-    """The rule that refuses `text`."""
+    """Return the rule that refuses `text`."""
     with pytest.raises(TemplateError) as caught:
         render(text, **named)
     assert "\n" not in caught.value.rule
@@ -69,7 +69,7 @@ def test_rendering(text: str, expected: str) -> None:
     assert render(text) == expected
 
 
-def test_a_text_without_braces_twice_never_meets_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_without_double_braces_needs_no_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_arguments: object) -> None:
         raise AssertionError("jinja was asked")
 
@@ -82,7 +82,7 @@ def test_a_template_without_braces_is_literal() -> None:
     assert render("{{a}}|{{b}}", a="{% x %}\n", b="{# y #}") == "{% x %}\n|{# y #}"
 
 
-def test_passed_names_hide_templates_and_stay_where_they_were_passed() -> None:
+def test_passed_names_hide_templates_within_one_call() -> None:
     named = {"a": "{{b}}{{c}}", "b": "b", "c": "[{{b}}]"}
     assert render("{{a(b='B')}}", **named) == "B[b]"
 
@@ -128,7 +128,7 @@ def test_deep_chains_are_an_error_not_a_crash() -> None:
 
 
 def outcome(function: Any, *arguments: object, **more: object) -> str | None:
-    """What `function` returns; None for any error."""
+    """Return the result of `function`; None for any error."""
     try:
         return str(function(*arguments, **more))
     except Exception:
@@ -251,7 +251,7 @@ def test_escapes_from_the_sandbox(text: str) -> None:
 @pytest.mark.parametrize(
     "name", ["range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "caller"]
 )
-def test_no_name_but_the_templates(name: str) -> None:
+def test_only_templates_have_names(name: str) -> None:
     assert refused(f"{{{{ {name} }}}}") == f"'{name}' is undefined"
     assert refused(f"{{{{ {name}(3) }}}}") == f"'{name}' is undefined"
 
@@ -302,7 +302,7 @@ ENDLESS = "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor
 
 @pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", f"{{% set x = 'x' * 9999 %}}{ENDLESS}{{{{ 1 }}}}"])
 def test_time_is_bounded(text: str, tmp_path: Path) -> None:
-    """The process is ended, as only that stops one endless operation in C; the parent says why."""
+    """Only ending the process stops one endless operation in C; the parent reports the reason."""
     path = tmp_path / "set.json"
     path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": [text]}}))
     with pytest.raises(SourceError, match="its templates take too much time to render"):
@@ -310,7 +310,7 @@ def test_time_is_bounded(text: str, tmp_path: Path) -> None:
     assert not [name for name in tmp_path.iterdir() if "core" in name.name]
 
 
-def test_time_is_taken_from_one_budget(limits: Any) -> None:
+def test_all_rendering_shares_one_time_budget(limits: Any) -> None:
     budget = Budget(seconds=10)
     with budget.bounded():
         start = time.process_time()
@@ -329,7 +329,7 @@ def test_time_is_taken_from_one_budget(limits: Any) -> None:
     assert (caught.value.entry, caught.value.rule) == ("gen[0]", "takes too much time to render")
 
 
-def test_nested_time_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_time_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.time, "process_time", itertools.count().__next__)
     budget = Budget(seconds=10)
     with budget.bounded(), budget.bounded():
@@ -337,7 +337,7 @@ def test_nested_time_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert budget.seconds == 9
 
 
-def test_limits_come_back_after_an_error_and_nest(limits: Any) -> None:
+def test_limits_are_restored_after_an_error_and_nest(limits: Any) -> None:
     budget = Budget()
 
     def work() -> None:
@@ -354,14 +354,14 @@ def test_limits_come_back_after_an_error_and_nest(limits: Any) -> None:
     assert limits()
 
 
-def test_rows_leave_no_limit_behind_between_them(limits: Any) -> None:
+def test_no_limit_remains_between_rows(limits: Any) -> None:
     item = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2000}}}
     for number, row in enumerate(Templates({}).rows(gen(item))):
         assert row == (str(number), "u")
         assert number % 500 or limits()
 
 
-def test_lower_limits_of_others_stay() -> None:
+def test_lower_existing_limits_stay() -> None:
     code = (
         "import resource\nfrom zarrfs.references.templates import Budget\n"
         "resource.setrlimit(resource.RLIMIT_CPU, (3, 3))\n"
@@ -371,7 +371,7 @@ def test_lower_limits_of_others_stay() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_where_limits_cannot_be_set_rendering_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendering_works_if_limits_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_arguments: object) -> None:
         raise ValueError("not allowed")
 

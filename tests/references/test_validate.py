@@ -1,4 +1,4 @@
-"""zarrfs refs validate: all that is wrong, with its place, and the exit status."""
+"""zarrfs refs validate: all faults, with their places, and the exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTES = {"kind": "references", "source": "x.json", "warnings": "[]"}
 
 
 def found(path: Path, document: Any = None, *said: str) -> tuple[list[str], list[str], int]:
-    """(errors, warnings, exit status)."""
+    """Return (errors, warnings, exit status)."""
     if document is not None:
         path.write_text(document if isinstance(document, str) else json.dumps(document))
     result = refs("validate", path, "--json", *said)
@@ -93,7 +93,7 @@ def test_every_fault_of_a_document(tmp_path: Path) -> None:
     assert status == 1
 
 
-def test_a_line_each_and_a_count(tmp_path: Path) -> None:
+def test_output_has_a_line_for_each_fault_and_a_count(tmp_path: Path) -> None:
     path = tmp_path / "set.json"
     path.write_text(json.dumps(EVERYTHING))
     result = refs("validate", path)
@@ -133,7 +133,7 @@ GOOD = st.text(st.sampled_from("abc"), min_size=1, max_size=3)
 
 @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(BAD | GOOD, st.sampled_from(["text", ["u", 1, 2], ["u"], 5, ["u", -1, 0], None]), max_size=8))
-def test_what_is_valid_is_what_strict_mounts(tmp_path: Path, document: dict[str, Any]) -> None:
+def test_valid_sets_are_those_that_strict_accepts(tmp_path: Path, document: dict[str, Any]) -> None:
     errors, _warnings, status = found(tmp_path / "set.json", {"version": 1, "refs": document})
     taken = refs("convert", tmp_path / "set.json", "-", "--strict").exit_code
     assert (status, taken) in ((0, 0), (1, 1))
@@ -189,7 +189,7 @@ def test_an_inline_value_of_another_size_than_its_entry(size: int, tmp_path: Pat
     assert result.stderr == f"zarrfs: d/short: the index is damaged: {rule}\n"
 
 
-def test_an_index_that_is_fine(tmp_path: Path) -> None:
+def test_a_valid_index(tmp_path: Path) -> None:
     (tmp_path / "set.json").write_text('{"a/b": ["/t", 0, 5], "c": "", "d": ["/t"]}')
     done("convert", tmp_path / "set.json", tmp_path / "set.index")
     assert found(tmp_path / "set.index") == ([], [], 0)

@@ -1,4 +1,4 @@
-"""gen evaluated over whole dimensions: the rows, and the errors, are those of rendering them one by one."""
+"""gen evaluated over whole dimensions: the same rows and errors as rendering one by one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sizes(**changes: int) -> Iterator[None]:
 
 
 def collected(iterator: Iterator[tuple[str, ...]]) -> Outcome:
-    """The rows, and the (rule, entry) of the error after them."""
+    """Return the rows, and the (rule, entry) of the error after them."""
     found = []
     try:
         for row in iterator:
@@ -54,7 +54,7 @@ def collected(iterator: Iterator[tuple[str, ...]]) -> Outcome:
 
 
 def rendered(item: Gen) -> Outcome:
-    """The model: every field of every row rendered by jinja on its own."""
+    """Render every field of every row with jinja2 on its own: the model."""
     named = Templates(NAMED, Budget(seconds=100))
 
     def limited() -> Iterator[tuple[str, ...]]:
@@ -73,7 +73,7 @@ def expanded(item: Gen) -> Outcome:
 
 
 def without_rendering(text: str, dimensions: dict[str, Any], field: str = "key") -> Any:
-    """The column of `text`, which must be evaluated."""
+    """Return the column of `text`, which must be evaluated without rendering."""
     item = {"key": "k", "url": "u", "offset": "0", "length": "0", "dimensions": dimensions, field: text}
     read = gen(item, tuple(NAMED))
 
@@ -186,7 +186,7 @@ def test_batches_are_bounded_and_in_order() -> None:
         assert len(keys) == len(set(keys)) == item.count
 
 
-def test_a_small_item_does_without_numpy() -> None:
+def test_a_small_item_needs_no_numpy() -> None:
     code = (
         "import sys\nfrom zarrfs.references.gen import read_gen\nfrom zarrfs.references.templates import Templates\n"
         "item = {'key': '{{i}}', 'url': 'u', 'dimensions': {'i': {'stop': %d}}}\n"
@@ -224,7 +224,7 @@ def test_errors_are_those_of_rendering(text: str, field: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{{" + "-" * 201 + "i}}", "{{ m(c=i) }}"], ids=["field", "template"])
-def test_what_python_refuses_to_compile_is_an_error(text: str) -> None:
+def test_a_template_that_python_cannot_compile_is_an_error(text: str) -> None:
     item = gen({"key": text, "url": "u", "dimensions": {"i": [1, 2]}}, tuple(NAMED))
     found, error = expanded(item)
     assert error is not None
@@ -233,7 +233,7 @@ def test_what_python_refuses_to_compile_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("few", [0, 100])
-def test_names_that_python_takes_for_one_stay_apart_in_different_fields(few: int) -> None:
+def test_names_that_python_normalises_stay_apart_between_fields(few: int) -> None:
     item = gen({"key": "{{ﬁ}}", "url": "{{fi}}", "dimensions": {"ﬁ": [1, 2], "fi": [3]}})
     with sizes(_FEW=few):
         assert expanded(item) == ([("1", "3"), ("2", "3")], None)
@@ -274,7 +274,7 @@ def test_memory_is_bounded(text: str) -> None:
     ]
 
 
-def test_what_is_too_large_for_one_block_is_evaluated_in_smaller_ones() -> None:
+def test_an_item_too_large_for_one_block_is_evaluated_in_smaller_ones() -> None:
     text = "{{i}}" * 40
     item = gen({"key": text, "url": "u", "dimensions": {"i": {"stop": 70_000}}})
     with sizes(SIZE_MAX=8 << 20), pytest.MonkeyPatch.context() as patch:
@@ -309,7 +309,7 @@ Texts = st.SearchStrategy[str]
 
 
 def wider(inner: Texts) -> Texts:
-    """Any form around others, whether or not it makes sense."""
+    """Draw any form around others, meaningful or not."""
     return st.one_of(
         st.builds("({} {} {})".format, inner, st.sampled_from([*OPERATORS, "~"]), inner),
         st.builds("({} ** {})".format, inner, st.sampled_from(["0", "1", "2", "3", "-1"])),

@@ -1,4 +1,4 @@
-"""The child that makes a plan: a fork of a program of ours, or a new interpreter, and no difference to be seen."""
+"""The child that makes a plan: a fork of a zarrfs program, or a new interpreter, with the same results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(json.dumps([said, len(made)], default=str))
 
 
 def planned(forks: bool, source: object, others: bool = False, **more: object) -> tuple[object, int]:
-    """What plan_source() gives or raises in a program, with `others` beside threads; and how often that forked."""
+    """Return what plan_source() returns or raises in a program, `others`: with threads; and its number of forks."""
     asked = json.dumps([forks, others, str(source), more])
     command = [sys.executable, "-c", PLAN, asked]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -57,22 +57,22 @@ def sources(tmp_path: Path) -> list[Path]:
     ]  # fmt: skip
 
 
-def test_a_fork_says_what_a_new_interpreter_says(sources: list[Path], tmp_path: Path) -> None:
+def test_a_fork_answers_like_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
     for source in sources:
         fork, made = planned(True, source, index_dir=f"{tmp_path}/fork")
         assert made == 1
         assert (fork, 0) == planned(False, source, index_dir=f"{tmp_path}/new")
 
 
-def test_beside_threads_it_is_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
-    """They may hold locks, which nobody would give back in a fork."""
+def test_a_process_with_threads_starts_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
+    """Threads may hold locks that nothing would release in a fork."""
     plan, made = planned(True, sources[0], True, index_dir=f"{tmp_path}/threads")
     assert made == 0
     assert plan == planned(False, sources[0], index_dir=f"{tmp_path}/new")[0]
 
 
-def test_with_an_environment_of_its_own_it_is_a_new_interpreter(sources: list[Path]) -> None:
-    """SQLite reads it once, and importing it is that: with cache=none it would write to TMPDIR."""
+def test_another_environment_needs_a_new_interpreter(sources: list[Path]) -> None:
+    """SQLite reads the environment once, at import: with cache=none a fork would write to TMPDIR."""
     assert planned(True, sources[2], cache="none")[1] == 0  # which is not there, and so leaves no index
 
 
@@ -96,7 +96,7 @@ os.close(lock)
 """
 
 
-def test_a_fork_has_no_locks_of_ours_and_no_handlers(tmp_path: Path) -> None:
+def test_a_fork_has_neither_locks_nor_handlers_of_its_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HELD, tmp_path / "lock"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -123,7 +123,7 @@ def test_a_fork_has_no_locks_of_ours_and_no_handlers(tmp_path: Path) -> None:
         assert parent.stdout.read() == ""  # of no handler
 
 
-def test_a_fault_is_told_with_its_traceback() -> None:
+def test_a_crash_prints_its_traceback() -> None:
     script = """
 from zarrfs.sources import prepare, plan_source
 from zarrfs.config.options import Options
@@ -138,8 +138,8 @@ plan_source("/x.json", Options(), forks=True)
 
 
 @pytest.mark.parametrize("forks", [True, False])
-def test_where_nobody_can_tell_how_it_has_ended(forks: bool, tmp_path: Path) -> None:
-    """Whoever starts us may ignore SIGCHLD: the system keeps no status then."""
+def test_a_child_without_exit_status(forks: bool, tmp_path: Path) -> None:
+    """A program started with SIGCHLD ignored gets no exit status."""
     (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
     script = f"""
 import signal
@@ -158,8 +158,8 @@ for name in ("refs.json", "none.json"):
 
 
 @pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
-def test_a_descriptor_is_no_file_of_a_child(name: str, sources: list[Path]) -> None:
-    """As of a shell's <(...); it said "no such file"."""
+def test_a_descriptor_of_the_parent_is_refused(name: str, sources: list[Path]) -> None:
+    """Such as a shell's <(...), which failed with "no such file"."""
     with open(sources[0]) as file:
         source = name.format(file.fileno())
         command = [PROGRAM, "ls", source]

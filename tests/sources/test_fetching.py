@@ -1,4 +1,4 @@
-"""Documents behind URLs: told from stores, fetched, and known again."""
+"""Documents behind URLs: distinguished from stores, fetched, and recognised again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from tests.servers import S3, Faulty, Nginx, free_port
-from tests.sources.test_zarrstore import put
+from tests.unit.zarrstores import put
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
@@ -59,7 +59,7 @@ def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
     assert plan.mtime_ns == int(time) * 10**9
 
 
-def test_what_is_no_document(nginx: Nginx) -> None:
+def test_urls_without_a_document(nginx: Nginx) -> None:
     put(nginx.listing, "v3_hier")
     for web in (nginx.listing, nginx.plain, nginx.late):
         for name in ("v3_hier", "v3_hier/", "nope", "nope.json"):
@@ -83,8 +83,8 @@ def test_a_large_document(nginx: Nginx) -> None:
     assert (read_document(f"{nginx.plain.url}/large.json", Options(memory_limit=1 << 20)) or [b""])[0] == data
 
 
-def test_an_index_that_goes_once_it_was_found(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """zarrfs cache prune beside us: nobody looks for it again, where there is no document to compile."""
+def test_an_index_removed_after_it_was_found(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zarrfs cache prune runs meanwhile: the index is not looked up again when no document was fetched."""
     options = Options(index_dir=str(tmp_path), retries=0, client="fsspec")
     url = faulty.put("/pruned.json", b'{"a": "first"}')
     first = prepare.prepare(url, options)
@@ -103,7 +103,7 @@ def test_a_document_larger_than_a_step(faulty: Faulty, ranged: bool, monkeypatch
     assert Document("x", read.data, "", None).digest() == hashlib.sha256(data).digest()
 
 
-def test_a_document_that_is_known_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None:
+def test_a_known_document_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None:
     options = Options(index_dir=str(tmp_path), retries=0)
     url = faulty.put("/again.json", b'{"a": "first"}')
     first = plan_source(url, options)

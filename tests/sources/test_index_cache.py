@@ -1,4 +1,4 @@
-"""Kept indexes: found again, and not believed when they are not what they say."""
+"""The cache of indexes: indexes are found again, and not trusted if their content does not match their name."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def test_an_index_that_is_not_what_it_says(damage: Callable[[Path], None], tmp_p
     assert (status.st_uid, status.st_mode) == (os.geteuid(), 0o100644)
 
 
-def test_options_have_indexes_of_their_own(tmp_path: Path) -> None:
+def test_each_set_of_options_has_its_own_index(tmp_path: Path) -> None:
     assert plan(tmp_path).index != plan(tmp_path, strict=True).index
 
 
-def test_leftovers_go_after_a_day(tmp_path: Path) -> None:
+def test_abandoned_files_are_removed_after_a_day(tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     old, new = tmp_path / "index/.zarrfs-1.tmp", tmp_path / "index/.zarrfs-2.tmp"
     old.touch()
@@ -102,7 +102,7 @@ def test_leftovers_go_after_a_day(tmp_path: Path) -> None:
     assert new.exists()
 
 
-def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "index").write_text("")
     with pytest.raises(UsageError, match=r"option index_dir=.*index: "):
         plan(tmp_path)
@@ -126,7 +126,7 @@ def test_without_a_cache_directory_the_index_is_temporary(
 
 
 def unkept(tmp_path: Path, count: int = 1) -> Plan:
-    """A set of `count` entries, planned with cache=none and an index_dir=."""
+    """Plan a set of `count` entries with cache=none and an index_dir=."""
     refs = {f"k{number}": VALUE for number in range(count)}
     (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     return prepare(str(tmp_path / "refs.json"), Options(cache="none", index_dir=str(tmp_path / "index")))
@@ -134,7 +134,7 @@ def unkept(tmp_path: Path, count: int = 1) -> Plan:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files."""
+    """Return the directory for temporary files."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
@@ -170,7 +170,7 @@ def test_with_cache_none_and_no_memory_to_write_to(
 def test_with_cache_none_and_not_enough_memory(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers often have 64 MiB there."""
+    """Containers often have 64 MiB of it."""
     (tmp_path / "small").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
     try:
@@ -184,7 +184,7 @@ def test_with_cache_none_and_not_enough_memory(
 
 
 def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
-    """Commands plan in their own process, one document after the other."""
+    """Commands plan many documents in their own process."""
     path = tmp_path / "refs.json"
     for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), MAGIC + bytes(100)):
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""zarrfs index and zarrfs cache, and indexes as sources: what is damaged is never believed."""
+"""zarrfs index and zarrfs cache, and indexes as sources: a damaged index is never trusted."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def a_set(path: Path, count: int = COUNT) -> Path:
 
 
 def age(path: Path) -> None:
-    """Make a document old enough to be known by stat(2)."""
+    """Make a document old enough to be recognised by stat(2)."""
     while time.time() - path.stat().st_ctime < 2.1:
         time.sleep(0.1)
 
 
 def content(source: object, **options: object) -> dict[str, bytes]:
-    """Every key with its bytes."""
+    """Return every key with its bytes."""
 
     async def read() -> dict[str, bytes]:
         try:
@@ -87,8 +87,8 @@ def test_an_index_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
     assert content(nginx.plain.root / "far.index") == expected
 
 
-def test_an_index_of_the_network_stays_one(nginx: Nginx, tmp_path: Path) -> None:
-    """What a set from the network may reach does not grow with a local copy of its index."""
+def test_a_copied_index_from_the_network_keeps_its_limits(nginx: Nginx, tmp_path: Path) -> None:
+    """A local copy of its index does not widen what a set from the network may reach."""
     (nginx.plain.root / "reach.json").write_text(json.dumps({"version": 1, "refs": {"k": [f"file://{__file__}"]}}))
     run("index", f"{nginx.plain.url}/reach.json", "-o", tmp_path / "reach.index")
     done = run("cat", tmp_path / "reach.index", "k")
@@ -138,7 +138,7 @@ def test_an_index_cut_at_every_page(where: str, tmp_path: Path) -> None:
         assert content(document, index_dir=str(kept)) == expected
 
 
-def test_a_kept_index_with_other_bytes_on_every_page(tmp_path: Path) -> None:
+def test_a_cached_index_with_other_bytes_on_every_page(tmp_path: Path) -> None:
     document, kept = a_set(tmp_path / "refs.json"), tmp_path / "kept"
     age(document)
     made = prepare(str(document), Options(index_dir=str(kept)))
@@ -152,7 +152,7 @@ def test_a_kept_index_with_other_bytes_on_every_page(tmp_path: Path) -> None:
         assert Path(made.index).read_bytes() == data
 
 
-def test_what_only_looks_like_an_index(tmp_path: Path) -> None:
+def test_files_that_only_look_like_an_index(tmp_path: Path) -> None:
     index = tmp_path / "refs.index"
     assert run("index", a_set(tmp_path / "refs.json", 5), "-o", index).returncode == 0
     for number, statement in enumerate(
@@ -191,7 +191,7 @@ def test_an_index_whose_directory_contains_itself(tmp_path: Path) -> None:
         assert "contains itself" in done.stderr
 
 
-def test_a_document_that_cannot_have_an_index(tmp_path: Path) -> None:
+def test_sources_that_have_no_index(tmp_path: Path) -> None:
     (tmp_path / ".zgroup").write_text("{}")
     done = run("index", tmp_path)
     assert done.returncode == 1

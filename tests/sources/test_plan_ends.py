@@ -1,4 +1,4 @@
-"""Commands that are ended while a child of theirs compiles: it ends with them, says nothing, and leaves no scratch."""
+"""Commands ended while their child compiles: the child ends with them, prints nothing and leaves no temporary file."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ os.execv(sys.argv[1], sys.argv[1:])"""
 
 @pytest.fixture(autouse=True)
 def _records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is killed leaves a record, which is nobody's but the test's."""
+    """Keep the records of killed commands in the test's own directory."""
     monkeypatch.setenv("ZARRFS_STATE_DIR", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A document that takes long."""
+    """Make a document that takes long to compile."""
     path = tmp_path_factory.mktemp("long") / "long.json"
     entry = '{"path":"f%d","mode":33188,"size":4,"mtime":1,"encoding":"utf-8","data":"text"}'
     path.write_text(f"[{','.join(entry % number for number in range(ENTRIES))}]")
@@ -40,18 +40,18 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scratch(cache: Path) -> list[Path]:
-    """Files of an index that is being written, or was."""
+    """Return the temporary files of indexes."""
     return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".index"]
 
 
 def of_session(leader: int) -> list[str]:
-    """The processes of a session."""
+    """Return the processes of a session."""
     listed = subprocess.run(["ps", "-s", str(leader), "-o", "pid=,stat=,args="], capture_output=True, text=True)
     return [line for line in listed.stdout.splitlines() if " Z" not in line]
 
 
 def gather(file: IO[bytes], into: list[bytes]) -> threading.Thread:
-    """Read all of a file in a thread; a terminal ends with an error."""
+    """Read a file to its end in a thread; a terminal's end is an error."""
 
     def read() -> None:
         try:
@@ -66,12 +66,12 @@ def gather(file: IO[bytes], into: list[bytes]) -> threading.Thread:
 
 
 def has_child(pid: int) -> bool:
-    """Whether a process has a child."""
+    """Return whether a process has a child."""
     return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def commands(archive: Path, tmp_path: Path) -> dict[str, list[str]]:
-    """Some that plan: `extract` compiles in its own process, as the archive is a list, all others in a child."""
+    """Return commands that plan. `extract` compiles in its own process, as the archive is a list; the others do not."""
     return {
         "ls": ["ls", str(archive)],
         "extract": ["archive", "extract", "-C", str(tmp_path / "made"), str(archive)],
@@ -88,7 +88,7 @@ STATUS = {signal.SIGINT: (130,), signal.SIGTERM: (130, -signal.SIGTERM), signal.
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("name", ["ls", "extract", "copy", "mount"])
 def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tmp_path: Path) -> None:
-    """To all processes of the terminal, as Ctrl-C is, or to the command alone, as kill(1) has it."""
+    """Sent to all processes of the terminal, as by Ctrl-C, or to the command alone, as by kill(1)."""
     (tmp_path / "mnt").mkdir()
     cache = tmp_path / "cache"
     with subprocess.Popen(
@@ -110,7 +110,7 @@ def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tm
 
 @pytest.mark.parametrize("name", ["ls", "copy", "info"])
 def test_ctrl_c_at_a_terminal(name: str, archive: Path, tmp_path: Path) -> None:
-    """From the child's first moment on: no traceback, of whatever process."""
+    """From the child's first moment on, no process prints a traceback."""
     for delay in (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.1, 0.3):
         cache = tmp_path / f"cache{delay}"
         ours, theirs = pty.openpty()

@@ -53,7 +53,7 @@ def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
 
 
 def test_a_document_that_is_no_regular_file(tmp_path: Path) -> None:
-    """A fifo would hold the mount forever, a device has no end."""
+    """A fifo would block the mount forever; a device has no end."""
     os.mkfifo(tmp_path / ".zmetadata")
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
     (tmp_path / ".zmetadata").unlink()
@@ -68,7 +68,7 @@ def test_a_document_over_the_limit(tmp_path: Path) -> None:
     assert plan_directory("x", str(tmp_path), Options(document_limit=20, type="zarr")).kind == "zarr"
 
 
-def test_consolidated_metadata_is_not_held(tmp_path: Path) -> None:
+def test_consolidated_metadata_is_not_held_in_memory(tmp_path: Path) -> None:
     (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": {"a": list(range(2_000_000))}}))
     tracemalloc.start()
     try:
@@ -84,7 +84,7 @@ def test_a_record_size_is_found_wherever_it_is(before: int, tmp_path: Path) -> N
     assert plan_directory("x", str(tmp_path), OPTIONS).kind == "references"
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such file"):
         plan_directory("x", str(tmp_path / "x"), OPTIONS)
 
@@ -94,7 +94,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_store_on_a_server_that_lists(nginx: Nginx, name: str) -> None:
-    """nginx hides names with a dot; the metadata is shown all the same."""
+    """nginx hides names with a dot; the store shows the metadata nevertheless."""
     tree = tree_of(DATA / "zarr" / name)
 
     async def check(store: Store, plan: Any) -> None:
