@@ -71,7 +71,7 @@ def has_child(pid: int) -> bool:
 
 
 def commands(archive: Path, tmp_path: Path) -> dict[str, list[str]]:
-    """Return commands that plan. `extract` compiles in its own process, as the archive is a list; the others do not."""
+    """Return commands that plan. `extract` compiles in its own process, as the archive is a list; others do not."""
     return {
         "ls": ["ls", str(archive)],
         "extract": ["archive", "extract", "-C", str(tmp_path / "made"), str(archive)],
