@@ -183,7 +183,7 @@ def test_the_tree_itself_is_not_replaced(tmp_path: Path) -> None:
     done("convert", tmp_path / "set.json", tmp_path / "set.parq")
     result = refs("from-store", tmp_path / "set.parq", "--force", "-o", tmp_path / "set.parq")
     assert result.exit_code == 2
-    assert "is what is to be written" in result.stderr
+    assert "is also the output" in result.stderr
     assert os.listdir(tmp_path / "set.parq") == [".zmetadata"]
 
 

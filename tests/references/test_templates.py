@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.references.gens import gen, rows
+from tests.references.gens import gen, rows, rows_of
 from tests.references.referencesets import Plain
 from zarrfs import sources
 from zarrfs.config.options import Options
@@ -325,7 +325,7 @@ def test_all_rendering_shares_one_time_budget(limits: Any) -> None:
     spent = Templates({"f": "{{c}}"}, budget)
     budget.seconds = -1
     with pytest.raises(TemplateError) as caught:
-        list(spent.rows(gen({"key": "{{i}}", "url": "u", "dimensions": {"i": [1]}})))
+        list(rows_of(spent, gen({"key": "{{i}}", "url": "u", "dimensions": {"i": [1]}})))
     assert (caught.value.entry, caught.value.rule) == ("gen[0]", "takes too much time to render")
 
 
@@ -356,7 +356,7 @@ def test_limits_are_restored_after_an_error_and_nest(limits: Any) -> None:
 
 def test_no_limit_remains_between_rows(limits: Any) -> None:
     item = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2000}}}
-    for number, row in enumerate(Templates({}).rows(gen(item))):
+    for number, row in enumerate(rows_of(Templates({}), gen(item))):
         assert row == (str(number), "u")
         assert number % 500 or limits()
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.references.gens import gen, rows
+from tests.references.gens import gen, rows, rows_of
 from zarrfs.references import templates as module
 from zarrfs.references import vectors
 from zarrfs.references.gen import Gen, TemplateError
@@ -69,7 +69,7 @@ def rendered(item: Gen) -> Outcome:
 
 
 def expanded(item: Gen) -> Outcome:
-    return collected(Templates(NAMED, Budget(seconds=100)).rows(item))
+    return collected(rows_of(Templates(NAMED, Budget(seconds=100)), item))
 
 
 def without_rendering(text: str, dimensions: dict[str, Any], field: str = "key") -> Any:

@@ -29,7 +29,7 @@ def check_tree(plan: Plan, view: str | None = None) -> None:
     if plan.kind != "zarr" and not (plan.kind == "references" and view):
         raise SourceError(plan.source, "is a document; from-store takes a directory")
     if not plan.lists:
-        raise SourceError(plan.source, "the server shows no listings, so nobody knows what is there")
+        raise SourceError(plan.source, "the server shows no listings, so the files of the tree are unknown")
 
 
 async def references_of(
@@ -108,7 +108,7 @@ def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
         return any(os.path.basename(path) == name and same(os.path.dirname(path), directory) for path in paths)
 
     if root is not None and any(same(path, root) for path in paths):
-        raise UsageError(f"{plan.source}: is what is to be written")
+        raise UsageError(f"{plan.source}: is also the output")
     return found
 
 

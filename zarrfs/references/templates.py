@@ -117,14 +117,6 @@ class Templates:
         except Exception as exc:
             raise TemplateError(_reason(exc)) from None
 
-    def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
-        """Yield the rendered fields of every combination, in order, one row at a time."""
-        for keys, urls, offsets, lengths in self.batches(gen):
-            if offsets is None or lengths is None:
-                yield from zip(keys, urls, strict=True)
-            else:
-                yield from zip(keys, urls, map(str, offsets), map(str, lengths), strict=True)
-
     def batches(self, gen: Gen) -> Iterator[RenderedBatch]:
         """Yield the rendered fields of all combinations, in order, at most 65536 rows at a time."""
         self.budget.seconds += gen.count * SECONDS_A_ROW

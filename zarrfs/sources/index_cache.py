@@ -187,9 +187,9 @@ def _unsafe(directory: str) -> str | None:
     """Return why others could replace an index after it was verified and before it is opened; None if they cannot."""
     status = os.stat(directory)
     if status.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {status.st_uid}, who could exchange what is in it"
+        return f"belongs to user {status.st_uid}, who could replace its files"
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        return "everybody may exchange what is in it: chmod o-w, or +t"
+        return "any user may replace its files: chmod o-w, or +t"
     return None
 
 
