@@ -1,4 +1,7 @@
-"""Compressed documents: gzip, zstd, xz and bzip2, recognised by their first bytes and decompressed up to a bound."""
+"""Compressed documents: gzip, zstd, xz and bzip2, recognised by their first bytes and decompressed up to a bound.
+
+Also recognises the archives that hold a document: tar and zip.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +86,11 @@ class _Expanding(io.RawIOBase):
             raise SourceError(self._source, f"expands to more than {self._limit} bytes (-o document_limit=)")
         buffer[: len(data)] = data
         return len(data)
+
+
+def is_zip(head: bytes) -> bool:
+    """Return whether a file that begins with `head` is a zip file, which may be empty."""
+    return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
 def is_tar(head: bytes) -> bool:

@@ -117,7 +117,5 @@ def _check(key: str, info: Info, source: str) -> None:
         raise SourceError(source, "a symbolic link, which no reference set can hold", key)
     if info.unreadable:
         raise SourceError(source, info.unreadable, key)
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        raise SourceError(source, "a name that is not UTF-8, which no reference set can hold", key) from None
+    if not is_utf8(key):
+        raise SourceError(source, "a name that is not UTF-8, which no reference set can hold", key)

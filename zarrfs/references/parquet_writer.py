@@ -19,6 +19,7 @@ from typing import Any
 from zarrfs.errors import SourceError
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE_MAX, check_package, grid_of
 from zarrfs.store.api import Reference, join_key, key_rule, split_key
+from zarrfs.store.destination import is_utf8
 from zarrfs.system.buffers import Buffer
 from zarrfs.zarr.grid import Grid
 
@@ -190,10 +191,8 @@ class ParquetWriter:
             return _raw(data), "", 0, 0
         if length == 0 == offset:
             return b"", "", 0, 0  # with offset and size 0 it would be the whole target
-        try:
-            url.encode()
-        except UnicodeEncodeError:
-            raise self._refusal(key, "url: a lone surrogate, which UTF-8 cannot hold") from None
+        if not is_utf8(url):
+            raise self._refusal(key, "url: a lone surrogate, which UTF-8 cannot hold")
         return None, url, offset, length or 0
 
     def _refusal(self, key: str, rule: str) -> SourceError:

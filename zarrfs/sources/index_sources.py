@@ -13,6 +13,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.document import Document
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
+from zarrfs.store.destination import is_utf8
 from zarrfs.store.indexcheck import first_fault
 from zarrfs.store.indexfile import read_notes
 
@@ -58,10 +59,8 @@ def copy_index(plan: Plan, path: str) -> None:
     if plan.index is None:
         raise SourceError(plan.source, "has no index: it is not a document")
     base = without_secrets(plan.base)
-    try:
-        base.encode()
-    except UnicodeEncodeError:
-        raise SourceError(plan.source, "is in a directory whose path is not UTF-8, which no index can note") from None
+    if not is_utf8(base):
+        raise SourceError(plan.source, "is in a directory whose path is not UTF-8, which no index can note")
     source = plan.source.encode("utf-8", "backslashreplace").decode()
     notes = {"source": source, "base": base, "origin": plan.origin}
     if plan.mtime_ns is not None:

@@ -27,7 +27,7 @@ from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import protocols, same_server
 from zarrfs.documents.compilation import Compilation, ReadingProgress, Validation
-from zarrfs.documents.compressed import is_tar
+from zarrfs.documents.compressed import is_tar, is_zip
 from zarrfs.documents.document import Document
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan
@@ -41,7 +41,6 @@ from zarrfs.system.machine import end_with_parent
 from zarrfs.system.signals import End
 
 _PEEK = 512  # bytes needed to recognise a file
-_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # first bytes of a zip file; the latter: of an empty one
 # Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
@@ -86,12 +85,12 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(path, "is neither a directory nor a regular file")
             head = file.read(_PEEK)
-            data = -1 if head.startswith((*_ZIP, MAGIC)) else os.dup(file.fileno())
+            data = -1 if is_zip(head) or head.startswith(MAGIC) else os.dup(file.fileno())
     except IsADirectoryError:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
-    if head.startswith(_ZIP):
+    if is_zip(head):
         from zarrfs.sources.zarrstore import plan_remote
 
         plan = plan_remote(f"zip://::file://{path}", options)  # it may hold a set in the Parquet layout

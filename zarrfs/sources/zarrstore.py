@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, cast
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
+from zarrfs.documents.compressed import is_zip
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
 from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # a local directory needs nothing of what fetching imports
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: names of chunks come from the grids of arrays (-o grid=)"
-_ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the latter: of an empty one
 _PIECE = 1 << 20  # bytes of a document read at a time
 
 
@@ -231,7 +231,7 @@ async def _root_document(
 
 async def _is_zip(files: RemoteFiles, system: System, path: str) -> bool:
     try:
-        return (await head(files, system, path)).startswith(_ZIP_MAGIC)
+        return is_zip(await head(files, system, path))
     except (TargetMissing, AccessDenied):
         return False
 
