@@ -24,7 +24,7 @@ BLANKS = (b"\n" + b" " * 63) * (SIZE // 64)
 ENTRY = b'{"mode":33188,"encoding":"utf-8","data":"x"}'
 LISTED = b'{"path":"a",' + ENTRY[1:]
 
-# what is in them many times over: (text, whether it is the longest value)
+# the repeated content of each document: (text, whether it is the longest value)
 DOCUMENTS: dict[str, tuple[bytes, bool]] = {
     "blanks before everything": (BLANKS + HEAD + b"}}", False),
     "blanks before the first entry": (b'{"version":1,"refs":{' + BLANKS + ENTRIES + b"}}", False),

@@ -41,7 +41,7 @@ def target(tmp_path: Path) -> str:
     return str(path)
 
 
-# -- what others write
+# -- sets written by kerchunk and fsspec
 
 
 @pytest.mark.parametrize("record_size", [1, 5, 1000])

@@ -42,7 +42,7 @@ def test_the_example_of_the_specification_is_its_version_0() -> None:
     assert version_1 == {**SPEC_EQUIVALENT, "key0": b"data"}
 
 
-# -- what is a reference set
+# -- detection
 
 
 @pytest.mark.parametrize(

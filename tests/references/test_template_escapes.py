@@ -151,7 +151,7 @@ ESCAPES = [
     "{{ gettext('a') }}",
     "{% do [].append(1) %}",
     "{% debug %}",
-    # changing what is shared
+    # changing shared objects
     "{{ [].append(1) }}",
     "{{ {}.update(a=1) }}",
     "{{ {}.setdefault('a', 1) }}",

@@ -113,7 +113,7 @@ def test_circles() -> None:
     assert refused("{{a}}", **circle) == "templates use each other in a circle: b -> c -> b"
     assert refused("{{a}}", a="{{a}}") == "templates use each other in a circle: a -> a"
     assert refused("{{a()}}", a="{{a()}}") == "templates use each other in a circle: a -> a"
-    assert render("{{u}}", **circle) == "server/path"  # nobody asked for them
+    assert render("{{u}}", **circle) == "server/path"  # the text does not use the circle
 
 
 def test_deep_chains_are_an_error_not_a_crash() -> None:
@@ -256,7 +256,7 @@ def test_only_templates_have_names(name: str) -> None:
     assert refused(f"{{{{ {name}(3) }}}}") == f"'{name}' is undefined"
 
 
-# -- what it may cost
+# -- bounds of cost
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def without_rendering(text: str, dimensions: dict[str, Any], field: str = "key")
     return getattr(batch, field + "s")
 
 
-# -- what is evaluated
+# -- evaluated and rendered expressions
 
 DIMENSIONS = {"i": [2, -7, 0, 2**40], "j": {"start": 5, "stop": -9, "step": -3}, "k": {"stop": 2}}
 EVALUATED = [
@@ -247,7 +247,7 @@ def test_the_rows_before_a_bad_one_come_first() -> None:
     assert error == ("cannot be rendered: integer division or modulo by zero (i=1500)", "gen[0].url")
 
 
-# -- what it may cost
+# -- bounds of cost
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_any_template_is_expanded_to_what_jinja_renders(
         assert expanded(item) == rendered(item)
 
 
-# around what 64 bits and a float hold, and what their square roots and quotients make of it
+# numbers around the limits of 64 bits and of floats, and around their square roots and quotients
 EDGES = [0, 1, 2, 3, 7, 63, 10**9, 2**26 + 1, 2**31, 2**32, 2**53 - 1, 2**53, 2**53 + 1, 2**62 - 1, 2**62, 3 * 2**61]
 EDGE = st.sampled_from([*EDGES, 2**63 - 1, 2**63, 2**64, 10**30]).flatmap(lambda edge: st.sampled_from([edge, -edge]))
 EDGY = st.lists(EDGE, min_size=1, max_size=3) | st.builds(

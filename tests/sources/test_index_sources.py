@@ -66,7 +66,7 @@ def test_an_index_is_a_source(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/refs.index\n"), done.stderr
     elsewhere = tmp_path / "else" / "where"
     elsewhere.mkdir(parents=True)
-    shutil.move(tmp_path / "refs.index", elsewhere / "moved")  # neither its name nor its place tell what it is
+    shutil.move(tmp_path / "refs.index", elsewhere / "moved")  # neither name nor place identifies it
     document.unlink()
     assert content(elsewhere / "moved") == expected
     shutil.copy(tmp_path / "data.bin", elsewhere)

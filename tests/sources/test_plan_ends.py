@@ -104,7 +104,7 @@ def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tm
     wait_for(lambda: not of_session(command.pid))
     if number != signal.SIGKILL:
         assert not (tmp_path / "made").exists()
-    if number != signal.SIGKILL or (whom == "command" and name != "extract"):  # else nobody is left who could
+    if number != signal.SIGKILL or (whom == "command" and name != "extract"):  # a process is left to remove it
         assert scratch(cache) == []
 
 
