@@ -15,7 +15,7 @@ import trio
 
 from zarrfs.archives.blobs import BlobReader
 from zarrfs.config.options import Options
-from zarrfs.documents.documents import Document
+from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError
 from zarrfs.sources import open_source
 from zarrfs.sources.prepare import compile_document

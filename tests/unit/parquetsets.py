@@ -1,4 +1,4 @@
-"""What tests of Parquet sets share: a plain writer of record files, and stores asked from outside trio."""
+"""Helpers of the tests of Parquet sets: a plain writer of record files, and queries of stores from outside trio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Reference = None | bytes | list[Any]  # absent, inline, [url] or [url, offset, s
 
 
 def zarray(shape: object, chunks: object, **more: object) -> dict[str, object]:
-    """A `.zarray` of bytes."""
+    """Return a `.zarray` of bytes."""
     return {
         "zarr_format": 2, "shape": shape, "chunks": chunks, "dtype": "|u1", "fill_value": 7, "order": "C",
         "compressor": None, "filters": None, **more,
@@ -30,7 +30,7 @@ def zarray(shape: object, chunks: object, **more: object) -> dict[str, object]:
 
 
 def columns(references: Sequence[Reference], rows: int) -> dict[str, list[Any]]:
-    """The columns of a record file, padded to `rows`."""
+    """Return the columns of a record file, padded to `rows`."""
     found: dict[str, list[Any]] = {"path": [], "offset": [], "size": [], "raw": []}
     for reference in [*references, *[None] * (rows - len(references))]:
         path, offset, size = ([*reference, 0, 0][:3]) if isinstance(reference, list) else (None, 0, 0)
@@ -65,7 +65,7 @@ def write_set(
 
 
 def ask(source: Path | str, question: Callable[[ParquetStore], Awaitable[T]], **options: Any) -> T:
-    """`question(store)` of the set at `source`."""
+    """Return `question(store)` for the set at `source`."""
 
     async def main() -> T:
         store = open_source(str(source), Options(**{"retries": 0, **options}), child=False)
@@ -79,7 +79,7 @@ def ask(source: Path | str, question: Callable[[ParquetStore], Awaitable[T]], **
 
 
 def tree_of(source: Path | str, **options: Any) -> dict[str, bytes | str]:
-    """All keys of a set, in order: their bytes, or what the ReadError says."""
+    """Return all keys of a set, in order, with their bytes or the text of the ReadError."""
 
     async def read(store: ParquetStore) -> dict[str, bytes | str]:
         found: dict[str, bytes | str] = {}
@@ -95,6 +95,6 @@ def tree_of(source: Path | str, **options: Any) -> dict[str, bytes | str]:
 
 
 def chunks_of(source: Path | str, array: str = "a", **options: Any) -> dict[str, bytes | str]:
-    """tree_of() one array, without metadata and directories."""
+    """Return tree_of() one array, without metadata and directories."""
     found = tree_of(source, **options).items()
     return {key[len(array) + 1 :]: value for key, value in found if key.startswith(array) and "/." not in key}

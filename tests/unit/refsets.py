@@ -1,4 +1,4 @@
-"""What tests of zarrfs refs share: the commands in this process, what a set holds, and random sets."""
+"""Helpers of the tests of zarrfs refs: commands run in this process, the contents of a set, and random sets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ TARGET = bytes(range(256)) * 4  # what the targets of random sets hold
 
 
 def refs(*arguments: object) -> Result:
-    """zarrfs refs ..., in this process."""
+    """Run zarrfs refs ... in this process."""
     return CliRunner().invoke(main, ["refs", *map(str, arguments)])
 
 
 def done(*arguments: object) -> Result:
-    """As refs(), which must succeed without a word on standard error."""
+    """Run refs(), which must succeed and print nothing on standard error."""
     result = refs(*arguments)
     assert (result.exit_code, result.stderr) == (0, ""), result.stderr
     return result
 
 
 def entries(path: object) -> dict[str, Any]:
-    """The set at `path`, in order: bytes of an inline value, [url] or [url, offset, length]."""
+    """Return the set at `path`, in order: bytes of an inline value, [url] or [url, offset, length]."""
     store = sources.open_source(str(path), Options(), child=False)
     assert store.is_reference_set
     found: dict[str, Any] = {}
@@ -49,19 +49,19 @@ def entries(path: object) -> dict[str, Any]:
 
 
 def as_fsspec_reads(path: Path, **options: Any) -> dict[str, bytes]:
-    """The bytes of every file, as fsspec reads the set."""
+    """Return the bytes of every file, as fsspec reads the set."""
     fs = fsspec.filesystem("reference", fo=str(path), skip_instance_cache=True, remote_protocol="file", **options)
     return {key: fs.cat_file(key) for key in fs.references}
 
 
 def without_conflicts(document: dict[str, Any]) -> dict[str, Any]:
-    """`document` without keys that are directories as well."""
+    """Return `document` without the keys that are also directories."""
     directories = {key[:at] for key in document for at, char in enumerate(key) if char == "/"}
     return {key: value for key, value in document.items() if key not in directories}
 
 
 def targets(directory: Path) -> list[str]:
-    """Files for the targets of random sets, with names that look like templates, chains and URLs."""
+    """Make files for the targets of random sets, with names that look like templates, chains and URLs."""
     found = []
     for name in ("a", "b{{x}}", "{%c%}", "d%20 e", "{f}\n", "{{g\r\n", "hh::i"):
         path = directory / name
@@ -76,7 +76,7 @@ BYTES = st.binary(max_size=12) | st.sampled_from([b"base64:", b"base64:AAEC", b"
 
 
 def random_sets(urls: list[str], keys: st.SearchStrategy[str] = KEYS) -> st.SearchStrategy[dict[str, Any]]:
-    """Sets as entries() shows them, whose ranges lie within targets()."""
+    """Draw sets in the form of entries(), with ranges within targets()."""
     numbers = st.integers(0, len(TARGET) // 2)
     url = st.sampled_from(urls)
     values = BYTES | st.tuples(url).map(list) | st.tuples(url, numbers, numbers).map(list)

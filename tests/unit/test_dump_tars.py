@@ -22,7 +22,7 @@ from zarrfs.archives import dump_reader as dumptar
 from zarrfs.archives.blobrefs import sized
 from zarrfs.archives.blobs import BlobReader
 from zarrfs.config.options import Options
-from zarrfs.documents import documents
+from zarrfs.documents import document as fetched_document
 from zarrfs.documents.plan import Plan
 from zarrfs.sources import open_plan, prepare
 
@@ -136,7 +136,7 @@ def prepared(path: Path) -> tuple[Plan, dict[str, bytes]]:
 def test_a_tar_that_has_not_changed_is_not_gone_through_to_find_its_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_SETTLED_NS", -1)
+    monkeypatch.setattr(fetched_document, "_SETTLED_NS", -1)
     scans: list[int] = []
     real = prepare.run_local
     monkeypatch.setattr(prepare, "run_local", lambda *args: scans.append(1) or real(*args))  # type: ignore[func-returns-value]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAM, run
+from tests.documents.test_json_document_large import peak
 from tests.unit.parquetsets import write_set, zarray
-from tests.unit.test_documents_large import peak
-from zarrfs.references.parquetset import json_text
+from zarrfs.references.parquet_metadata import json_text
 
 
 def test_a_parquet_set_is_read_with_little_address_space(tmp_path: Path) -> None:

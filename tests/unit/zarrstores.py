@@ -1,4 +1,4 @@
-"""Zarr stores on servers: what their tests share."""
+"""Helpers of the tests of Zarr stores on servers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ SAMPLES = sorted(path.name for path in (DATA / "zarr").iterdir() if path.is_dir(
 
 
 def tree_of(path: Path) -> Tree:
-    """The files below a directory."""
+    """Return the files below a directory."""
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def put(web: Web, name: str) -> str:
-    """Copy a sample to a server; returns its URL."""
+    """Copy a sample to a server; return its URL."""
     shutil.copytree(DATA / "zarr" / name, web.root / name, dirs_exist_ok=True)
     return f"{web.url}/{name}"
 
 
 def put_exact(server: Faulty, name: str, tree: Tree) -> str:
-    """Put a store on a server that knows exact names only: no listings, no redirects."""
+    """Put a store on a server that knows only exact names, without listings and redirects."""
     for key, value in tree.items():
         server.put(f"/{name}/{key}", value)
     server.put(f"/{name}/", b"<h1>No listing here</h1>", forever="html")
@@ -39,7 +39,7 @@ def put_exact(server: Faulty, name: str, tree: Tree) -> str:
 
 
 def with_store(url: str, check: Any, options: Options = OPTIONS) -> Any:
-    """`check(store, plan)` of the store at `url`."""
+    """Return `check(store, plan)` for the store at `url`."""
     plan = plan_remote(url, options)
 
     async def main() -> Any:

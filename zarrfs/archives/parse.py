@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from zarrfs.archives.blobrefs import NO_BLOBS, canonical, check_places, sized
 from zarrfs.documents.compilation import Compilation
-from zarrfs.documents.documents import JsonDocument
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
-from zarrfs.references.parse import ZARR_METADATA
+from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 

@@ -16,7 +16,7 @@ from zarrfs.config.values import human, seconds, size
 
 if TYPE_CHECKING:
     from zarrfs.cache.diskadmin import Target
-    from zarrfs.sources.kept import Kept
+    from zarrfs.sources.index_cache import CachedFile
 
 EPILOG = """\b
 Examples:
@@ -40,11 +40,11 @@ def cache() -> None:
 def ls(as_json: bool, parsed: Parsed) -> None:
     """List the indexes that are kept, and the targets that blocks are kept of, the one last used first."""
     from zarrfs.cache.diskadmin import targets
-    from zarrfs.sources.kept import kept
+    from zarrfs.sources.index_cache import cached_files
 
     directory = parsed.options.cache_dir
     blocks = [] if directory is None else targets(directory)
-    _write(kept(parsed.options), blocks, as_json, times=True)
+    _write(cached_files(parsed.options), blocks, as_json, times=True)
 
 
 @cache.command(context_settings=common.SETTINGS)
@@ -60,7 +60,7 @@ def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, p
     again.
     """
     from zarrfs.cache.diskadmin import prune as prune_blocks
-    from zarrfs.sources.kept import prune as prune_indexes
+    from zarrfs.sources.index_cache import prune as prune_indexes
 
     age, limit = _limits(older_than, max_size)
     indexes, left = prune_indexes(parsed.options, age, limit, dry_run)
@@ -78,7 +78,7 @@ def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, p
 def clear(as_json: bool, parsed: Parsed) -> None:
     """Remove everything: all indexes, and all blocks in --cache-dir. Mounts that use them go on."""
     from zarrfs.cache.diskadmin import clear as clear_blocks
-    from zarrfs.sources.kept import prune as prune_indexes
+    from zarrfs.sources.index_cache import prune as prune_indexes
 
     directory = parsed.options.cache_dir
     blocks = [] if directory is None else clear_blocks(directory)
@@ -103,7 +103,7 @@ def verify(as_json: bool, parsed: Parsed) -> None:
 
 def _verify(options: Options) -> dict[str, int]:
     from zarrfs.cache.diskadmin import verify as verify_blocks
-    from zarrfs.sources.kept import verify as verify_indexes
+    from zarrfs.sources.index_cache import verify as verify_indexes
 
     blocks = None if options.cache_dir is None else verify_blocks(options.cache_dir)
     indexes, bad = verify_indexes(options)
@@ -114,7 +114,7 @@ def _verify(options: Options) -> dict[str, int]:
     return found
 
 
-def _write(indexes: list[Kept], blocks: list[Target], as_json: bool, times: bool = False) -> None:
+def _write(indexes: list[CachedFile], blocks: list[Target], as_json: bool, times: bool = False) -> None:
     """A line for each index and for each target."""
     for one in indexes:
         if as_json:
@@ -135,7 +135,7 @@ def _line(count: int, used: float | None, about: str) -> None:
     sys.stdout.write(f"{human(count):>9}  {when}{show.shown(about)}\n")
 
 
-def _told(verb: str, indexes: list[Kept], blocks: list[Target]) -> None:
+def _told(verb: str, indexes: list[CachedFile], blocks: list[Target]) -> None:
     total = human(sum(one.size for one in indexes) + sum(one.size for one in blocks))
     also = f" and {sum(one.blocks for one in blocks):,} blocks" if blocks else ""
     common.say(f"{verb} {len(indexes)} files{also}, {total}")

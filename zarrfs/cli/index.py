@@ -54,8 +54,8 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
 
 def _write(plan: Plan, output: str, force: bool) -> None:
     from zarrfs.errors import UsageError
-    from zarrfs.references.streams import local_path
-    from zarrfs.sources.indexfiles import copy_index
+    from zarrfs.references.relocate import local_path
+    from zarrfs.sources.index_sources import copy_index
     from zarrfs.store.destination import placed
 
     source = local_path(plan.source)

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zarrfs.copying.committree import Tree
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.references.output import STDOUT, Output, archive_form, compressor, form_of_name, output_format
-from zarrfs.references.streams import local_path, notes_of_many
+from zarrfs.references.output import (
+    STDOUT,
+    Output,
+    archive_form,
+    compressor,
+    form_of_name,
+    notes_of_many,
+    output_format,
+)
+from zarrfs.references.relocate import local_path
 from zarrfs.store.destination import placed
 from zarrfs.store.overlay import Overlay
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from zarrfs.copying.committree import Node, Tree
 from zarrfs.errors import SourceError
-from zarrfs.references.fromstore import METADATA, url_of
-from zarrfs.references.output import Output
-from zarrfs.references.streams import NOT_UTF8, entries, reference_set, rewritten, written_urls
+from zarrfs.references.from_store import url_of
+from zarrfs.references.keys import ZARR_METADATA
+from zarrfs.references.output import Output, entries, reference_set
+from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
 from zarrfs.store.api import Kind, Reference, key_rule, split_key
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.overlay import Overlay
@@ -46,7 +47,7 @@ async def references_of(tree: Tree, plan: Plan, to: Output, data: DataFile, how:
                 yield reference
     async for node in _files(tree, changed=plan.kind == "references"):
         size = await tree.size(node)
-        if split_key(node.key)[1] in METADATA or size <= how.inline:
+        if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
             yield Reference(node.key, await tree.read(node, 0, size))
         elif node.status is None and plan.kind == "zarr":
             assert tree.overlay.lower is not None

@@ -1,19 +1,25 @@
-"""What compiling a document has in common, whatever its kind."""
+"""The parts of compiling a document that all kinds of documents share."""
 
 from __future__ import annotations
+
+import os
+import sys
+import time
 
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 from zarrfs.store.indexfile import IndexWriter
 
-_SHOWN = 20  # problems told one by one; all of them are in the index
+_QUIET_FOR = 1.0  # seconds before anything is shown,
+_EVERY = 0.2  # and between two updates of the line
+_REPORTED_MAX = 20  # problems that become warnings of their own; all of them are in the index
 
 
 class Compilation:
-    """One document on its way into an index: the writer, the options, and what was wrong with it."""
+    """One document being compiled into an index: the index writer, the options and the problems found."""
 
-    thorough = False  # whether what is not used is checked, too
-    place = ""  # the part of the document that entries are from
+    thorough = False  # whether unused parts, such as unused templates, are checked, too
+    place = ""  # the part of the document that the current entries come from
 
     def __init__(self, source: str, writer: IndexWriter, options: Options) -> None:
         self.source, self.writer, self.options = source, writer, options
@@ -21,51 +27,87 @@ class Compilation:
         self.problems = 0
 
     def refuse(self, rule: str, entry: str | None = None) -> SourceError:
-        """The error that refuses the whole document: `raise compilation.refuse(...)`."""
+        """Return the error that refuses the whole document: `raise compilation.refuse(...)`."""
         return SourceError(self.source, rule, entry)
 
     def fault(self, rule: str, entry: str | None = None) -> None:
-        """The whole document is refused because of `rule`; whoever collects faults returns, to go on without it."""
+        """Refuse the whole document because of `rule`.
+
+        A subclass that collects faults returns instead; the caller then goes on without the faulty part.
+        """
         raise self.refuse(rule, entry)
 
     def entry(self, key: str) -> str:
-        """What messages call the entry `key`."""
+        """Return the name of the entry `key` in messages."""
         return key
 
     def skip(self, entry: str, rule: str) -> None:
-        """`entry` is left out because of `rule`; with -o strict the document is refused."""
+        """Leave `entry` out because of `rule`; with -o strict refuse the document."""
         if self.options.strict:
             raise self.refuse(rule, entry)
         self.problems += 1
         self.writer.problem(entry, rule)
-        if self.problems <= _SHOWN:
+        if self.problems <= _REPORTED_MAX:
             self.warnings.append(f"{entry}: {rule}: left out")
 
     def warn(self, text: str) -> None:
-        """Something odd that takes nothing away."""
+        """Add a warning about something that leaves nothing out."""
         self.warnings.append(text)
 
-    def told(self) -> tuple[str, ...]:
-        """The warnings, with a count of those not told one by one."""
-        if self.problems > _SHOWN:
-            return (*self.warnings, f"{self.problems - _SHOWN} more entries left out: see zarrfs check")
+    def reported_warnings(self) -> tuple[str, ...]:
+        """Return the warnings, with a count of the problems that have no warning of their own."""
+        if self.problems > _REPORTED_MAX:
+            return (*self.warnings, f"{self.problems - _REPORTED_MAX} more entries left out: see zarrfs check")
         return tuple(self.warnings)
 
 
 class Validation(Compilation):
-    """A compilation that goes on where it can: every fault is a problem in the index, with its place."""
+    """A compilation that goes on after a fault: every fault becomes a problem in the index, with its place."""
 
     thorough = True
 
     def fault(self, rule: str, entry: str | None = None) -> None:
-        """Note it, and go on."""
+        """Record the fault and return."""
         self.writer.problem(entry or "", rule)
 
     def entry(self, key: str) -> str:
-        """Such as refs["x/0"]."""
+        """Return the place of a key, such as refs["x/0"]."""
         escaped = key.replace('"', '\\"')
         return f'{self.place}["{escaped}"]'
 
     def skip(self, entry: str, rule: str) -> None:
-        """Note it, and go on."""
+        """Record the problem and return."""
         self.writer.problem(entry, rule)
+
+
+class ReadingProgress:
+    """A progress line on standard error, if that is a terminal, for documents that take longer than a second to read.
+
+    A context manager, which erases the line on exit. The reader calls it with its position (in bytes of `total`).
+    """
+
+    def __init__(self, source: str, total: int, quiet: bool) -> None:
+        self._name, self._total = os.path.basename(source) or source, total
+        self._began = time.monotonic()
+        self._next = float("inf") if quiet or not sys.stderr.isatty() else self._began + _QUIET_FOR
+        self._shown = False
+
+    def __enter__(self) -> ReadingProgress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+    def __call__(self, position: int) -> None:
+        """Update the line unless the last update was just now."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next, self._shown = now + _EVERY, True
+        part = min(position / self._total, 1.0) if self._total else 1.0
+        left = f", {(now - self._began) * (1 - part) / part:.0f} s left" if 0.02 < part < 1 else ""
+        bar = "#" * int(part * 30)
+        sys.stderr.write(f"\r\033[Kzarrfs: reading {self._name} [{bar:30}] {part:4.0%} of {self._total:,} bytes{left}")
+        sys.stderr.flush()

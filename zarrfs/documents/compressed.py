@@ -1,4 +1,7 @@
-"""Compressed documents: gzip, zstd, xz and bzip2, told by their first bytes, expanded up to a bound."""
+"""Compressed documents: gzip, zstd, xz and bzip2, recognised by their first bytes and decompressed up to a bound.
+
+Also recognises the archives that hold a document: tar and zip.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import IO, Any, cast
 
 from zarrfs.errors import SourceError
 
-_MAGIC = 6  # bytes that tell a format
+_MAGIC = 6  # bytes needed to recognise a format
 
 
 def _gzip(file: IO[bytes]) -> IO[bytes]:
@@ -35,7 +38,7 @@ def _zstd(file: IO[bytes]) -> IO[bytes]:
     return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
 
 
-# first bytes: (name, how to open)
+# first bytes: (name, function that opens a decompressing reader)
 _FORMATS: dict[bytes, tuple[str, Callable[[IO[bytes]], IO[bytes]]]] = {
     b"\x1f\x8b": ("gzip", _gzip),
     b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
@@ -45,14 +48,15 @@ _FORMATS: dict[bytes, tuple[str, Callable[[IO[bytes]], IO[bytes]]]] = {
 
 
 def is_compressed(head: bytes) -> bool:
-    """Whether data that begins with `head` is in one of the formats."""
+    """Return whether data that begins with `head` is in one of the formats."""
     return head.startswith(tuple(_FORMATS))
 
 
 def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
-    """A reader of `file` without its compression, if it has any; `file` stands at its beginning and can seek.
+    """Return a reader that decompresses `file`, or `file` itself if it is not compressed.
 
-    read() raises SourceError where it is damaged or cut, or gives more than `limit` bytes (-o document_limit=).
+    `file` must be seekable and at its beginning. read() raises SourceError when the data is damaged or truncated, or
+    expands to more than `limit` bytes (-o document_limit=).
     """
     head = file.read(_MAGIC)
     file.seek(0)
@@ -63,7 +67,7 @@ def expanding(file: IO[bytes], limit: int, source: str) -> IO[bytes]:
 
 
 class _Expanding(io.RawIOBase):
-    """What a decompressor gives, with a bound, and with one kind of error."""
+    """A decompressor with a bound on its output, whose only error is SourceError."""
 
     def __init__(self, reader: IO[bytes], limit: int, source: str, name: str) -> None:
         self._reader, self._left, self._limit = reader, limit, limit
@@ -84,6 +88,11 @@ class _Expanding(io.RawIOBase):
         return len(data)
 
 
+def is_zip(head: bytes) -> bool:
+    """Return whether a file that begins with `head` is a zip file, which may be empty."""
+    return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
+
+
 def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with these 512 bytes is a tar (POSIX.1, "ustar Interchange Format")."""
+    """Return whether a file that begins with these 512 bytes is a tar (POSIX.1, "ustar Interchange Format")."""
     return head[257:262] == b"ustar"

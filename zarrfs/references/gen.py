@@ -1,7 +1,7 @@
-"""The items of `gen` in a reference set, read and checked; rendering them is for templates.py.
+"""The items of `gen` in a reference set, parsed and checked; templates.py renders them.
 
-Source: the fsspec reference set specification. Apart from templates.py, so that a set without templates
-needs no jinja2.
+Source: the fsspec reference set specification. Apart from templates.py, so that a set without templates needs no
+jinja2.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _FIELDS: tuple[str, ...] = ("key", "url", "offset", "length")  # of an item of g
 
 
 class TemplateError(ZarrfsError):
-    """A template, or an item of `gen`, that breaks `rule`; `entry` is the member at fault, where known."""
+    """A template, or an item of `gen`, that breaks `rule`; `entry` is the faulty member, if known."""
 
     def __init__(self, rule: str, entry: str | None = None) -> None:
         self.rule, self.entry = rule, entry
         super().__init__(rule if entry is None else f"{entry}: {rule}")
 
 
-class Batch(NamedTuple):
+class RenderedBatch(NamedTuple):
     """The rendered fields of consecutive combinations; a number is an int only if its text is that of the int."""
 
     keys: list[str]
     urls: list[str]
-    offsets: list[int] | list[str] | None  # None where the item has none
+    offsets: list[int] | list[str] | None  # None if the item has none
     lengths: list[int] | list[str] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Gen:
-    """One item of `gen`, checked: `where` is its place, `fields` are templates, in the order of a row."""
+    """One checked item of `gen`: `where` is its place; `fields` are templates, in the order of a row."""
 
     where: str
     fields: Mapping[str, str]  # key, url and perhaps offset, length
@@ -46,7 +46,7 @@ class Gen:
     count: int  # of the product of the dimensions
 
     def combination(self, number: int) -> dict[str, int]:
-        """The values of the dimensions in the `number`th combination; the last one varies fastest."""
+        """Return the values of the dimensions in the `number`th combination; the last dimension varies fastest."""
         values = {}
         for name in reversed(self.dimensions):
             dimension = self.dimensions[name]
@@ -55,9 +55,9 @@ class Gen:
         return values
 
     def block(self, number: int, rows: int) -> dict[str, Sequence[int]]:
-        """The values of every dimension whose product is `rows` combinations at most, the `number`th first."""
+        """Return the dimensions' values in a block of at most `rows` combinations that starts at the `number`th."""
         found: dict[str, Sequence[int]] = {}
-        size, whole = 1, True  # whole: all later dimensions are in it from end to end
+        size, whole = 1, True  # whole: the block has all values of all later dimensions
         for name in reversed(self.dimensions):
             dimension = self.dimensions[name]
             number, at = divmod(number, len(dimension))
@@ -76,8 +76,8 @@ def read_gen(
 ) -> list[Gen]:
     """Check the member `gen`; `names` are those of the templates.
 
-    More than `limit` combinations in all are refused, from the sizes of the dimensions alone. `fault(rule, entry)`
-    raises TemplateError, unless the caller has another: where that returns, the item is left out.
+    More than `limit` combinations in total are refused, judging by the sizes of the dimensions alone.
+    `fault(rule, entry)` raises TemplateError by default; if the caller's returns, the item is left out.
     """
     if not isinstance(items, list):
         fault(f"expected an array, not {json_type(items)}", "gen")
@@ -92,7 +92,7 @@ def read_gen(
 
 
 def json_type(value: object) -> str:
-    """What JSON calls the type of `value`; a number shows itself."""
+    """Return what JSON calls the type of `value`; a number is shown as itself."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -102,14 +102,14 @@ def json_type(value: object) -> str:
 
 
 class _Item:
-    """One item of `gen` while it is checked."""
+    """The checker of one item of `gen`."""
 
     def __init__(self, where: str, fault: Callable[[str, str], None]) -> None:
         self._where, self._fault = where, fault
         self._sound = True
 
     def read(self, item: object, names: Collection[str]) -> Gen | None:
-        """The item; None where it has a fault."""
+        """Check the item; return None if it has a fault."""
         members = self._members(item, self._where, {*_FIELDS, "dimensions"})
         if members is None:
             return None
@@ -141,7 +141,7 @@ class _Item:
         self._fault(rule, entry)
 
     def _dimension(self, value: object, where: str) -> tuple[Sequence[int], int]:
-        """(values, how many): an array of whole numbers, or start, stop and step as those of range()."""
+        """Return (values, their number) of an array of whole numbers, or of start, stop and step as in range()."""
         if isinstance(value, list):
             for number, item in enumerate(value):
                 if type(item) is not int:
@@ -173,7 +173,7 @@ class _Item:
 
 
 def names_in(body: Iterable[nodes.Node]) -> set[str]:
-    """The names that occur in the nodes of a template."""
-    from jinja2 import nodes  # a set without templates needs none of it
+    """Return the names that occur in the nodes of a template."""
+    from jinja2 import nodes  # lazily: a set without templates needs no jinja2
 
     return {name.name for node in body for name in nodes.Output([node]).find_all(nodes.Name)}

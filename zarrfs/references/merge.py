@@ -1,4 +1,4 @@
-"""Several reference sets as one, each under a prefix of its own."""
+"""Reference sets merged into one, each under a prefix of its own."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 _GROUP = b'{"zarr_format":2}'
 _V2 = (".zgroup", ".zarray")
-_LOOK = 100  # directories at the top of a set that are looked at for metadata
+_LOOK = 100  # directories at the top of a set that are searched for metadata
 
 
-class Part(NamedTuple):
-    """One of the sets, and where it goes."""
+class MergePart(NamedTuple):
+    """One of the sets to merge, and its prefix."""
 
-    name: str  # as messages call it
+    name: str  # in messages
     prefix: str  # a key; "" puts it at the root
     store: Store
-    references: AsyncIterator[Reference]  # those of the store in order, as they are to be written
+    references: AsyncIterator[Reference]  # the store's references in order, as they will be written
 
 
 def split_prefix(text: str) -> tuple[str, str]:
-    """(prefix, source) of PREFIX=SOURCE or SOURCE. What could not be the key of a directory is no prefix."""
+    """Split PREFIX=SOURCE or SOURCE into (prefix, source). A text that cannot be a directory's key is no prefix."""
     prefix, equals, source = text.partition("=")
     prefix = prefix.strip("/")
     if equals and source and (not prefix or key_rule(prefix) is None):
@@ -42,15 +42,15 @@ def split_prefix(text: str) -> tuple[str, str]:
     return "", text
 
 
-async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncIterator[Reference]:
-    """The references of all parts in the order of names, which each of them has.
+async def merged(parts: Sequence[MergePart], duplicates: str = "error") -> AsyncIterator[Reference]:
+    """Yield the references of all parts in the order of names; each part must yield its own in that order.
 
-    Of a key that several parts hold, the `duplicates` ("first" or "last") one is taken; "error", and a key that is
-    a file in one part and a directory in another, is a SourceError that names both parts.
+    If several parts hold a key, the `duplicates` ("first" or "last") one is taken; with "error" the key is a
+    SourceError that names both parts. So is a key that is a file in one part and a directory in another.
     """
     held: Reference | None = None
     holder = parts[0]
-    async for reference, part in _in_order(parts):
+    async for reference, part in _merged_stream(parts):
         if held is not None and reference.key == held.key:
             if duplicates == "error":
                 raise SourceError(part.name, f"is in {holder.name}, too (see --duplicates)", reference.key)
@@ -66,8 +66,8 @@ async def merged(parts: Sequence[Part], duplicates: str = "error") -> AsyncItera
         yield held
 
 
-async def _in_order(parts: Sequence[Part]) -> AsyncIterator[tuple[Reference, Part]]:
-    """The references of all parts under their whole keys; of equal ones, that of the first part first."""
+async def _merged_stream(parts: Sequence[MergePart]) -> AsyncIterator[tuple[Reference, MergePart]]:
+    """Yield the references of all parts under their full keys; of equal keys, the first part's first."""
     heap: list[tuple[list[str], int, Reference]] = []
     streams = [_prefixed(part) for part in parts]
     for number, stream in enumerate(streams):
@@ -88,14 +88,14 @@ async def _in_order(parts: Sequence[Part]) -> AsyncIterator[tuple[Reference, Par
         heapq.heapreplace(heap, (after, number, following))
 
 
-async def _prefixed(part: Part) -> AsyncIterator[Reference]:
+async def _prefixed(part: MergePart) -> AsyncIterator[Reference]:
     before = f"{part.prefix}/" if part.prefix else ""
     async for reference in part.references:
         yield reference._replace(key=before + reference.key) if before else reference
 
 
-async def in_order(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
-    """`references` of the set that `plan` is of, in the order of names. In Parquet that of chunks is another."""
+async def sorted_by_name(references: AsyncIterator[Reference], plan: Plan) -> AsyncIterator[Reference]:
+    """Yield `references`, of the set that `plan` describes, sorted by name; a set in Parquet has another order."""
     if plan.index is not None:
         async for reference in references:
             yield reference
@@ -115,27 +115,27 @@ async def in_order(references: AsyncIterator[Reference], plan: Plan) -> AsyncIte
 # -- groups
 
 
-async def groups(parts: Sequence[Part]) -> list[Reference]:
-    """The .zgroup documents of the root and of what lies between it and each prefix, where no part has one.
+async def groups(parts: Sequence[MergePart]) -> list[Reference]:
+    """Return .zgroup documents for the root and the directories above each prefix, where no part has metadata.
 
-    None where the parts are not all of Zarr v2, as their roots, or the directories in them, tell.
+    Returns [] unless all parts are of Zarr v2, judging by the metadata at their roots or in the directories there.
     """
     versions = {version for part in parts if (version := await _version(part.store)) is not None}
     if versions != {2}:
         return []
-    wanted = {""}
+    directories = {""}
     for part in parts:
         names = part.prefix.split("/")
-        wanted |= {"/".join(names[:count]) for count in range(1, len(names))}
+        directories |= {"/".join(names[:count]) for count in range(1, len(names))}
     found = []
-    for directory in wanted:
+    for directory in directories:
         if not await _is_node(parts, directory):
             found.append(Reference(join_key(directory, ".zgroup"), _GROUP))
     return sorted(found, key=lambda reference: reference.key.split("/"))
 
 
 async def _version(store: Store) -> int | None:
-    """The Zarr format that a set begins with; None where it has no metadata there."""
+    """Return the Zarr format of the set's first metadata; None if there is none."""
     found = await _version_at(store, "")
     if found is not None:
         return found
@@ -157,8 +157,8 @@ async def _version_at(store: Store, directory: str) -> int | None:
     return None
 
 
-async def _is_node(parts: Sequence[Part], directory: str) -> bool:
-    """Whether a part has metadata of an array or a group at `directory`."""
+async def _is_node(parts: Sequence[MergePart], directory: str) -> bool:
+    """Return whether a part has the metadata of an array or a group at `directory`."""
     for part in parts:
         if part.prefix == directory or not part.prefix:
             inside = directory if not part.prefix else ""
@@ -176,6 +176,6 @@ async def _holds(store: Store, key: str) -> bool:
         await store.info(key)
     except StoreError:
         return False
-    except ReadError:  # it is listed, though its size cannot be had
+    except ReadError:  # it exists, although its size is unknown
         return True
     return True

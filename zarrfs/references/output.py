@@ -1,36 +1,39 @@
-"""A reference set that is written, and in which form: JSON, compressed or not, Parquet, or an index."""
+"""Reference sets as commands read and write them: their references, and the formats JSON, Parquet and index."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import SourceError, UsageError
+from zarrfs.store.api import Reference, Store
 from zarrfs.store.destination import is_utf8, placed
 
 if TYPE_CHECKING:
-    from zarrfs.store.api import Reference
+    from zarrfs.documents.plan import Plan
     from zarrfs.store.indexfile import IndexWriter
 
 STDOUT = "-"
-DUMP = "tar"  # the form of a file archive with its blobs
+DUMP = "tar"  # the format of a file archive with its blobs
 FORMATS = ("json", "json.gz", "json.zst", "json.xz", "json.bz2", "parquet", "index")
-# endings of what is no file archive
+# endings of names that are not a file archive's
 _PACKED = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst", ".zip", ".7z", ".rar", ".cpio", ".zarr")
 _ENDINGS = {f".{name}": name for name in FORMATS} | {".parq": "parquet"}
 
 
 @dataclasses.dataclass
-class Writer:
-    """What takes references, each key once; an index keeps the `notes`.
+class ReferenceWriter:
+    """A consumer of references, each key once. An index keeps the `notes`.
 
-    `own` are the local paths that are there, or change, because of what is written.
+    `own` are the local paths that are created or changed by the writing.
     """
 
     add: Callable[[Reference], None]
@@ -40,19 +43,19 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A set that is to be written: `path` ("-" is standard output) in one of FORMATS."""
+    """A set to be written: `path` ("-" for standard output) in one of FORMATS."""
 
     path: str
     format: str
-    replace: bool = False  # what is there may be replaced
-    record_size: int | None = None  # of Parquet: references of one record file; None: as ParquetWriter has it
+    replace: bool = False  # whether an existing set may be replaced
+    record_size: int | None = None  # of Parquet: references of one record file; None: ParquetWriter's default
     version: int = 1  # of JSON
 
     @property
     def base(self) -> str | None:
-        """The directory that relative URLs in the set will be taken from, with a trailing "/"; None: not known.
+        """The directory that relative URLs of the set resolve against, with a trailing "/"; None if unknown.
 
-        That of the file; a Parquet set is a directory itself.
+        That is the directory of the file; a Parquet set is a directory itself.
         """
         if self.path == STDOUT or os.path.islink(self.path):
             return None
@@ -60,10 +63,10 @@ class Output:
         return os.path.join(path if self.format == "parquet" else os.path.dirname(path), "")
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Writer]:
-        """A Writer; leaving the block makes the set whole, leaving it with an exception leaves nothing behind.
+    def opened(self) -> Iterator[ReferenceWriter]:
+        """Open a ReferenceWriter. The end of the block completes the set; an exception leaves nothing behind.
 
-        UsageError where `path` cannot be written to, SourceError where writing fails.
+        UsageError if `path` cannot be written to, SourceError if writing fails.
         """
         if self.path == STDOUT:
             if not self.format.startswith("json"):
@@ -77,12 +80,12 @@ class Output:
             yield writer
 
     @contextlib.contextmanager
-    def _encoder(self, path: str) -> Iterator[Writer]:
+    def _encoder(self, path: str) -> Iterator[ReferenceWriter]:
         if self.format == "parquet":
-            from zarrfs.references.parquetwriter import RECORD_SIZE, ParquetWriter
+            from zarrfs.references.parquet_writer import RECORD_SIZE, ParquetWriter
 
             with ParquetWriter(path, self.record_size or RECORD_SIZE, self.path) as parquet:
-                yield Writer(parquet.add)
+                yield ReferenceWriter(parquet.add)
                 parquet.commit()
             return
         with open(path, "xb") as file:
@@ -94,16 +97,16 @@ class Output:
         from zarrfs.store.indexfile import IndexWriter
 
         with IndexWriter(path) as index:
-            writer = Writer(functools.partial(add_reference, index))
+            writer = ReferenceWriter(functools.partial(add_reference, index))
             yield writer
             if not is_utf8(writer.notes.get("base", "")):
                 raise SourceError(self.path, "relative to a path that is not UTF-8, which no index can note")
             index.commit(writer.notes.items())
-        os.chmod(path, stat.S_IMODE(mode))  # as open(2) and the umask made it: others read the cache, not this
+        os.chmod(path, stat.S_IMODE(mode))  # the mode from the umask: IndexWriter's is for the cache
 
 
 def output_format(path: str, said: str | None = None, usual: str | None = None) -> str:
-    """The form of a set called `path`: `said`, else what the ending of the name tells, else `usual`. UsageError."""
+    """Return the format of a set called `path`: `said`, else by the name's ending, else `usual`, else UsageError."""
     if said is not None:
         return said
     if path.endswith("/") or os.path.isdir(path):
@@ -117,15 +120,15 @@ def output_format(path: str, said: str | None = None, usual: str | None = None) 
 
 
 def form_of_name(path: str) -> str | None:
-    """The form that the ending of a name tells, if any."""
+    """Return the format that the ending of a name implies; None if there is none."""
     return next((form for ending, form in _ENDINGS.items() if path.lower().endswith(ending)), None)
 
 
 def archive_form(path: str, dumps: bool = False) -> str:
-    """The form that a file archive called `path` has: of JSON, or "tar", where there may be `dumps`.
+    """Return the format of a file archive called `path`: one of JSON, or "tar" if `dumps` are allowed.
 
-    UsageError where its name says that it is none. Unlike that of a set, its name need not say json: what ends in .gz,
-    .zst, .xz or .bz2 is compressed.
+    UsageError if the name implies another format. Unlike that of a set, the name need not contain json: one that ends
+    in .gz, .zst, .xz or .bz2 is compressed.
     """
     if dumps and path.lower().endswith(".tar"):
         return DUMP
@@ -141,7 +144,6 @@ def archive_form(path: str, dumps: bool = False) -> str:
 
 
 def add_reference(index: IndexWriter, reference: Reference) -> None:
-    """Add one entry to an index."""
     key, data, url, offset, length = reference
     if data is not None:
         index.inline(key, data)
@@ -152,7 +154,7 @@ def add_reference(index: IndexWriter, reference: Reference) -> None:
 
 
 def _standard_output() -> tuple[str, ...]:
-    """The path of the file that standard output goes to, if it is one."""
+    """Return the path of the file that standard output goes to, if it is a file."""
     try:
         path = os.path.realpath(f"/proc/self/fd/{sys.stdout.fileno()}")
     except (OSError, ValueError):
@@ -161,24 +163,24 @@ def _standard_output() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _json(raw: IO[bytes], form: str, version: int) -> Iterator[Writer]:
-    from zarrfs.references.jsonwriter import JsonWriter
+def _json(raw: IO[bytes], form: str, version: int) -> Iterator[ReferenceWriter]:
+    from zarrfs.references.json_writer import JsonWriter
 
     with compressor(raw, form) as file:
         encoder = JsonWriter(file, version)
-        yield Writer(encoder.add)
+        yield ReferenceWriter(encoder.add)
         encoder.commit()
     raw.flush()
 
 
 def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """A file that compresses into `raw` as the form of JSON says (json.zst), and leaves that open."""
+    """Open a file that compresses into `raw` by the format of JSON (json.zst); closing it leaves `raw` open."""
     file: Any
     match form.partition(".")[2]:
         case "gz":
             import gzip
 
-            # no name and no time: equal sets make equal files
+            # without name and time, so that equal sets give equal files
             file = gzip.GzipFile("", "wb", fileobj=raw, compresslevel=6, mtime=0)
         case "zst":
             import zstandard
@@ -195,3 +197,47 @@ def compressor(raw: IO[bytes], form: str) -> contextlib.AbstractContextManager[I
         case _:
             return contextlib.nullcontext(raw)
     return cast(contextlib.AbstractContextManager[IO[bytes]], file)
+
+
+def reference_set(store: Store, plan: Plan) -> Store:
+    """Return `store` if it is a reference set; raise SourceError otherwise."""
+    if plan.kind == "archive":
+        raise SourceError(plan.source, "is a file archive, not a reference set")
+    if not store.is_reference_set:
+        raise SourceError(plan.source, "is no reference set; zarrfs refs from-store makes one of a Zarr store")
+    return store
+
+
+async def entries(store: Store, plan: Plan) -> AsyncIterator[Reference]:
+    """Yield the references of a set for any format: a Parquet set's `.zmetadata` without its record size."""
+    parquet = plan.index is None
+    async for reference in store.references():
+        if parquet and reference.key == ".zmetadata" and reference.data is not None:
+            document = json.loads(bytes(reference.data))
+            document.pop("record_size", None)
+            reference = reference._replace(data=json.dumps(document).encode())
+        yield reference
+
+
+def notes(plan: Plan) -> dict[str, str]:
+    """Return the notes of an index written from the set of `plan`, as sources.prepare makes them."""
+    return _notes(plan.source, without_secrets(plan.base), plan.mtime_ns, plan.origin)
+
+
+def notes_of_many(plans: Sequence[Plan], output: Output) -> dict[str, str]:
+    """Return the notes of an index made of several sets, whose URLs are absolute."""
+    times = [plan.mtime_ns for plan in plans if plan.mtime_ns is not None]
+    origins = {plan.origin for plan in plans}
+    origin = origins.pop() if len(origins) == 1 else ""  # else the user who merged them vouches for all
+    return _notes(os.path.abspath(output.path), output.base or "", max(times, default=None), origin)
+
+
+def _notes(source: str, base: str, mtime_ns: int | None, origin: str) -> dict[str, str]:
+    return {
+        "kind": "references",
+        "source": source,
+        "warnings": "[]",  # they were reported when the set was written
+        "base": base,
+        "mtime_ns": "" if mtime_ns is None else str(mtime_ns),
+        "origin": origin,
+    }

@@ -1,8 +1,8 @@
 """ParquetStore: a reference set in the Parquet layout, of which only `.zmetadata` is read before it is used.
 
-A chunk is found by its number in the array's grid, in one record file; parsed record files are kept within a
-bound. A record file that cannot be had, or is damaged, is an error of its own chunks and of nothing else. One that
-is not in the set stands for absent chunks: fsspec and kerchunk write none where all chunks of it are absent.
+A chunk's number in its array's grid gives its record file and row; the memory of parsed record files is bounded. A
+record file that is unavailable or damaged fails the reads of its own chunks and nothing else. A record file that does
+not exist stands for absent chunks: fsspec and kerchunk write none if all its chunks are absent.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import trio
 
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
-from zarrfs.references.parquetplaces import Directory, Place, Remote
-from zarrfs.references.parquetset import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set, shown
+from zarrfs.references.keys import printable as shown
+from zarrfs.references.parquet_files import Directory, Place, Remote
+from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
 from zarrfs.store.api import Absences, Fault, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targetreader import TargetReader
 from zarrfs.store.targets import Targets
@@ -31,22 +32,22 @@ from zarrfs.zarr.grid import Grid
 if TYPE_CHECKING:
     from zarrfs.config.options import Options
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.recordfile import Record, Row
+    from zarrfs.references.parquet_records import Record, Row
 
 log = logging.getLogger("zarrfs.sources")
 
-_ROW = 32  # bytes of memory that a row takes, at a guess
-_LEAST = 64 << 20  # bytes that a record file may always expand to
-_BELIEVED = 10.0  # seconds for which a record file is not tried again after it failed
-_FAILURES = 1024  # that are remembered
-_SIZES = 16_384  # sizes of whole targets that are remembered
-_AHEAD = 16  # record files read at once where the last one was absent
-_COUNTED = 1_000_000  # record files that are asked for one by one to be counted
-_COUNTING = 2.0  # seconds that the first reader of an absent record file waits until all are counted
+_ROW = 32  # estimated bytes of memory of a row
+_LEAST = 64 << 20  # bytes that a record file may always expand to, however small the memory limit
+_BELIEVED = 10.0  # seconds before a record file that failed is read again
+_FAILURES = 1024  # failures remembered
+_SIZES = 16_384  # sizes of whole targets remembered
+_AHEAD = 16  # record files read at once after an absent one
+_COUNTED = 1_000_000  # record files counted by requesting each, at most
+_COUNTING = 2.0  # seconds that the first reader of an absent record file waits for the count
 
 
 def open_set(plan: Plan, options: Options) -> ParquetStore:
-    """The store of a set's plan; reads nothing yet."""
+    """Return the store of a set's plan; reads nothing yet."""
     memory = memory_limit(options)
     share = memory // 4  # for record files; the rest is for bytes of targets
     targets = Targets(
@@ -64,7 +65,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
 
 
 class Chunk(NamedTuple):
-    """Where a chunk's reference is."""
+    """The location of a chunk's reference."""
 
     array: str
     record: int
@@ -72,10 +73,10 @@ class Chunk(NamedTuple):
 
 
 class _NoRecord:
-    """In the cache, a record file that is not in the set."""
+    """The cache entry of a record file that does not exist."""
 
     def __len__(self) -> int:
-        return 256  # the cache's own bytes for it, at a guess
+        return 256  # estimated bytes of the cache entry itself
 
 
 class ParquetStore(Store):
@@ -318,9 +319,9 @@ class ParquetStore(Store):
         return Info(name, Kind.FILE, size, None, self._mtime_ns)
 
     def _known(self, found: ParquetSet, key: str) -> bytes | Chunk | None:
-        """The bytes of a document, the place of a possible chunk, or None for a directory.
+        """Return the bytes of a document, the location of a possible chunk, or None for a directory.
 
-        NotFound for what neither `.zmetadata` nor a grid has; ReadError where a grid cannot be known.
+        NotFound if neither `.zmetadata` nor a grid has the key; ReadError if the grid cannot be known.
         """
         if found.is_directory(key):
             return None
@@ -338,7 +339,7 @@ class ParquetStore(Store):
         raise NotFound(key)
 
     def _broken(self, found: ParquetSet, array: str) -> ReadError:
-        """Why no chunk of `array` can be told."""
+        """Return the error of reading any chunk of `array`, whose grid is unknown."""
         return ReadError(f"{self._place.shown(DOCUMENT)}: {shown(join_key(array, '.zarray'))}", found.broken[array])
 
     # -- chunks
@@ -346,9 +347,9 @@ class ParquetStore(Store):
     async def _chunks(
         self, array: str, grid: Grid, record_size: int, start: int
     ) -> AsyncIterator[tuple[str, int]]:
-        """(name, size) of the chunks from number `start` on; the size negative where it is not known yet."""
+        """Yield (name, size) of the chunks from number `start` on; the size is negative if it is not known yet."""
         async for number, first, last, record in self._records_of(array, grid, start):
-            if isinstance(record, ReadError):  # nobody knows which of them there are: each lookup says why
+            if isinstance(record, ReadError):  # list all possible chunks: a lookup of each reports the failure
                 for name in grid.names(first, last):
                     yield name, UNKNOWN
                 continue
@@ -362,10 +363,10 @@ class ParquetStore(Store):
     async def _records_of(
         self, array: str, grid: Grid, start: int = 0
     ) -> AsyncIterator[tuple[int, int, int, Record | ReadError]]:
-        """(number, first chunk, last chunk + 1, the record file or its failure) of each that is not absent.
+        """Yield (number, first chunk, last chunk + 1, record file or its failure) of the record files that exist.
 
-        From chunk `start` on, the next one fetched meanwhile. Where one is absent, the place's listing finds those
-        that are there; without listings they are asked for, several at once.
+        Starts at chunk `start` and prefetches the next record file. After an absent one, the place's listing gives the
+        existing ones; without a listing, several are requested at once.
         """
         assert self._set is not None
         size = self._set.record_size
@@ -394,7 +395,7 @@ class ParquetStore(Store):
             number = following
 
     async def _row(self, key: str, chunk: Chunk) -> Row:
-        """The reference of a chunk. NotFound where it is absent; ReadError where its row cannot be used."""
+        """Return the reference of a chunk. NotFound if it is absent; ReadError if its row cannot be used."""
         record = await self._record(chunk.array, chunk.record)
         if record is None:
             raise NotFound(key)
@@ -407,7 +408,7 @@ class ParquetStore(Store):
         return row
 
     async def _record(self, array: str, number: int) -> Record | None:
-        """A record file, from memory or read now; None where it is absent. ReadError where it cannot be had."""
+        """Return a record file from memory or read it; None if it is absent. ReadError if it is unavailable."""
         key = array, number
         failure = self._failures.get(key)
         if failure is not None and failure[0] > trio.current_time():
@@ -445,14 +446,14 @@ class ParquetStore(Store):
             raise ReadError(self._shown(array, number), str(exc)) from None
 
     async def _warn(self, array: str, number: int) -> None:
-        """Say once that record files are absent, and how many where a listing tells soon enough."""
+        """Warn once that record files are absent, with their number if a listing gives it soon enough."""
         self._warned = True
         counted = None
         try:
             with trio.move_on_after(_COUNTING):
                 counted = await self.absences(ask=False)
         except ReadError:
-            pass  # as without a listing
+            pass  # warn without a number, as without a listing
         except trio.Cancelled:
             self._warned = False
             raise
@@ -465,7 +466,7 @@ class ParquetStore(Store):
         )  # fmt: skip
 
     async def _asked(self, array: str, count: int) -> list[int]:
-        """The numbers of an array's record files that are not absent, found by reading them."""
+        """Return the numbers of an array's existing record files, found by reading all."""
         there = []
 
         async def look(number: int) -> None:
@@ -483,7 +484,7 @@ class ParquetStore(Store):
     async def _prefetch(self, array: str, number: int) -> None:
         try:
             await self._record(array, number)
-        except Exception:  # whoever wants it will see, and this task has nobody to tell
+        except Exception:  # a reader of the record file gets the failure again
             return
 
     def _shown(self, array: str, number: int) -> str:
@@ -499,7 +500,7 @@ class ParquetStore(Store):
 
 
 def _record_files(grid: Grid, record_size: int) -> int:
-    """How many record files an array has where none is absent."""
+    """Return the number of record files of an array without absent ones."""
     return -(-grid.size // record_size)
 
 
@@ -508,7 +509,7 @@ def _record_key(array: str, number: int) -> str:
 
 
 def _parse(data: Buffer, record_size: int, limit: Bound) -> Record:
-    from zarrfs.references.recordfile import parse_record  # numpy and pyarrow are imported in the worker thread
+    from zarrfs.references.parquet_records import parse_record  # numpy and pyarrow are imported in the worker thread
 
     return parse_record(data, record_size, limit)
 

@@ -1,6 +1,6 @@
 """Reference sets, versions 0 and 1, compiled to an index.
 
-Source: the fsspec reference set specification; where it is silent, docs/reference-sets.md says what we do.
+Source: the fsspec reference set specification; where it is silent, docs/reference-sets.md defines the behaviour.
 """
 
 from __future__ import annotations
@@ -12,37 +12,34 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from zarrfs.documents.compilation import Compilation
-from zarrfs.documents.documents import JsonDocument
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.references.gen import RENDERED_MAX, Gen, TemplateError, json_type, read_gen
+from zarrfs.references.keys import DEPTH_MAX, KEY_MAX, ZARR_METADATA, printable
 from zarrfs.store.api import NAME_MAX, key_rule
 from zarrfs.store.indexfile import ROOT, IndexWriter
 
 if TYPE_CHECKING:
     from zarrfs.references.templates import Templates
 
-KEY_MAX = 4095  # bytes: Linux takes no longer path
-DEPTH_MAX = 100  # directories of a key: each costs a row and a path, however short its own name
-OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: what a file can have
+OFFSET_MAX = 2**63 - 1  # of an offset, and of the end of a range: the largest file
 
-APART = ("refs",)  # the member that comes in slices of its own
+APART = ("refs",)  # the member that is parsed in slices of its own
 _MEMBERS = {"version", "templates", "gen", "refs"}
-ZARR_METADATA = (".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json")
 _BLANKS = b" \t\r\n\v\f"
 _NUMBER = re.compile(r"\s*(-?[0-9]+)\s*", re.ASCII)
-_SHOWN = 400  # characters of a key in a message
-_SHORT = NAME_MAX // 4  # characters that fit in a name, whatever they are
-_REMEMBERED = 200_000  # directories and URLs
+_SHORT = NAME_MAX // 4  # characters that fit in a name, however long their UTF-8
+_REMEMBERED = 200_000  # directories and URLs cached
 _json_text = json.JSONEncoder(separators=(",", ":")).encode
 
-Pairs = Iterable[tuple[str, Any]]  # key and value, as a set of version 0 has them
+Pairs = Iterable[tuple[str, Any]]  # (key, value) as in a set of version 0
 
 
 class _Bad(Exception):
-    """A key that is left out, and the rule that it or its value breaks."""
+    """The rule that a key or its value breaks; the key is left out."""
 
 
 def detect(document: object) -> bool:
-    """Whether (the head of) a document looks like a reference set. Version 0 has no mark: one reference will do."""
+    """Return whether (the head of) a document looks like a reference set. One reference suffices for version 0."""
     if not isinstance(document, dict):
         return False
     if "version" in document:
@@ -55,7 +52,7 @@ def detect(document: object) -> bool:
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile a reference set into `compilation.writer`.
 
-    Raises SourceError for what no key can be blamed for (or, with -o strict, for any bad key).
+    Raises SourceError for an error that no key causes (or, with -o strict, for any bad key).
     """
     head = document.head(APART)
     if not isinstance(head, dict):
@@ -77,7 +74,7 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
 
 
 class _Version1:
-    """A set of version 1 on its way into the index."""
+    """The compiler of a set of version 1."""
 
     def __init__(self, document: JsonDocument, entries: _Entries, compilation: Compilation) -> None:
         self._document, self._entries, self._compilation = document, entries, compilation
@@ -87,7 +84,7 @@ class _Version1:
         self._gens: list[Gen] = []
 
     def compile(self) -> None:
-        """Everything, refs first: what gen makes comes later, and wins."""
+        """Compile everything, refs first: entries made by gen come later, and win."""
         urls = _Urls(self._compilation.writer, lambda text: self._templates().text(text))
         for member, values in self._document.slices(APART):
             refs = values if member else values.get("refs", {})
@@ -97,21 +94,21 @@ class _Version1:
                 self._entries.add(refs.items(), urls)
             else:
                 self._compilation.fault(f"expected an object, not {json_type(refs)}", "refs")
-        if "version" not in self._members:  # it was there when we looked: somebody writes to the document
+        if "version" not in self._members:  # the head had it: another program is writing
             raise self._compilation.refuse("the document changes while it is read")
         for gen in self._gens:
             self._compilation.place = gen.where
             try:
                 self._generate(gen)
             except TemplateError as exc:
-                self._compilation.fault(exc.rule, exc.entry and shown(exc.entry))
+                self._compilation.fault(exc.rule, exc.entry and printable(exc.entry))
         self._compilation.place = "refs"
         if self._compilation.thorough:
             self._check_templates()
 
     def _generate(self, gen: Gen) -> None:
-        """The entries of one item of gen. Raises TemplateError."""
-        urls = _Urls(self._compilation.writer, None)  # rendered already
+        """Add the entries of one item of gen. Raises TemplateError."""
+        urls = _Urls(self._compilation.writer, None)  # gen's URLs are rendered already
         for batch in self._templates().batches(gen):
             made: Iterable[Any] = zip(batch.urls, strict=True)
             if batch.offsets is not None and batch.lengths is not None:
@@ -119,16 +116,16 @@ class _Version1:
             self._entries.add(zip(batch.keys, made, strict=True), urls, gen.where)
 
     def _check_templates(self) -> None:
-        """Find those that are no templates, used or not."""
+        """Report invalid templates, used or not."""
         for name, source in self._sources().items():
             if "{{" in source:
                 try:
                     self._templates().check(source)
                 except TemplateError as exc:
-                    self._compilation.fault(exc.rule, shown(f"templates.{name}"))
+                    self._compilation.fault(exc.rule, printable(f"templates.{name}"))
 
     def _take(self, values: dict[str, Any]) -> None:
-        """Check the members of the root, refs apart."""
+        """Check the members of the root except refs."""
         compilation = self._compilation
         version = values.get("version", 1)
         if type(version) is not int or version != 1:
@@ -138,7 +135,7 @@ class _Version1:
         for name in values:
             if name in _MEMBERS:
                 continue
-            compilation.warn(f"{shown(name)}: not a member of a reference set of version 1: ignored")
+            compilation.warn(f"{printable(name)}: not a member of a reference set of version 1: ignored")
         self._members |= values
         self._members.pop("refs", None)
         if "templates" in values:
@@ -146,11 +143,11 @@ class _Version1:
         if "gen" in values:
             names, limit = self._sources().keys(), compilation.options.gen_limit
             self._gens = read_gen(
-                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, shown(entry))
+                values["gen"], names, limit, lambda rule, entry: compilation.fault(rule, printable(entry))
             )
 
     def _sources(self) -> dict[str, str]:
-        """The member templates, wherever in the document it is; checked when this is first called."""
+        """Return the checked member templates, wherever it is in the document."""
         if self._named is None:
             if "templates" not in self._members:
                 self._members["templates"] = {}
@@ -165,26 +162,26 @@ class _Version1:
                     self._named[name] = source
                 else:
                     rule = f"expected a string, not {json_type(source)}"
-                    self._compilation.fault(rule, shown(f"templates.{name}"))
+                    self._compilation.fault(rule, printable(f"templates.{name}"))
         return self._named
 
     def _templates(self) -> Templates:
         if self._made is None:
-            from zarrfs.references.templates import Templates  # most sets use none, and need no jinja2
+            from zarrfs.references.templates import Templates  # lazily: most sets use none, and need no jinja2
 
             self._made = Templates(self._sources())
         return self._made
 
 
 class _Urls:
-    """Targets by URL as written in one part of a document; `render` makes the URL of one with templates."""
+    """Targets by their URL in one part of a document; `render` expands a URL with templates."""
 
     def __init__(self, writer: IndexWriter, render: Callable[[str], str] | None) -> None:
         self._writer, self._render = writer, render
-        self.known: dict[str, int] = {}  # as written -> target's id
+        self.known: dict[str, int] = {}  # URL as written -> id of the target
 
     def url(self, raw: Any) -> str:
-        """The URL that is meant; its target is known from now on. Raises _Bad, or TemplateError."""
+        """Return the expanded URL and remember its target. Raises _Bad or TemplateError."""
         if type(raw) is not str:
             raise _Bad(f"url: expected a string, not {json_type(raw)}")
         url = self._render(raw) if self._render is not None and "{{" in raw else raw
@@ -203,20 +200,20 @@ class _Urls:
 
 
 class _Entries:
-    """Writes entries into the index; what each key and value must be is decided here."""
+    """The writer of entries into the index, which checks keys and values."""
 
     def __init__(self, compilation: Compilation) -> None:
         self._compilation, self._writer = compilation, compilation.writer
-        self._directories: dict[str, int] = {"": ROOT}  # checked prefixes
-        self._stripped: tuple[int, str] | None = None  # how many keys began with "/", and the first
+        self._directories: dict[str, int] = {"": ROOT}  # checked prefixes -> ids
+        self._stripped: tuple[int, str] | None = None  # (count of keys with a leading "/", the first one)
 
     def add(self, pairs: Pairs, urls: _Urls, gen: str = "") -> None:
-        """Add entries; a key that comes again replaces the earlier one. `gen`: the item that made them."""
+        """Add entries; a later one with the same key replaces an earlier one. `gen`: the item that made them."""
         directories, known = self._directories, urls.known
         rows: list[tuple[int, str, int, int, int]] = []
         for key, value in pairs:
             kind = type(value)
-            if (kind is list or kind is tuple) and len(value) == 3:  # nearly all are ranges, and fine
+            if (kind is list or kind is tuple) and len(value) == 3:  # fast path: nearly all entries are valid ranges
                 url, offset, length = value
                 prefix, _, name = key.rpartition("/")
                 if (
@@ -229,7 +226,7 @@ class _Entries:
                     and length >= 0
                     and offset + length <= OFFSET_MAX
                     and 0 < len(name) <= _SHORT
-                    and name.isprintable()  # so without NUL and lone surrogates
+                    and name.isprintable()  # excludes NUL and lone surrogates
                     and name != "."
                     and name != ".."
                     and (prefix or key[0] != "/")
@@ -242,28 +239,28 @@ class _Entries:
         self._writer.ranges(rows)
 
     def finish(self) -> None:
-        """Say what can only be said at the end; see that no key is a file and a directory."""
+        """Report what is known only at the end, and resolve keys that are both file and directory."""
         if self._stripped:
             count, first = self._stripped
-            self._compilation.warn(f'{shown(first)}: a leading "/" is taken off ({count:,} such keys)')
+            self._compilation.warn(f'{printable(first)}: a leading "/" is taken off ({count:,} such keys)')
         conflict = self._compilation.options.conflict
-        gone = "/"  # the directory that was left out last; its own come right behind it
+        gone = "/"  # the directory left out last; conflicts below it follow
         for key in self._writer.conflicts():
             entry = self._compilation.entry
             if conflict == "error":
-                self._compilation.fault("a file and a directory (see option conflict)", entry(shown(key)))
+                self._compilation.fault("a file and a directory (see option conflict)", entry(printable(key)))
             elif conflict == "directory":
-                self._compilation.skip(entry(shown(key)), "a file and a directory: the directory wins")
+                self._compilation.skip(entry(printable(key)), "a file and a directory: the directory wins")
             elif not key.startswith(gone):
                 gone = f"{key}/"
                 below = self._writer.discard_below(key)
                 rule = f"a file and a directory: the file wins over {below:,} files"
-                self._compilation.skip(entry(shown(gone)), rule)
+                self._compilation.skip(entry(printable(gone)), rule)
 
     def _add_one(self, key: str, value: Any, urls: _Urls, gen: str) -> None:
-        """Any entry, with all checks."""
+        """Add an entry of any form, with all checks."""
         compilation = self._compilation
-        entry, suffix = compilation.entry(shown(key)), f" ({gen})" if gen and not compilation.thorough else ""
+        entry, suffix = compilation.entry(printable(key)), f" ({gen})" if gen and not compilation.thorough else ""
         try:
             key = self._checked(key)
         except _Bad as bad:
@@ -272,7 +269,7 @@ class _Entries:
         try:
             self._write(key, value, urls, bool(gen))
             parent = key.rpartition("/")[0]
-            if len(parent) < KEY_MAX - NAME_MAX:  # any short name may follow it
+            if len(parent) < KEY_MAX - NAME_MAX:  # any short name after it makes a valid key
                 if len(self._directories) > _REMEMBERED:
                     self._directories.clear()
                 self._directories[parent] = self._writer.directory_id(parent)
@@ -300,7 +297,7 @@ class _Entries:
             raise _Bad(f"expected [url] or [url, offset, length], not an array of {len(value)}")
 
     def _checked(self, key: str) -> str:
-        """`key` without a leading slash. Raises _Bad."""
+        """Return `key` without a leading slash. Raises _Bad."""
         size = _size(key)
         if size is None:
             raise _Bad("a key with a lone surrogate, which UTF-8 cannot hold")
@@ -319,9 +316,9 @@ class _Entries:
 
 
 def _check_range(offset: Any, length: Any) -> None:
-    """Raises _Bad unless both are whole numbers from 0 on whose sum a file can have."""
+    """Raise _Bad unless both are whole numbers from 0 on whose sum does not exceed OFFSET_MAX."""
     for name, number in ("offset", offset), ("length", length):
-        if type(number) is float and number > OFFSET_MAX:  # orjson's idea of such integers
+        if type(number) is float and number > OFFSET_MAX:  # orjson parses larger integers as floats
             raise _Bad("offset + length is over 2^63 - 1")
         if type(number) is not int:
             raise _Bad(f"{name}: expected a whole number, not {json_type(number)}")
@@ -332,14 +329,14 @@ def _check_range(offset: Any, length: Any) -> None:
 
 
 def _inline(text: str) -> bytes:
-    """The bytes that an inline value stands for."""
+    """Return the bytes of an inline value."""
     try:
         data = text.encode()
     except UnicodeEncodeError:
         raise _Bad("text with a lone surrogate, which UTF-8 cannot hold") from None
     if not data.startswith(b"base64:"):
         return data
-    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # it may be long
+    coded = data.translate(None, _BLANKS) if any(blank in data for blank in _BLANKS) else data  # may be long
     try:
         return binascii.a2b_base64(memoryview(coded)[7:], strict_mode=True)
     except binascii.Error as exc:
@@ -347,7 +344,7 @@ def _inline(text: str) -> bytes:
 
 
 def _size(text: str) -> int | None:
-    """Bytes of `text` in UTF-8; None where it has none."""
+    """Return the length of `text` in UTF-8; None if it cannot be encoded."""
     if text.isascii():
         return len(text)
     try:
@@ -357,7 +354,7 @@ def _size(text: str) -> int | None:
 
 
 def _number(value: int | str) -> int:
-    """An offset or length that gen made: a number, or rendered text."""
+    """Return an offset or length made by gen: a number, or rendered text."""
     if isinstance(value, int):
         return value
     match = _NUMBER.fullmatch(value)
@@ -369,7 +366,7 @@ def _number(value: int | str) -> int:
 
 
 def _object_text(value: dict[str, Any]) -> str:
-    """The text of an inline JSON object: compact, in the order of the document, in ASCII."""
+    """Return the text of an inline JSON object: compact ASCII, members in the order of the document."""
     try:
         return _json_text(value)
     except RecursionError:
@@ -380,11 +377,3 @@ def _like_reference(key: str, value: object) -> bool:
     if isinstance(value, list):
         return len(value) in (1, 3) and isinstance(value[0], str)
     return isinstance(value, str) or (isinstance(value, dict) and key.endswith(ZARR_METADATA))
-
-
-def shown(key: str) -> str:
-    """`key` as a message shows it: one printable line of bounded length."""
-    if key.isprintable() and len(key) <= _SHOWN:
-        return key
-    cut = key if len(key) <= _SHOWN else key[:_SHOWN] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)

@@ -1,44 +1,52 @@
-"""Other beginnings for the target URLs of a reference set."""
+"""The target URLs of a reference set that is written elsewhere: made absolute, or given another beginning."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.errors import ReadError, UsageError
-from zarrfs.references.streams import absolute
+from zarrfs.store.api import Reference
+from zarrfs.store.destination import is_utf8
 
-_KNOWN = 65_536  # URLs whose new form is remembered
+if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
+    from zarrfs.references.output import Output
+
+NOT_UTF8 = "its path is not UTF-8, which a URL cannot hold"
+_KNOWN = 65_536  # URLs whose new form is cached
 
 
 class Rule(NamedTuple):
-    """URLs that begin with the text `old` begin with `new` instead."""
+    """A rule that replaces the beginning `old` of a URL by `new`."""
 
     old: str
     new: str
 
 
 class Relocation:
-    """Rewrites URLs by the first of `rules` in length that fits, and counts.
+    """A function that rewrites URLs by the longest of `rules` that matches, and counts its calls.
 
-    A rule sees a URL as it stands in the set; a relative one that no rule fits, as it is meant from `base` on.
-    What no rule fits becomes `usual(url)`. UsageError for two rules of the same beginning.
+    A rule matches a URL as written in the set, or a relative one as resolved against `base`. A URL that no rule
+    matches becomes `usual(url)`. UsageError if two rules have the same beginning.
     """
 
     def __init__(self, rules: Sequence[Rule], base: str, usual: Callable[[str], str]) -> None:
         if len({rule.old for rule in rules}) < len(rules):
             raise UsageError("--from: the same beginning twice")
         self.rules = tuple(rules)
-        self.counts = [0] * len(rules)  # references that each rule has changed
+        self.counts = [0] * len(rules)  # references changed by each rule
         self.unchanged = 0
         self._order = sorted(range(len(rules)), key=lambda number: -len(rules[number].old))
         self._base, self._usual = base, usual
         self._find = functools.lru_cache(_KNOWN)(self._find_anew)
 
     def __call__(self, url: str) -> str:
-        """The new form of `url`, counted."""
+        """Return the new form of `url` and count it."""
         changed, number = self._find(url)
         if number is None:
             self.unchanged += 1
@@ -47,7 +55,7 @@ class Relocation:
         return changed
 
     def unused(self) -> list[Rule]:
-        """The rules that have changed nothing."""
+        """Return the rules that have matched nothing."""
         return [rule for rule, count in zip(self.rules, self.counts, strict=True) if not count]
 
     def _find_anew(self, url: str) -> tuple[str, int | None]:
@@ -61,13 +69,71 @@ class Relocation:
     def _forms(self, url: str) -> tuple[str, ...]:
         try:
             meant = absolute(url, self._base)
-        except ReadError:  # relative to nothing that has a directory
+        except ReadError:  # the base has no directory
             return (url,)
         return (url,) if meant == url else (url, meant)
 
 
 def check_used(relocation: Relocation) -> None:
-    """UsageError naming the rules that fit no URL."""
+    """Raise UsageError if a rule has matched no URL."""
     unused = ", ".join(without_secrets(rule.old) for rule in relocation.unused())
     if unused:
         raise UsageError(f"--from {unused}: no target begins so (see --allow-unused)")
+
+
+def written_urls(plan: Plan, output: Output, alone: bool = True) -> Callable[[str], str]:
+    """Return the function that rewrites the URLs of a set for `output`; `alone`: the output holds no other set.
+
+    A relative URL stays relative if the copy resolves it to the same place, else it becomes absolute.
+    """
+    if output.format == "index" and alone:  # an index notes the base of its URLs
+        return lambda url: url
+    if output.base is not None and _same_place(plan.base, output.base):
+        return lambda url: url
+    return functools.lru_cache(_KNOWN)(lambda url: absolute(url, plan.base))
+
+
+async def rewritten(references: AsyncIterator[Reference], change: Callable[[str], str]) -> AsyncIterator[Reference]:
+    """Yield `references` with `change` applied to every URL."""
+    async for reference in references:
+        if reference.data is None:
+            url = change(reference.url)
+            if url is not reference.url:
+                reference = reference._replace(url=url)
+        yield reference
+
+
+def absolute(url: str, base: str) -> str:
+    """Return `url` resolved against `base` as store.targets.Targets resolves it, without the credentials of `base`.
+
+    ReadError if `base` is a chain of URLs without a directory, or is not UTF-8.
+    """
+    protocols = urls.protocols(url)
+    if protocols and protocols not in (["file"], ["local"]):
+        return url
+    path = urls.file_path(url) if protocols else url
+    if path.startswith("/"):
+        return url
+    directory = local_path(base)
+    if directory is not None:
+        joined = os.path.join(directory, path)
+        if not is_utf8(joined):
+            raise ReadError(url, f"a relative target in {directory}: {NOT_UTF8}")
+        return f"file://{joined}" if protocols else joined
+    remote = urls.join(without_secrets(base), path)
+    if remote is None:
+        raise ReadError(url, f"a relative target in {without_secrets(base)}: say --base")
+    return remote
+
+
+def local_path(name: str) -> str | None:
+    """Return the absolute local path of a source or base; None if it is a URL of another kind."""
+    found = urls.protocols(name)
+    if found and found not in (["file"], ["local"]):
+        return None
+    return os.path.abspath(urls.file_path(name) if found else name)
+
+
+def _same_place(base: str, directory: str) -> bool:
+    found = local_path(base)
+    return found is not None and os.path.realpath(found) == os.path.realpath(directory)

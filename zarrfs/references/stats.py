@@ -1,7 +1,7 @@
-"""What a reference set holds, counted: entries, bytes, targets, holes and overlaps, chunks of arrays.
+"""Statistics of a reference set: entries, bytes, targets, holes and overlaps, chunks of arrays.
 
-24 bytes are kept for each reference and a bounded number of URLs, so ten million references take some 800 MB. Targets
-are told apart by a 64-bit hash of their URL: of ten million, two look the same once in 400,000 runs.
+Each reference takes 24 bytes of memory, and the number of URLs kept is bounded: ten million references take about
+800 MB. A 64-bit hash of the URL identifies a target: among ten million, two collide once in 400,000 runs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from zarrfs.config.redaction import without_secrets
-from zarrfs.references.arrays import Array, find_array
-from zarrfs.store.api import Reference, Store
+from zarrfs.errors import StoreError
+from zarrfs.store.api import Reference, Store, join_key
+from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_node
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.keys import KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata, nested
 
-_BATCH = 65_536  # references put into arrays at once
-_NAMES = 65_536  # URLs kept; further ones are found by reading the set again, if they are wanted
+_BATCH = 65_536  # references converted to arrays at once
+_NAMES = 65_536  # URLs kept; a second pass finds the others, if needed
+_TAILS_MAX = 1 << 17  # chunks along the last dimension, up to which their names are kept
 
 Numbers = npt.NDArray[np.int64]
 
@@ -30,17 +36,51 @@ class Sized(NamedTuple):
     length: int
 
 
-class Target(NamedTuple):
-    """What refers to one target: `bytes` are those of ranges alone."""
+class TargetCounts(NamedTuple):
+    """The references to one target; `bytes` counts ranges only."""
 
     url: str
     references: int
     bytes: int
 
 
+class ArrayCounts:
+    """One Zarr array of the set: its grid, and the number of its chunks seen."""
+
+    def __init__(self, key: str, grid: Grid, keys: KeyTemplate, other: KeyTemplate | None = None) -> None:
+        """Start with no chunks seen. `other`: a second form of chunk names, if the metadata leaves it open."""
+        self.key, self.grid, self.present = key, grid, 0
+        self._templates = (keys,) if other is None else (keys, other)
+        self._separator = keys.separator
+        last = grid.counts[-1] if grid.counts and not keys.suffix else _TAILS_MAX + 1
+        self._tails = {str(number) for number in range(last)} if last <= _TAILS_MAX else None
+        self._above: str | None = None  # the last chunk's name without its tail; neighbours share it
+
+    @property
+    def missing(self) -> int:
+        """The number of absent chunks, for which readers see the fill value."""
+        return self.grid.size - self.present
+
+    def see(self, name: str) -> None:
+        """Count `name`, a key below the array, if it is a chunk's."""
+        above, _, tail = name.rpartition(self._separator)
+        if above == self._above and self._tails is not None:
+            self.present += tail in self._tails
+            return
+        for keys in self._templates:
+            if keys.index(name, self.grid) is not None:
+                self.present, self._separator = self.present + 1, keys.separator
+                self._above = name.rpartition(keys.separator)[0]
+                return
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
+        return {"key": self.key, "expected": self.grid.size, "present": self.present, "missing": self.missing}
+
+
 @dataclasses.dataclass
 class Stats:
-    """The counts; sizes in bytes."""
+    """The statistics; sizes in bytes."""
 
     files: int = 0
     directories: int = 0
@@ -48,22 +88,22 @@ class Stats:
     inline_bytes: int = 0
     ranges: int = 0  # references to a range of a target
     range_bytes: int = 0  # their lengths, added up
-    whole: int = 0  # references to a whole target, of a size that the set does not tell
+    whole: int = 0  # references to a whole target, whose size the set does not hold
     targets: int = 0
-    holes: int = 0  # between the first and last referenced byte of a target, in no range
-    overlaps: int = 0  # in more than one range
+    holes: int = 0  # bytes between a target's first and last referenced byte that no range covers
+    overlaps: int = 0  # bytes that more than one range covers
     largest: Sized | None = None
     smallest: Sized | None = None
-    top_by_bytes: list[Target] = dataclasses.field(default_factory=list)
-    top_by_references: list[Target] = dataclasses.field(default_factory=list)
-    arrays: list[Array] = dataclasses.field(default_factory=list)
+    top_by_bytes: list[TargetCounts] = dataclasses.field(default_factory=list)
+    top_by_references: list[TargetCounts] = dataclasses.field(default_factory=list)
+    arrays: list[ArrayCounts] = dataclasses.field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts, ready for JSON."""
+        """Return the statistics as a dict for JSON."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in found.items():
             if isinstance(value, list):
-                found[name] = [one.as_json() if isinstance(one, Array) else one._asdict() for one in value]
+                found[name] = [one.as_json() if isinstance(one, ArrayCounts) else one._asdict() for one in value]
             elif isinstance(value, Sized):
                 found[name] = value._asdict()
         return found
@@ -74,7 +114,7 @@ async def statistics(
     top: int = 10,
     watched: Callable[[AsyncIterator[Reference]], AsyncIterator[Reference]] = lambda references: references,
 ) -> Stats:
-    """Count the set; `watched` may show progress. Raises what store.references() raises."""
+    """Count the set's references; `watched` may wrap the stream to show progress. Raises as store.references()."""
     stats, columns, tree = Stats(), _Columns(), _Tree(store)
     async for key, data, url, offset, length in watched(store.references()):
         parent, _, name = key.rpartition("/")
@@ -97,15 +137,15 @@ async def statistics(
     stats.targets, by_bytes, by_references = _count_targets(stats, columns, top)
     names = await _names(store, columns.names, {one.target for one in (*by_bytes, *by_references)})
     names = {target: without_secrets(url) for target, url in names.items()}
-    stats.top_by_bytes = [Target(names[one.target], one.references, one.bytes) for one in by_bytes]
+    stats.top_by_bytes = [TargetCounts(names[one.target], one.references, one.bytes) for one in by_bytes]
     stats.top_by_bytes.sort(key=lambda target: (-target.bytes, target.url))
-    stats.top_by_references = [Target(names[one.target], one.references, one.bytes) for one in by_references]
+    stats.top_by_references = [TargetCounts(names[one.target], one.references, one.bytes) for one in by_references]
     stats.top_by_references.sort(key=lambda target: (-target.references, target.url))
     return stats
 
 
 class _Counted(NamedTuple):
-    """As Target, by the hash of its URL."""
+    """TargetCounts by the hash of the URL."""
 
     target: int
     references: int
@@ -113,18 +153,18 @@ class _Counted(NamedTuple):
 
 
 class _Tree:
-    """Where in the tree the references are, which come in the order of the tree."""
+    """The current position in the tree; references come in its order."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.at: str | None = None  # the directory
+        self.at: str | None = None  # the current directory
         self.directories = 0
-        self.arrays: list[Array] = []
-        self.array: Array | None = None  # the one that `at` belongs to
-        self.below = ""  # the way from it to `at`, with "/" at the end
+        self.arrays: list[ArrayCounts] = []
+        self.array: ArrayCounts | None = None  # the array that `at` belongs to
+        self.below = ""  # the path from the array to `at`, with a trailing "/"
 
     async def enter(self, directory: str) -> None:
-        """Go on in `directory`, and count those that are new."""
+        """Move to `directory`, and count the directories not seen before."""
         last, self.at = self.at, directory
         parts, before = directory.split("/") if directory else [], last.split("/") if last else []
         common = 0
@@ -134,22 +174,37 @@ class _Tree:
         if self.array is not None and not f"{directory}/".startswith(f"{self.array.key}/" if self.array.key else ""):
             self.array = None
         if last is None:
-            self._found(await find_array(self._store, ""))
+            self._found(await _find_array(self._store, ""))
         for depth in range(common + 1, len(parts) + 1):
             if self.array is None:
-                self._found(await find_array(self._store, "/".join(parts[:depth])))
+                self._found(await _find_array(self._store, "/".join(parts[:depth])))
         if self.array is not None:
             way = directory[len(self.array.key) :].strip("/")
             self.below = f"{way}/" if way else ""
 
-    def _found(self, array: Array | None) -> None:
+    def _found(self, array: ArrayCounts | None) -> None:
         if array is not None:
             self.array = array
             self.arrays.append(array)
 
 
+async def _find_array(store: Store, directory: str) -> ArrayCounts | None:
+    """Return the array at `directory`, from inline metadata; None if there is none, or it has no regular grid."""
+    for name in NODE_DOCUMENTS:
+        key = join_key(directory, name)
+        try:
+            if "inline" not in await store.locate(key):
+                continue  # counting must not fetch from targets
+            found = parse_node(name, await store.get(key))
+        except (StoreError, MetadataError):
+            continue
+        if isinstance(found, ArrayMetadata):
+            return ArrayCounts(directory, found.grid, found.keys, nested(found))
+    return None
+
+
 class _Columns:
-    """The references as numbers: hash of the target, offset, length."""
+    """The references as columns of numbers: hash of the target, offset, length."""
 
     def __init__(self) -> None:
         self.ranges = self.wholes = 0
@@ -185,7 +240,7 @@ class _Columns:
             self.flush()
 
     def flush(self) -> None:
-        """Put what is pending into arrays."""
+        """Convert pending references to arrays."""
         if self._whole:
             self.wholes += len(self._whole)
             self._wholes.append(np.array(self._whole, np.int64))
@@ -205,7 +260,7 @@ class _Columns:
             self.smallest = Sized(keys[low], int(arrays[2][low]))
 
     def taken(self) -> list[Numbers]:
-        """[targets, offsets, lengths, targets of whole references]; they are not kept."""
+        """Return [targets, offsets, lengths, targets of whole references], and forget them to free the memory."""
         found = []
         for parts in (*self._done, self._wholes):
             found.append(np.concatenate(parts) if parts else np.empty(0, np.int64))
@@ -216,7 +271,7 @@ class _Columns:
 def _count_targets(
     stats: Stats, columns: _Columns, top: int
 ) -> tuple[int, list[_Counted], list[_Counted]]:
-    """(distinct targets, the top ones by bytes, the top ones by references); fills in bytes, holes and overlaps."""
+    """Return (number of targets, the top ones by bytes, the top ones by references); set bytes, holes and overlaps."""
     targets, offsets, lengths, wholes = columns.taken()
     stats.range_bytes = _total(lengths)
     order = np.lexsort((offsets, targets))
@@ -235,7 +290,7 @@ def _count_targets(
 
     sizes, ranged = np.zeros(len(known)), after > first
     if len(lengths):
-        sizes[ranged] = np.add.reduceat(lengths.astype(np.float64), first[ranged])  # to rank by: never overflows
+        sizes[ranged] = np.add.reduceat(lengths.astype(np.float64), first[ranged])  # to rank by: no overflow
     by_bytes = [one for one in counted(_highest(sizes, top)) if one.bytes]
     by_references = counted(_highest(counts, top))
     stats.holes, stats.overlaps = gaps_and_overlaps(targets, offsets, lengths)
@@ -243,10 +298,10 @@ def _count_targets(
 
 
 def gaps_and_overlaps(targets: Numbers, starts: Numbers, lengths: Numbers) -> tuple[int, int]:
-    """Bytes between the first and last of a target's ranges that are in none; bytes that are in several.
+    """Return (bytes between a target's first and last range that no range covers, bytes that several cover).
 
-    Ranges are sorted by target, then start. With the ends sorted, too, the ith start and the ith end of a target bound
-    ranges that cover every byte as often as the given ones do, and of which none lies within another.
+    Ranges are sorted by target, then start. With the ends sorted as well, the ith start and the ith end of a target
+    delimit ranges that cover every byte as often as the given ones do, and of which none contains another.
     """
     if not lengths.all():
         some = lengths > 0
@@ -257,14 +312,14 @@ def gaps_and_overlaps(targets: Numbers, starts: Numbers, lengths: Numbers) -> tu
     gaps = starts[1:] - ends[:-1]
     holes = _total(gaps[same & (gaps > 0)])
     del gaps
-    low = starts[1:].copy()  # where the bytes that the ith and the next have in common begin,
-    np.maximum(low[1:], ends[:-2], out=low[1:], where=same[:-1])  # without those that the one before has, too
+    low = starts[1:].copy()  # where the overlap of the ith range and the next begins,
+    np.maximum(low[1:], ends[:-2], out=low[1:], where=same[:-1])  # without the bytes of the range before
     common = ends[:-1] - low
     return holes, _total(common[same & (common > 0)])
 
 
 async def _names(store: Store, known: dict[int, str], wanted: set[int]) -> dict[int, str]:
-    """The URLs of `wanted` hashes."""
+    """Return the URLs of the `wanted` hashes."""
     names = {target: known[target] for target in wanted if target in known}
     if len(names) < len(wanted):
         async for reference in store.references():
@@ -276,10 +331,10 @@ async def _names(store: Store, known: dict[int, str], wanted: set[int]) -> dict[
 
 
 def _highest(weights: npt.NDArray[Any], top: int) -> Numbers:
-    """The places of the `top` largest, largest first."""
+    """Return the indices of the `top` largest weights, largest first."""
     return np.argsort(-weights, kind="stable")[:top]
 
 
 def _total(numbers: Numbers) -> int:
-    """The sum of numbers from 0 on, which may be over 64 bits."""
+    """Return the sum of non-negative numbers, which may exceed 64 bits."""
     return (int((numbers >> 32).sum()) << 32) + int((numbers & 0xFFFFFFFF).sum())

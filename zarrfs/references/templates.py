@@ -1,7 +1,7 @@
-"""The templates of reference sets: jinja in a sandbox, and the expansion of `gen`.
+"""The templates of reference sets: jinja2 in a sandbox, and the expansion of `gen`.
 
-Source: the fsspec reference set specification, version 1 ("jinja-str", "templates", "gen"). A document may
-come from anywhere, so its templates see nothing but each other, and Budget bounds what they cost.
+Source: the fsspec reference set specification, version 1 ("jinja-str", "templates", "gen"). A document may come from
+anywhere, so its templates can access nothing but each other, and Budget bounds their cost.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from zarrfs.references.gen import RENDERED_MAX, Batch, Gen, TemplateError, names_in
+from zarrfs.references.gen import RENDERED_MAX, Gen, RenderedBatch, TemplateError, names_in
 
 CPU_SECONDS = 2.0  # processor time to start with,
 SECONDS_EACH = 0.005  # for every text,
-SECONDS_A_ROW = 0.00005  # and for every combination of a gen: some ten times what an honest one takes
-MEMORY = 256 << 20  # bytes of address space beyond what the process has already
+SECONDS_A_ROW = 0.00005  # and for every combination of a gen: about ten times what a reasonable one takes
+MEMORY = 256 << 20  # bytes of address space beyond what the process has when rendering starts
 
 _CHUNK = 512  # rows rendered under one setting of the limits
 _BLOCK = 1 << 16  # rows evaluated together
 _FEW = 10_000  # rows that are rendered before numpy is imported
 _SHOWN = 200  # characters of a reason
-_CPU_CLOCK = -8  # Linux's number for the user and system time of the calling process, as ticks counted it
+_CPU_CLOCK = -8  # Linux's clock of the user and system time of the calling process, counted in ticks
 
 # {{name}} and {{name(a='text', b='text')}}: rendered without jinja, to the same text
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -48,9 +48,9 @@ _RESERVED = frozenset((*keyword.kwlist, "true", "false", "none", "self"))
 class Budget:
     """The processor time (seconds) and memory (bytes) that rendering one document may take.
 
-    Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: whoever
-    takes too long is ended by SIGXCPU, whoever takes too much gets a MemoryError, even in the middle of one
-    operation in C. Where limits cannot be set, nothing happens.
+    Inside `with budget.bounded():` the process's soft limits RLIMIT_CPU and RLIMIT_AS are lowered: SIGXCPU ends a
+    process that takes too long, and an allocation beyond the limit raises MemoryError, even inside one operation in C.
+    If the limits cannot be set, there is no bound.
     """
 
     def __init__(self, seconds: float = CPU_SECONDS, memory: int = MEMORY) -> None:
@@ -59,7 +59,7 @@ class Budget:
 
     @contextlib.contextmanager
     def bounded(self) -> Iterator[None]:
-        """Run the block within the budget, and take its time from it; nesting changes nothing."""
+        """Run the block within the budget, and subtract its time; nested blocks have no effect."""
         if self._inside:
             yield
             return
@@ -75,7 +75,7 @@ class Budget:
             yield
         finally:
             self._inside = False
-            for which, limits in reversed(saved):  # memory first: the rest may need some
+            for which, limits in reversed(saved):  # memory first: restoring the others may need some
                 resource.setrlimit(which, limits)
             self.seconds -= time.process_time() - start
 
@@ -83,8 +83,8 @@ class Budget:
 class Templates:
     """The named templates of one reference set, and the sandbox that renders texts with them.
 
-    Everything raises TemplateError, and nothing else, for what the document has wrong. A template is seen
-    as its text, rendered without variables, or is called with named ones: {{f(c='text')}}.
+    Every error in the document is raised as TemplateError. A template's name stands for its text, rendered without
+    variables, or is called with named values: {{f(c='text')}}.
     """
 
     def __init__(self, sources: Mapping[str, str], budget: Budget | None = None) -> None:
@@ -97,7 +97,7 @@ class Templates:
         self._environment = _Environment(self)
 
     def text(self, source: str) -> str:
-        """`source` rendered with the templates alone."""
+        """Render `source` with the named templates alone."""
         try:
             simple = self._substitute(source)
             if simple is not None:
@@ -109,7 +109,7 @@ class Templates:
             raise TemplateError(_reason(exc)) from None
 
     def check(self, source: str) -> None:
-        """Raise TemplateError where `source` is no template."""
+        """Raise TemplateError if `source` is not a valid template."""
         try:
             self.budget.seconds += SECONDS_EACH
             with self.budget.bounded():
@@ -117,16 +117,8 @@ class Templates:
         except Exception as exc:
             raise TemplateError(_reason(exc)) from None
 
-    def rows(self, gen: Gen) -> Iterator[tuple[str, ...]]:
-        """The rendered fields of every combination, in order, one row at a time."""
-        for keys, urls, offsets, lengths in self.batches(gen):
-            if offsets is None or lengths is None:
-                yield from zip(keys, urls, strict=True)
-            else:
-                yield from zip(keys, urls, map(str, offsets), map(str, lengths), strict=True)
-
-    def batches(self, gen: Gen) -> Iterator[Batch]:
-        """The rendered fields of all combinations, in order, 65536 rows at most at a time."""
+    def batches(self, gen: Gen) -> Iterator[RenderedBatch]:
+        """Yield the rendered fields of all combinations, in order, at most 65536 rows at a time."""
         self.budget.seconds += gen.count * SECONDS_A_ROW
         done = 0
         fast = [self._rendered_together] if gen.count <= _FEW else [self._evaluated, self._rendered_together]
@@ -136,7 +128,7 @@ class Templates:
                     done += len(batch.keys)
                     yield batch
                 return
-        try:  # field by field from here on: that can do more, and its errors say where
+        try:  # fall back to field by field, which takes any template and locates errors
             yield from self._rendered_apart(gen, done)
         except TemplateError as exc:
             raise TemplateError(exc.rule, exc.entry or gen.where) from None
@@ -144,7 +136,7 @@ class Templates:
             raise TemplateError(_reason(exc), gen.where) from None
 
     def find(self, name: str) -> object:
-        """What `name` means in a text: a str, a callable, or jinja's `missing`."""
+        """Return what `name` means in a text: a str, a callable, or jinja's `missing`."""
         value = self._values.get(name)
         if value is None:
             if name not in self._sources:
@@ -153,7 +145,7 @@ class Templates:
         return value
 
     def call(self, name: str, values: Mapping[str, Any]) -> str:
-        """The template `name` rendered with `values` and the other templates."""
+        """Render the template `name` with `values` and the other templates."""
         with self.inside(name):
             if name not in self._codes:
                 self.budget.seconds += SECONDS_EACH
@@ -167,7 +159,7 @@ class Templates:
 
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
-        """While the template `name` is rendered: rendering it again, for its own sake, is an error."""
+        """Mark the template `name` as being rendered; TemplateError if it already is."""
         if name in self._active:
             circle = [*self._active[self._active.index(name) :], name]
             raise TemplateError(f"templates use each other in a circle: {' -> '.join(circle)}")
@@ -178,32 +170,35 @@ class Templates:
             self._active.pop()
 
     def parse(self, source: str) -> nodes.Template:
-        """The tree of a template; the text of one without variables. Raises jinja's errors too."""
+        """Parse a template. Raises jinja's errors, too."""
         tree = self._environment.parse(source)
         if any(name.name == "self" for name in tree.find_all(nodes.Name)):
-            raise TemplateError("'self' is undefined")  # jinja's own object of that name
+            raise TemplateError("'self' is undefined")  # jinja2 would supply an object of its own
         return tree
 
     def callee(self, name: str) -> nodes.Template | None:
-        """The tree of the template that {{name(...)}} renders; None, or any error, if it renders none."""
+        """Return the tree of the template that {{name(...)}} renders.
+
+        Returns None, or raises any error, if it renders none.
+        """
         value = self.find(name)
         if isinstance(value, _Text):
             value = value._template
         if not isinstance(value, _Template):
             return None
         if name not in self._trees:
-            self._compiled(name)  # or it is an error
+            self._compiled(name)  # raises for an invalid template
             self._trees[name] = self.parse(self._sources[name])
         return self._trees[name]
 
     def renderer(self, body: Sequence[nodes.Node]) -> Callable[[Mapping[str, int]], str]:
-        """What renders the nodes of a template, given the same names every time."""
+        """Compile the nodes of a template to a function; every call must pass the same names."""
         tree = nodes.Template(list(body), lineno=1)
         tree.set_environment(self._environment)
         code = self._code(tree)
         if not all(isinstance(node, nodes.Output) for node in body):
             return lambda values: self._render(code, values)
-        root, context = code.root_render_func, code.new_context({})  # expressions leave nothing behind in it
+        root, context = code.root_render_func, code.new_context({})  # expressions do not change the context
 
         def render(values: Mapping[str, int]) -> str:
             context.parent.update(values)
@@ -214,7 +209,7 @@ class Templates:
     # -- parts
 
     def _resolve(self, name: str) -> object:
-        """A template that renders without variables is its text; any other fails only when it is used so."""
+        """Return a template's text if it renders without variables, else a callable that fails if used as text."""
         template = _Template(self, name)
         try:
             text = _Text(self.call(name, {}))
@@ -224,10 +219,10 @@ class Templates:
         return text
 
     def _substitute(self, source: str) -> str | None:
-        """`source` rendered, if all it holds besides text is {{name}} or {{name(a='text')}}."""
+        """Render `source` without jinja2 if it holds only text, {{name}} and {{name(a='text')}}; else return None."""
         pieces = _PIECE.split(source)  # text, name, call, text, name, call, ..., text
         if any("{" in text or "\n" in text or "\r" in text for text in pieces[::3]):
-            return None  # jinja may see more in it than we do
+            return None  # jinja2 may interpret more of it
         parts = pieces[:1]
         for name, call, text in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
             if name in _RESERVED or name not in self._sources:
@@ -257,8 +252,8 @@ class Templates:
     def _render(self, code: jinja2.Template, values: Mapping[str, Any]) -> str:
         return _joined(code.root_render_func(code.new_context(dict(values))))
 
-    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[Batch]:
-        """`rows` as batches; of those before an error none is lost."""
+    def _chunks(self, rows: Iterator[tuple[str, ...]]) -> Iterator[RenderedBatch]:
+        """Yield `rows` in batches; an error is raised after the rows before it."""
         failed: Exception | None = None
         while failed is None:
             chunk: list[tuple[str, ...]] = []
@@ -271,13 +266,13 @@ class Templates:
             if chunk:
                 keys, urls, *numbers = map(list, zip(*chunk, strict=True))
                 offsets, lengths = numbers or (None, None)
-                yield Batch(keys, urls, offsets, lengths)
+                yield RenderedBatch(keys, urls, offsets, lengths)
             elif failed is None:
                 return
         raise failed
 
-    def _evaluated(self, gen: Gen, done: int) -> Iterator[Batch]:
-        """Batches evaluated over whole dimensions, as far as that goes; raises where only rendering can tell."""
+    def _evaluated(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
+        """Yield batches evaluated over whole dimensions; raise an error if only rendering can decide."""
         from zarrfs.references.vectors import Expansion, TooLarge  # imports numpy, outside the limits
 
         with self.budget.bounded():
@@ -295,14 +290,14 @@ class Templates:
                 done += len(batch.keys)
                 yield batch
 
-    def _rendered_together(self, gen: Gen, done: int) -> Iterator[Batch]:
+    def _rendered_together(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
         return self._chunks(self._rows_together(gen, done))
 
-    def _rendered_apart(self, gen: Gen, done: int) -> Iterator[Batch]:
+    def _rendered_apart(self, gen: Gen, done: int) -> Iterator[RenderedBatch]:
         return self._chunks(self._rows_apart(gen, done))
 
     def _rows_together(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
-        """Rows from one compiled template for all fields; raises where a field is not just expressions."""
+        """Yield rows from one compiled template for all fields; raise an error unless all are plain expressions."""
         outputs: list[nodes.Node] = []
         for source in gen.fields.values():
             body = self.parse(source).body
@@ -316,7 +311,7 @@ class Templates:
         tree.set_environment(self._environment)
         code = self._code(tree)
         root, context = code.root_render_func, code.new_context(gen.combination(0) if gen.count else {})
-        values = context.parent  # what names mean; one context serves all rows
+        values = context.parent  # the values of names; one context serves all rows
         name, last = next(reversed(gen.dimensions.items()))
         size = len(last) if gen.count else 1
         for number in range(start - start % size, gen.count, size):
@@ -329,7 +324,7 @@ class Templates:
                 yield row
 
     def _rows_apart(self, gen: Gen, start: int) -> Iterator[tuple[str, ...]]:
-        """Rows from `start` on, field by field; a TemplateError names the field and the combination."""
+        """Yield rows from `start` on, field by field; a TemplateError names the field and the combination."""
         at, values = "", {}
         try:
             codes = {}
@@ -350,7 +345,7 @@ class Templates:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """jinja without globals, loaders and the filters that reach attributes or chance."""
+    """jinja2 without globals and loaders, and without the filters that access attributes or randomness."""
 
     def __init__(self, named: Templates) -> None:
         super().__init__(undefined=_Undefined, cache_size=0)
@@ -362,13 +357,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _Undefined(jinja2.StrictUndefined):
-    """An undefined name: an error also inside a list that is shown."""
+    """An undefined name, which is an error even when a list that contains it is printed."""
 
     __repr__ = jinja2.StrictUndefined._fail_with_undefined_error
 
 
 class _Context(Context):
-    """Names mean what was passed, then the named templates, which are resolved when first used."""
+    """A context that looks a name up in the values passed, then in the named templates, resolved on first use."""
 
     def resolve_or_missing(self, key: str) -> Any:
         if key in self.vars:
@@ -379,7 +374,7 @@ class _Context(Context):
 
 
 class _Template:
-    """A named template as other templates see it: called with named values. All attributes are private."""
+    """A named template as other templates see it: callable with named values. All attributes are private."""
 
     __slots__ = ("_name", "_owner")
 
@@ -398,7 +393,7 @@ class _Template:
 
 
 class _Text(str):
-    """The text of a template that needs no variables; it may be called all the same."""
+    """The text of a template that needs no variables, which can also be called."""
 
     _template: _Template
 
@@ -417,7 +412,7 @@ def _joined(pieces: Iterable[str]) -> str:
 
 
 def _reason(exc: Exception) -> str:
-    """One line on why rendering failed."""
+    """Return one line that says why rendering failed."""
     if isinstance(exc, TemplateError):
         return exc.rule
     if isinstance(exc, MemoryError):
@@ -436,7 +431,7 @@ def _reason(exc: Exception) -> str:
 
 
 def _lower(which: int, soft: int, saved: list[tuple[int, tuple[int, int]]]) -> None:
-    """Lower a soft limit to `soft` and note in `saved` what it was; where it cannot be set, nothing happens."""
+    """Lower a soft limit to `soft` and append its old value to `saved`; do nothing if it cannot be set."""
     with contextlib.suppress(ValueError, OSError):
         old, hard = resource.getrlimit(which)
         bounds = [soft, *(limit for limit in (old, hard) if limit != resource.RLIM_INFINITY)]
@@ -445,7 +440,7 @@ def _lower(which: int, soft: int, saved: list[tuple[int, tuple[int, int]]]) -> N
 
 
 def _limited_time() -> float:
-    """Seconds on the clock of RLIMIT_CPU: it counts ticks, and drifts from process_time() by the second."""
+    """Return the seconds on the clock of RLIMIT_CPU, which counts ticks and drifts from process_time() by seconds."""
     try:
         return time.clock_gettime(_CPU_CLOCK)
     except OSError:
@@ -453,7 +448,7 @@ def _limited_time() -> float:
 
 
 def _address_space() -> int:
-    """Bytes of address space that the process has now; a bound on it starts from there."""
+    """Return the bytes of address space the process has now, the base of a limit on it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a reference set: the compiler's rules, record file by record file, row by row."""
+"""All faults of a reference set: by the compiler's rules, and of every record file and row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zarrfs.store.api import Fault, Store
 
 
 def validating(options: Options) -> Options:
-    """Options under which a source is opened to be validated."""
+    """Return the options under which a source is opened for validation."""
     return dataclasses.replace(options, type=options.type or "references", strict=False, collect=True)
 
 
 async def faults(store: Store, plan: Plan) -> AsyncIterator[Fault]:
-    """All faults of a set that was opened with validating(). SourceError where it is none."""
+    """Yield all faults of a set that was opened with validating(). SourceError if it is no reference set."""
     if not store.is_reference_set or plan.kind == "archive":
         raise SourceError(plan.source, "is no reference set")
     async for fault in store.faults():

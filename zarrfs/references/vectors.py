@@ -1,10 +1,10 @@
-"""`gen` expanded over whole dimensions: templates evaluated with numpy, many combinations at once.
+"""Expansion of `gen` over whole dimensions: templates evaluated with numpy, many combinations at once.
 
-A value is an array with one axis for each dimension that varies in a block of combinations, of length 1 where
-the value does not depend on it: texts are made for the few combinations that differ, then put together.
-Evaluated is only what is certain to be what jinja renders: names, whole numbers within 64 bits, texts, formats,
-templates called with such values. Any other expression is rendered by the sandbox, once for each combination of
-the dimensions that it uses. Source: the jinja2 documentation, "Template Designer Documentation", Expressions.
+A value is an array with one axis for each dimension that varies in a block of combinations, of length 1 if the value
+does not depend on it: texts are made for the few combinations that differ, then concatenated. The evaluator takes
+only expressions whose result certainly equals jinja2's: names, whole numbers within 64 bits, texts, formats, and
+templates called with such values. The sandbox renders any other expression, once for each combination of the
+dimensions that it uses. Source: the jinja2 documentation, "Template Designer Documentation", Expressions.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from jinja2 import nodes
 from jinja2.filters import do_int
 from numpy.typing import NDArray
 
-from zarrfs.references.gen import RENDERED_MAX, Batch, Gen, names_in
+from zarrfs.references.gen import RENDERED_MAX, Gen, RenderedBatch, names_in
 
-SIZE_MAX = 64 << 20  # bytes, roughly, of all that is made for one block
-STEPS_MAX = 1000  # nodes evaluated for one field and block
-PARTS_MAX = 50  # of a text that are not yet put together
+SIZE_MAX = 64 << 20  # approximate bytes of all values of one block
+STEPS_MAX = 1000  # nodes evaluated for one field of one block
+PARTS_MAX = 50  # of a text, not yet concatenated
 
-_RENDERINGS_MAX = 8  # expressions of a field that are compiled alone; beyond, the field is, as a whole
-_OBJECT = 64  # bytes of a str besides its characters, and the pointer to it
+_RENDERINGS_MAX = 8  # expressions of a field compiled one by one; with more, the whole field is compiled
+_OBJECT = 64  # bytes of a str without its characters, plus the pointer to it
 _INT64 = np.iinfo(np.int64)
 _LOWEST, _HIGHEST = int(_INT64.min), int(_INT64.max)
 _HALF = 1 << 62
-_FLOAT_EXACT = 1 << 53  # whole numbers up to here are exact as 64 bit floating point
+_FLOAT_EXACT = 1 << 53  # 64-bit floats represent whole numbers up to here exactly
 
 # one conversion of '...' % values, without * and (name), its width and precision below 1000
 _CONVERSION = re.compile(r"(%(?:%|[-+ #0]*[0-9]{0,3}(?:\.[0-9]{0,3})?[diouxXsfFeEgG]))", re.ASCII)
 # the specification of one field of '...'.format(values), within the same bounds and whatever the locale
 _FIELD = re.compile(r"(?:[^{}]?[<>=^])?[-+ ]?#?0?[0-9]{0,3}[,_]?(?:\.[0-9]{1,3})?[bdeEfFgGosxX%]?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-_PLAIN = ("%s", "")  # conversions that str() does too,
-_PLAIN_INT = ("%d", "%i")  # and of whole numbers alone
+_PLAIN = ("%s", "")  # conversions equivalent to str(),
+_PLAIN_INT = ("%d", "%i")  # and for whole numbers only
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)
 
 
 class NotEvaluated(Exception):
-    """An expression that only rendering is sure of."""
+    """An expression that only rendering decides."""
 
 
 class TooLarge(Exception):
-    """A block whose texts would take too much memory: a smaller one may do."""
+    """A block whose texts would take too much memory; a smaller one may fit."""
 
 
-class Part(NamedTuple):
-    """Texts, and how long they are at most (characters)."""
+class TextPart(NamedTuple):
+    """Texts, and the largest length among them (characters)."""
 
     values: NDArray[np.object_]
     longest: int
@@ -63,23 +63,23 @@ class Part(NamedTuple):
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]  # quotients
-Text = tuple[Part, ...]  # to be put together in this order
+Text = tuple[TextPart, ...]  # to be concatenated in this order
 Value = Ints | Floats | Text
 
 
 class NamedTemplates(Protocol):
-    """The templates of a set, by name, which expressions may use (templates.Templates)."""
+    """The templates of a set, by name, for use in expressions (templates.Templates)."""
 
     def find(self, name: str) -> object:
         """Return what `name` means: a template, a text or a number."""
         ...
 
     def callee(self, name: str) -> nodes.Template | None:
-        """Return the parsed template that a call of `name` renders; None where `name` is no template."""
+        """Return the parsed template that a call of `name` renders; None if `name` is not a template."""
         ...
 
     def inside(self, name: str) -> AbstractContextManager[None]:
-        """Enter a template; TemplateError where templates call each other too deep."""
+        """Enter a template; TemplateError if templates call each other in a circle."""
         ...
 
     def parse(self, source: str) -> nodes.Template:
@@ -91,8 +91,8 @@ class NamedTemplates(Protocol):
         ...
 
 
-class Space:
-    """A block of combinations: the shape of arrays over its dimensions, and the memory they may take."""
+class Combinations:
+    """A block of combinations: the shape of arrays over its dimensions, and the memory left for them."""
 
     def __init__(self, block: Mapping[str, Sequence[int]]) -> None:
         self.block = block
@@ -103,53 +103,53 @@ class Space:
         self._left = SIZE_MAX
 
     def take(self, count: int, size: int) -> None:
-        """Count in `count` objects of `size` bytes before they are made. Raises TooLarge."""
+        """Reserve memory for `count` objects of `size` bytes before they are made. Raises TooLarge."""
         self._left -= count * size
         if self._left < 0:
             raise TooLarge
 
     def shape_over(self, names: Iterable[str]) -> tuple[int, ...]:
-        """The shape of what depends on the dimensions `names` alone."""
+        """Return the shape of an array that depends only on the dimensions `names`."""
         axes = {self._axes.get(name) for name in names}
         return tuple(size if axis in axes else 1 for axis, size in enumerate(self.shape))
 
     def dimension(self, name: str) -> Ints:
-        """The values of a dimension. Raises NotEvaluated beyond 64 bits."""
+        """Return the values of a dimension. Raises NotEvaluated beyond 64 bits."""
         values = self.block[name]
         self.take(len(values), 8)
         return _int64(values).reshape(self.shape_over([name]))
 
     def number(self, value: int) -> Ints:
-        """A constant. Raises NotEvaluated beyond 64 bits."""
+        """Return a constant. Raises NotEvaluated beyond 64 bits."""
         return _int64([value]).reshape(self._ones)
 
-    def constant(self, text: str) -> Part:
-        """A text that is the same for all combinations."""
+    def constant(self, text: str) -> TextPart:
+        """Return a text that is the same for all combinations."""
         return self.part([text], self._ones)
 
-    def part(self, texts: Sequence[str], shape: tuple[int, ...]) -> Part:
-        """Texts in the order of their combinations."""
+    def part(self, texts: Sequence[str], shape: tuple[int, ...]) -> TextPart:
+        """Return texts given in the order of their combinations."""
         values = np.fromiter(texts, dtype=object, count=len(texts))
-        return Part(values.reshape(shape), max(map(len, texts)))
+        return TextPart(values.reshape(shape), max(map(len, texts)))
 
     def column(self, values: NDArray[Any]) -> list[Any]:
-        """One value for every row; equal texts of a few combinations are one object."""
+        """Return one value for every row; equal texts of a few combinations are one object."""
         rows: list[Any] = np.broadcast_to(values, self.shape).ravel().tolist()
         return rows
 
 
 class Evaluator:
-    """The expressions of one field, over one block.
+    """The evaluator of one field's expressions over one block.
 
-    Raises NotEvaluated, TooLarge, or any error where the document has something wrong: rendering says what.
+    Raises NotEvaluated, TooLarge, or any other error if the document is faulty; rendering then reports the fault.
     """
 
-    def __init__(self, space: Space, templates: NamedTemplates) -> None:
+    def __init__(self, space: Combinations, templates: NamedTemplates) -> None:
         self._space, self._templates = space, templates
         self._steps = STEPS_MAX
 
     def value(self, node: nodes.Node, scope: Mapping[str, Value] | None = None) -> Value:
-        """What `node` is; names mean what is in `scope` (None: the dimensions), then the named templates."""
+        """Evaluate `node`; names are looked up in `scope` (None: the dimensions), then among the named templates."""
         self._steps -= 1
         if self._steps < 0:
             raise NotEvaluated
@@ -159,15 +159,15 @@ class Evaluator:
         return method(self, node, scope)
 
     def text(self, value: Value) -> Text:
-        """str() of every element."""
+        """Return str() of every element."""
         if isinstance(value, tuple):
             return value
         self._space.take(value.size, _OBJECT + 24)
         return (self._space.part(list(map(str, value.ravel().tolist())), value.shape),)
 
     def joined(self, values: Iterable[Value]) -> Text:
-        """The texts of `values`, one after the other."""
-        parts: list[Part] = []
+        """Concatenate the texts of `values`."""
+        parts: list[TextPart] = []
         for part in itertools.chain.from_iterable(map(self.text, values)):
             if parts and part.values.size == 1 == parts[-1].values.size:
                 parts[-1] = self._added(parts[-1], part)
@@ -177,8 +177,8 @@ class Evaluator:
             raise NotEvaluated
         return tuple(parts)
 
-    def merged(self, text: Text) -> Part:
-        """One array of the parts of a text: of neighbours, those first that depend on the fewest combinations."""
+    def merged(self, text: Text) -> TextPart:
+        """Concatenate the parts of a text to one array, first those neighbours that depend on few combinations."""
         parts = list(text) or [self._space.constant("")]
         while len(parts) > 1:
             sizes = [math.prod(_broadcast(a.values, b.values)) for a, b in itertools.pairwise(parts)]
@@ -186,10 +186,10 @@ class Evaluator:
             parts[at : at + 2] = [self._added(parts[at], parts[at + 1])]
         return parts[0]
 
-    def _added(self, left: Part, right: Part) -> Part:
+    def _added(self, left: TextPart, right: TextPart) -> TextPart:
         longest = left.longest + right.longest
         self._space.take(math.prod(_broadcast(left.values, right.values)), _OBJECT + longest)
-        return Part(np.add(left.values, right.values), longest)
+        return TextPart(np.add(left.values, right.values), longest)
 
     # -- nodes
 
@@ -252,7 +252,7 @@ class Evaluator:
             raise NotEvaluated
         keys = [pair.key for pair in node.kwargs]
         if len(set(keys)) < len(keys) or not all(map(_NAME.fullmatch, keys)):
-            raise NotEvaluated  # Python may see other names in them
+            raise NotEvaluated  # Python may normalise them to other names
         positional = [self.value(argument, scope) for argument in node.args]
         named = {pair.key: self.value(pair.value, scope) for pair in node.kwargs}
         if isinstance(node.node, nodes.Getattr) and node.node.attr == "format":
@@ -263,10 +263,10 @@ class Evaluator:
             return self._template(node.node.name, named, scope)
         raise NotEvaluated
 
-    # -- what they are made of
+    # -- templates and formats
 
     def _template(self, name: str, values: Mapping[str, Value], scope: Mapping[str, Value] | None) -> Text:
-        """{{name(a=value)}} for a named template."""
+        """Evaluate {{name(a=value)}} for a named template."""
         if name in (self._space.block if scope is None else scope):
             raise NotEvaluated
         tree = self._templates.callee(name)
@@ -277,7 +277,7 @@ class Evaluator:
             return self.joined([self.value(piece, values) for piece in pieces])
 
     def _converted(self, source: Text, values: Sequence[Value]) -> Text:
-        """source % values, piece by piece: each conversion takes one value."""
+        """Evaluate source % values piece by piece: each conversion takes one value."""
         literals = _CONVERSION.split(self._constant(source))
         conversions, left = literals[1::2], list(values)
         if any("%" in literal for literal in literals[::2]):
@@ -294,7 +294,7 @@ class Evaluator:
         return self.joined(made)
 
     def _formatted(self, source: Text, positional: Sequence[Value], named: Mapping[str, Value]) -> Text:
-        """source.format(*positional, **named), piece by piece."""
+        """Evaluate source.format(*positional, **named) piece by piece."""
         values: dict[str, Value] = {**named, **{str(at): value for at, value in enumerate(positional)}}
         fields = list(string.Formatter().parse(self._constant(source)))
         unnumbered = sum(field == "" for _literal, field, _spec, _conversion in fields)
@@ -313,7 +313,7 @@ class Evaluator:
         return self.joined(made)
 
     def _each(self, spec: str, function: Callable[[Any], str], value: Value) -> Text:
-        """`function`, which applies the format `spec`, of every element."""
+        """Apply `function`, which formats by `spec`, to every element."""
         if spec in _PLAIN or (spec in _PLAIN_INT and _are_ints(value)):
             return self.text(value)
         bound = _OBJECT + 128 + sum(map(int, re.findall("[0-9]+", spec)))
@@ -341,35 +341,35 @@ class Evaluator:
 
 
 class Expansion:
-    """The fields of one item of gen. Raises jinja's errors, and TemplateError."""
+    """The fields of one item of gen. Raises jinja2's errors, and TemplateError."""
 
     def __init__(self, templates: NamedTemplates, gen: Gen) -> None:
         self._fields = [
             _Field(templates, source, name in ("offset", "length")) for name, source in gen.fields.items()
         ]
 
-    def batch(self, block: Mapping[str, Sequence[int]]) -> Batch:
-        """The rows of the product of `block`; any error may be raised, and rendering then says what is wrong.
+    def batch(self, block: Mapping[str, Sequence[int]]) -> RenderedBatch:
+        """Return the rows of the product of `block`; after any error, rendering reports what is wrong.
 
-        Raises TooLarge if a smaller block may do.
+        Raises TooLarge if a smaller block may fit.
         """
-        space = Space(block)
+        space = Combinations(block)
         keys, urls, *numbers = (field.column(space) for field in self._fields)
         offsets, lengths = numbers or (None, None)
-        return Batch(keys, urls, offsets, lengths)
+        return RenderedBatch(keys, urls, offsets, lengths)
 
 
 class _Field:
-    """One field: what of it is evaluated, and what has turned out to need rendering."""
+    """One field: the expressions evaluated, and those found to need rendering."""
 
     def __init__(self, templates: NamedTemplates, source: str, is_number: bool) -> None:
         self._templates, self._is_number = templates, is_number
         tree = templates.parse(source)
         self._pieces = expressions(tree)
-        self._whole = _Rendering(templates, tree.body)  # compiles it: what Python refuses is not evaluated either
+        self._whole = _Rendering(templates, tree.body)  # refuses what Python does not compile
         self._renderings: dict[int, _Rendering] = {}
 
-    def column(self, space: Space) -> list[Any]:
+    def column(self, space: Combinations) -> list[Any]:
         evaluator = Evaluator(space, self._templates)
         if self._pieces is not None:
             try:
@@ -378,7 +378,7 @@ class _Field:
                 self._pieces = None
         return self._finished([self._whole.text(space)], evaluator, space)
 
-    def _values(self, pieces: list[nodes.Expr], evaluator: Evaluator, space: Space) -> list[Value]:
+    def _values(self, pieces: list[nodes.Expr], evaluator: Evaluator, space: Combinations) -> list[Value]:
         values: list[Value] = []
         for number, piece in enumerate(pieces):
             rendering = self._renderings.get(number)
@@ -394,8 +394,8 @@ class _Field:
             values.append(rendering.text(space))
         return values
 
-    def _finished(self, values: list[Value], evaluator: Evaluator, space: Space) -> list[Any]:
-        """The column that the pieces make: of int, where they are numbers and ought to be."""
+    def _finished(self, values: list[Value], evaluator: Evaluator, space: Combinations) -> list[Any]:
+        """Return the column made by the pieces: ints, if they are numbers and the field is numeric."""
         if self._is_number and len(values) == 1 and _are_ints(values[0]):
             return space.column(values[0])
         part = evaluator.merged(evaluator.joined(values))
@@ -407,17 +407,17 @@ class _Field:
 
 
 class _Rendering:
-    """Nodes that the sandbox renders, once for each combination of the dimensions that they name."""
+    """Nodes rendered by the sandbox, once for each combination of the dimensions that they name."""
 
     def __init__(self, templates: NamedTemplates, body: Sequence[nodes.Node]) -> None:
         self._names = names_in(body)
         self._render = templates.renderer(body)
 
-    def text(self, space: Space) -> Text:
+    def text(self, space: Combinations) -> Text:
         used = [name for name in space.block if name in self._names]
         shape = space.shape_over(used)
         texts: list[str] = []
-        expected = 0  # all may be as long as the first: nobody waits for the last one to learn it is too much
+        expected = 0  # assume all are as long as the first, to detect too large a block early
         for combination in itertools.product(*(space.block[name] for name in used)):
             text = self._render(dict(zip(used, combination, strict=True)))
             if not texts:
@@ -430,9 +430,9 @@ class _Rendering:
 
 
 def expressions(tree: nodes.Template) -> list[nodes.Expr] | None:
-    """The texts and expressions that a template puts out one after the other; None if it does anything else."""
+    """Return the texts and expressions that a template outputs, in order; None if it does anything else."""
     if not all(name.isascii() for name in names_in(tree.body)):
-        return None  # in the compiled template, where Python normalizes them, two names may be one
+        return None  # Python normalises identifiers: in the compiled template two names may be one
     pieces: list[nodes.Expr] = []
     for node in tree.body:
         if not isinstance(node, nodes.Output):
@@ -464,7 +464,7 @@ def _are_ints(value: Value) -> TypeGuard[Ints]:
 
 
 def _exact(node: nodes.BinExpr, left: Ints, right: Ints) -> bool:
-    """Whether all results are what Python has, told from the extremes of the operands: none beyond 64 bits."""
+    """Return whether all results fit 64 bits, judging by the extremes of the operands, and so equal Python's."""
     a, b = (int(left.min()), int(left.max())), (int(right.min()), int(right.max()))
     if isinstance(node, nodes.FloorDiv | nodes.Mod):
         return a[0] > _LOWEST and bool((right != 0).all())  # no result is further from 0 than an operand

@@ -1,7 +1,7 @@
-"""What can be mounted: plan_source() finds out and compiles, open_plan() makes the Store.
+"""The sources that can be mounted: plan_source() detects and compiles one, open_plan() opens it as a Store.
 
-The two are apart because of who does them. A plan is made by a short-lived child (sources.prepare): fetching
-and parsing a document takes memory, threads and event loops, none of which the daemon should inherit. The
+The two are apart because different processes run them. A short-lived child makes the plan (sources.prepare):
+fetching and parsing a document takes memory, threads and event loops, none of which the daemon should inherit. The
 plan is a few strings; opening it costs next to nothing.
 """
 
@@ -26,15 +26,15 @@ from zarrfs.store.uri import path_of_uri
 _DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")
 
 
-
 def plan_source(
     source: str, options: Options, child: bool = True, meanwhile: Callable[[], object] = lambda: None,
     forks: bool = False,
 ) -> Plan:  # fmt: skip
-    """Find out what `source` is, check it and compile it; its base is what -o base= says. SourceError or UsageError.
+    """Detect the kind of `source`, check it and compile it. Raises SourceError or UsageError.
 
-    `child=False` does it in this process, which `memory:` URLs need, as they exist only here. `meanwhile` is
-    called while the child works, if there is one. `forks`: this is a program of ours, of which that may be a fork.
+    The base of the plan is -o base= if that is given. `child=False` works in this process, which `memory:` URLs need,
+    as they exist only here. `meanwhile` is called while the child works. `forks`: the caller is one of zarrfs's own
+    programs, of which the child may be a fork.
     """
     plan = _planned(source, options, child, meanwhile, forks)
     if options.base is None or plan.kind == "zarr":
@@ -44,7 +44,7 @@ def plan_source(
 
 
 def absolute_source(source: str) -> str:
-    """`source` as it is found from any directory."""
+    """Return `source` in a form that is valid in any working directory."""
     from zarrfs.archives.blobrefs import is_flux
 
     path = None if is_flux(source) else path_of_uri(source)
@@ -52,7 +52,7 @@ def absolute_source(source: str) -> str:
 
 
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
-    if options.blobs:  # not only when an archive is compiled: its index may be there already
+    if options.blobs:  # also if the index exists already and no archive is compiled
         from zarrfs.archives.blobrefs import check_places
 
         check_places(options.blobs)
@@ -65,7 +65,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
         return plan_directory(source, path, options)
     if path is not None:
         source = os.path.abspath(path)
-        if _DESCRIPTOR.match(source):  # as of a shell's <(...): a child has it no more, nor a daemon
+        if _DESCRIPTOR.match(source):  # such as a shell's <(...): neither a child nor a daemon has it
             raise SourceError(source, "is open in this process alone; name a file")
     if child and not source.startswith("memory:"):
         return _plan_in_child(source, options, meanwhile, forks)
@@ -75,7 +75,7 @@ def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[],
 
 
 def open_plan(plan: Plan, options: Options) -> Store:
-    """The Store of a plan, with the changes that -o upperdir= has; touches no network."""
+    """Open a plan as a Store, with the changes of -o upperdir= on top. Makes no network requests."""
     if options.upperdir is None:
         return _open(plan, options)
     from zarrfs.store.overlay import Overlay
@@ -96,9 +96,10 @@ def open_plan(plan: Plan, options: Options) -> Store:
 
 
 def fingerprint(plan: Plan) -> str:
-    """What tells one version of a document from another; "" for what has none, as a directory.
+    """Return a name for this version of a document; "" for a source without one, such as a directory.
 
-    Not the name of its index, if that can be helped: options decide that, too, such as whether there are blobs.
+    The digest of the document is preferred to the name of its index, which also depends on options, such as whether
+    there are blobs.
     """
     if plan.digest:
         return plan.digest
@@ -116,7 +117,7 @@ def _open(plan: Plan, options: Options) -> Store:
 
 
 def check_view(plan: Plan, options: Options) -> None:
-    """With -o strict, SourceError where the view that is asked for would have to leave something out."""
+    """With -o strict, raise SourceError if the requested view would have to leave something out."""
     if not options.strict or options.view is None:
         return
     import trio
@@ -167,7 +168,7 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
 
 
 def discard(plan: Plan) -> None:
-    """Remove the index of a plan where it is temporary; whoever has it open keeps it."""
+    """Unlink the index of a plan if it is temporary; open descriptors stay valid."""
     if plan.temporary and plan.index is not None:
         with contextlib.suppress(OSError):
             os.unlink(plan.index)
@@ -175,7 +176,7 @@ def discard(plan: Plan) -> None:
 
 
 def open_source(source: str, options: Options, child: bool = True) -> Store:
-    """plan_source() and open_plan() in one."""
+    """Plan a source and open it: plan_source() and open_plan() in one call."""
     return open_plan(plan_source(source, options, child), options)
 
 
@@ -203,10 +204,13 @@ def _plan_in_child(source: str, options: Options, meanwhile: Callable[[], object
 
 
 def _environment(options: Options) -> dict[str, str]:
-    """With cache=none, what SQLite has no room for while it writes an index is not on a disk either."""
+    """Return the child's additional environment variables.
+
+    With cache=none the temporary files of SQLite must not be on a disk either.
+    """
     if options.cache != "none":
         return {}
-    from zarrfs.sources.indexcache import memory_directory
+    from zarrfs.sources.index_cache import memory_directory
 
     place = memory_directory()
     return {} if place is None else {"SQLITE_TMPDIR": place}
@@ -221,7 +225,7 @@ def _plan_from(reply: dict[str, Any]) -> Plan:
 
 
 def _death(status: int) -> str:
-    """Why the child ended without a word."""
+    """Return why the child ended without an answer."""
     if status == -24:  # SIGXCPU: the bound that templates run under
         return "its templates take too much time to render"
     if status < 0:

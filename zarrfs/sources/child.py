@@ -1,8 +1,8 @@
-"""The short-lived child that makes a plan: a fork where this process is a program of ours and has one thread.
+"""The short-lived child that makes a plan: a fork of a single-threaded zarrfs program, else a new interpreter.
 
-A fork has most modules that it takes; a new interpreter imports them for as long as our start takes. But a fork has
-locks, too, that other threads hold, so beside those it is a new interpreter; and with cache=none, as SQLite asks the
-environment where its temporary files go when it is imported.
+A fork already has most modules it needs; importing them in a new interpreter takes as long as our own start. But a
+fork inherits locks that other threads hold, so a process with threads starts a new interpreter. So does cache=none:
+SQLite reads the directory of its temporary files from the environment once, when it is imported.
 """
 
 from __future__ import annotations
@@ -20,36 +20,39 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 
 
 class Child(Protocol):
-    """A child that answers one request; as much of subprocess.Popen as is used."""
+    """A child process that answers one request: the part of subprocess.Popen that callers use."""
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """What it answers."""
+        """The pipe with the answer."""
         ...
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         ...
 
     def wait(self) -> int:
-        """Wait until it has ended: its exit status, or minus the number of the signal that ended it."""
+        """Wait for the end; return the exit status, or minus the number of the signal that ended it."""
         ...
 
 
 def start(request: bytes, forks: bool, environment: dict[str, str]) -> Child:
-    """A child for `request` (prepare.answer()), with `environment` besides; `forks`: it may be a fork. OSError."""
+    """Start a child that answers `request` (prepare.answer()), with the variables of `environment` added.
+
+    `forks`: the child may be a fork. Raises OSError.
+    """
     alone = len(os.listdir("/proc/self/task")) == 1
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     child: Child | None = None
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers, and we have the child
-        # SQLite reads its environment once, and that may have been
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # until the child has handlers and this process knows its id
+        # SQLite reads its environment once, perhaps before the fork
         child = _Fork(request) if forks and alone and not environment else _program(request, environment)
         return child
     finally:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        except BaseException:  # a signal that came meanwhile
+        except BaseException:  # a signal arrived meanwhile
             if child is not None:
                 child.terminate()
                 child.wait()
@@ -62,13 +65,13 @@ def _program(request: bytes, environment: dict[str, str]) -> subprocess.Popen[by
         env={**os.environ, **environment} if environment else None,
     )  # fmt: skip
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError), child.stdin:  # what it has not read, its status tells
+    with contextlib.suppress(BrokenPipeError), child.stdin:  # the exit status says what went wrong
         child.stdin.write(request)
     return child
 
 
 class _Fork:
-    """A fork of this process; while it is made, signals that would end it are held."""
+    """A fork of this process. The caller blocks the signals that would end it until it has handlers."""
 
     def __init__(self, request: bytes) -> None:
         read, write = os.pipe()
@@ -84,12 +87,12 @@ class _Fork:
             os.close(write)
 
     def terminate(self) -> None:
-        """As Child.terminate."""
-        with contextlib.suppress(ProcessLookupError):  # where whoever has started us ignores SIGCHLD
+        """Implement Child.terminate."""
+        with contextlib.suppress(ProcessLookupError):  # with SIGCHLD ignored by our parent, it may be gone
             os.kill(self._pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        """As Child.wait; 0 where whoever has started us ignores SIGCHLD, as nobody can tell then."""
+        """Implement Child.wait; return 0 if our parent made us ignore SIGCHLD, as the kernel then keeps no status."""
         try:
             return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         except ChildProcessError:
@@ -97,14 +100,14 @@ class _Fork:
 
 
 def _serve(request: bytes, answers: int) -> NoReturn:
-    """Be the child."""
+    """Answer the request in the forked child and exit."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)  # as for a new program
-        close_descriptors({2, answers})  # locks are our parent's alone
+                signal.signal(number, signal.SIG_DFL)  # as execve(2) does
+        close_descriptors({2, answers})  # close lock files, whose locks belong to the parent alone
         from zarrfs.sources import prepare
 
         reply = prepare.answer(request)
@@ -112,7 +115,7 @@ def _serve(request: bytes, answers: int) -> NoReturn:
             file.write(reply)
         status = 0
     except SystemExit as exc:
-        os._exit(exc.code if isinstance(exc.code, int) else 1)  # here: see signals.End
+        os._exit(exc.code if isinstance(exc.code, int) else 1)  # end here: see signals.End
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Documents behind URLs: told from stores, and fetched without being held in memory."""
+"""Documents behind URLs: distinguished from stores, and fetched without holding them in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zarrfs.net.answers import Entry, too_large
 from zarrfs.store.indexfile import MAGIC
 from zarrfs.system.memory import memory_limit
 
-if TYPE_CHECKING:  # importing these takes longer than all the rest
+if TYPE_CHECKING:  # importing these takes longer than everything else here
     import outcome
 
     from zarrfs.net.systems import System
@@ -29,29 +29,30 @@ if TYPE_CHECKING:  # importing these takes longer than all the rest
 T = TypeVar("T")
 Known = Callable[[str, bool], bool]
 
-_PEEK = 4096  # bytes that tell what a file is
-_SETTLED_NS = 3_000_000_000  # as documents.Document.settled(), for times in whole seconds
-_STEP = 32 << 20  # bytes fetched at a time; smaller documents are fetched whole
-_MEMORY = 64 << 20  # bytes kept and in flight while a document is fetched
+_PEEK = 4096  # bytes needed to recognise a document
+_SETTLED_NS = 3_000_000_000  # as Document.settled(), for servers with times in whole seconds
+_STEP = 32 << 20  # bytes of one request; smaller documents take one
+_MEMORY = 64 << 20  # bytes cached and in flight while a document is fetched
 
 
 class FetchedDocument(NamedTuple):
     """A document behind a URL."""
 
-    data: bytes | int | None  # or the descriptor of a file that has no name; None: not fetched, as it is known
-    mtime_ns: int | None  # where the server tells
-    stamp: str = ""  # what names this version; "" where nothing does
-    dump: bool = False  # it was in a tar of flux dump
+    data: bytes | int | None  # bytes, or the descriptor of an unlinked file; None: known, not fetched
+    mtime_ns: int | None  # if the server reports it
+    stamp: str = ""  # a name for this version; "" if nothing identifies it
+    dump: bool = False  # it came from a tar of flux dump
 
 
 def read_document(
     url: str, options: Options, directory: str | None = None, known: Known = lambda stamp, dump: False
 ) -> FetchedDocument | None:
-    """The document at `url`; None: a store, or nothing that is a document. SourceError where it cannot be had.
+    """Fetch the document at `url`. Returns None if there is a store, or no document. Raises SourceError.
 
     A document is a file whose name ends in ".json", whose first character is "{" or "[", an index, a compressed
-    file, or the archive in a tar of flux dump. A large one goes to a file in `directory` (None: the system's). What is
-    `known`, by its stamp and whether it is in such a tar, stays there.
+    file, or the archive in a tar of flux dump. A large one goes to a file in `directory` (None: the system's
+    temporary directory). `known(stamp, dump)` says whether the caller already has an index of the version, of which
+    `dump` says whether it is in such a tar; the document is then not fetched.
     """
 
     async def read(files: RemoteFiles, url: str, options: Options) -> FetchedDocument | None:
@@ -62,7 +63,7 @@ def read_document(
 
 
 def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
-    """`function` on a trio loop of its own, its failures as SourceError."""
+    """Run `function` on a trio loop of its own; a ReadError becomes a SourceError."""
     import trio
 
     async def main() -> T:
@@ -79,7 +80,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
     if not trio.lowlevel.in_trio_run():
         return trio.run(main)
-    # A caller on trio gets its answer the same way, from a loop in another thread.
+    # A caller that runs in trio gets a loop in another thread.
     import threading
 
     import outcome
@@ -92,7 +93,7 @@ def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Option
 
 
 async def head(files: RemoteFiles, system: System, path: str) -> bytes:
-    """The first bytes of a file."""
+    """Read the first bytes of a file."""
     return bytes((await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).data)
 
 
@@ -106,7 +107,7 @@ async def _read_document(
     try:
         entry = await files.stat_at(system, path)
     except (TargetMissing, AccessDenied, NotADirectoryError):
-        return None  # not by this name; plan_remote sees whether there is a store, and says what is wrong
+        return None  # plan_remote then looks for a store, and reports what is wrong
     if entry.directory:
         return None
     stamp, in_tar = _stamp(url, entry), _stamp(f"{url}#{member}", entry)
@@ -128,15 +129,16 @@ async def _read_document(
 
 
 async def _from_dump(files: RemoteFiles, url: str, member: str, options: Options) -> bytes:
-    """The archive `member` of a dump tar."""
+    """Read the archive `member` of a dump tar."""
     size = await files.size(url)
     return await run_remote(document(size, member, without_secrets(url), options.document_limit), files, url, size)
 
 
 def _stamp(url: str, entry: Entry) -> str:
-    """What names a version; "" where nothing does, as a time may be that of two of them.
+    """Return a name for a version; "" if nothing identifies it.
 
-    Many servers make their ETags of time and size, so one of the last seconds does not count.
+    Many servers derive ETags from time and size, so a file changed within the last seconds has no name: its next
+    change may have the same time.
     """
     fresh = entry.mtime_ns is not None and time.time_ns() - entry.mtime_ns < _SETTLED_NS
     if entry.tag is None or not entry.strong or fresh:
@@ -147,19 +149,19 @@ def _stamp(url: str, entry: Entry) -> str:
 async def _download(
     files: RemoteFiles, system: System, path: str, size: int, options: Options, directory: str | None
 ) -> int | None:
-    """The descriptor of a file with the `size` bytes at `path`; None where they are better fetched whole."""
+    """Download `size` bytes to an unlinked file; return its descriptor, or None if one request is better."""
     if size > options.document_limit:
         raise too_large(system.shown(path), options.document_limit)
     if size <= _STEP:
         return None
     if not (await files.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, _PEEK))).ranged:
-        return None  # every step would begin at the beginning
+        return None  # the server ignores ranges: every step would transfer the whole
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
         for start in range(0, size, _STEP):
             file.write(await files.read_at(system, path, start, min(_STEP, size - start), 0, size))
         file.flush()
         return os.dup(file.fileno())
-    return None  # no room there: perhaps in memory
+    return None  # no room on the disk: memory may have some
 
 
 def _name(url: str) -> str:

@@ -1,7 +1,7 @@
-"""What the short-lived child does that fetches, detects and compiles a document (child.py).
+"""The child's program, which fetches, detects and compiles a document (child.py starts it).
 
-As a program, python -m zarrfs.sources.prepare, it reads its request from standard input and writes the answer to
-standard output. Its memory, threads and event loops end with it; only the index file and the plan remain.
+Run as python -m zarrfs.sources.prepare, it reads its request from standard input and writes the answer to standard
+output. Its memory, threads and event loops end with it; only the index file and the plan remain.
 """
 
 from __future__ import annotations
@@ -26,29 +26,27 @@ from zarrfs.archives.dump_reader import document, run_local, split_member
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import protocols, same_server
-from zarrfs.documents.compilation import Compilation, Validation
-from zarrfs.documents.compressed import is_tar
-from zarrfs.documents.documents import Document, JsonDocument
+from zarrfs.documents.compilation import Compilation, ReadingProgress, Validation
+from zarrfs.documents.compressed import is_tar, is_zip
+from zarrfs.documents.document import Document
+from zarrfs.documents.json_document import JsonDocument
 from zarrfs.documents.plan import Plan
-from zarrfs.documents.progress import Progress
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.net.answers import too_large
 from zarrfs.references.parse import APART
-from zarrfs.sources.indexcache import IndexCache
-from zarrfs.sources.indexfiles import adopt, plan_index
+from zarrfs.sources.index_cache import IndexCache
+from zarrfs.sources.index_sources import adopt, plan_index
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
 from zarrfs.system.machine import end_with_parent
 from zarrfs.system.signals import End
 
-# Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).
-_PEEK = 512  # bytes that tell what a file is
-
-_ZIP = (b"PK\x03\x04", b"PK\x05\x06")  # what it begins with; the latter: with nothing in it
+_PEEK = 512  # bytes needed to recognise a file
+# Kinds of documents in the order of detection: modules with detect(head) and compile_document(document, compilation).
 DOCUMENT_KINDS = {"archive": "zarrfs.archives.parse", "references": "zarrfs.references.parse"}
 
 
 def prepare(source: str, options: Options) -> Plan:
-    """As sources.plan_source, in this process."""
+    """Make the plan of `source` in this process; sources.plan_source() without a child."""
     if is_flux(source):
         found: Document | Plan = _fetch_flux(source, options)
     else:
@@ -63,7 +61,7 @@ def prepare(source: str, options: Options) -> Plan:
 
 
 def _for_blobs(options: Options, blobs: tuple[str, ...]) -> Options:
-    """What options mean for a document that came with `blobs`, from Flux: it is an archive, and nothing else."""
+    """Return the options for a document that came with `blobs`, from Flux: such a document is an archive."""
     if not blobs:
         return options
     return dataclasses.replace(options, type=options.type or "archive", blobs=options.blobs or blobs)
@@ -79,7 +77,7 @@ def _fetch_flux(source: str, options: Options) -> Document:
 
 
 def fetch_local(path: str, options: Options) -> Document | Plan:
-    """Read a local document, or plan a local zip file. `path` is absolute; of a tar it may have #NAME behind it."""
+    """Open a local document, or plan a local zip file. `path` is absolute; of a tar it may end in #NAME."""
     path, member = (path, "") if os.path.exists(path) else split_member(path)
     try:
         with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
@@ -87,12 +85,12 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(path, "is neither a directory nor a regular file")
             head = file.read(_PEEK)
-            data = -1 if head.startswith((*_ZIP, MAGIC)) else os.dup(file.fileno())
+            data = -1 if is_zip(head) or head.startswith(MAGIC) else os.dup(file.fileno())
     except IsADirectoryError:
         raise SourceError(path, "is a directory; a document is a file") from None
     except OSError as exc:
         raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
-    if head.startswith(_ZIP):
+    if is_zip(head):
         from zarrfs.sources.zarrstore import plan_remote
 
         plan = plan_remote(f"zip://::file://{path}", options)  # it may hold a set in the Parquet layout
@@ -108,7 +106,7 @@ def fetch_local(path: str, options: Options) -> Document | Plan:
 
 
 def _from_dump(path: str, file: int, member: str, options: Options) -> Document:
-    """The archive `member` of a dump tar, which is open as `file`; that ends here."""
+    """Read the archive `member` of the dump tar open as `file`, and close that."""
     with contextlib.closing(Document(f"{path}#{member}", file, "", None)) as tar:
         stamp, blobs = tar.stamp() if tar.settled() else "", (path,)
         known = IndexCache(options).recall(_key(stamp, _for_blobs(options, blobs))) if stamp else None
@@ -124,7 +122,7 @@ def _member(path: str, file: int, member: str, options: Options) -> bytes:
 
 
 def fetch_remote(url: str, options: Options) -> Document | Plan:
-    """Fetch a document behind an fsspec URL, or plan the Zarr store that it turns out to be."""
+    """Fetch a document behind an fsspec URL, or plan the Zarr store that the URL turns out to be."""
     from zarrfs.sources.fetching import read_document
     from zarrfs.sources.zarrstore import plan_remote
 
@@ -149,7 +147,7 @@ def fetch_remote(url: str, options: Options) -> Document | Plan:
 
 
 def compile_document(document: Document, options: Options) -> Plan:
-    """The plan of a document: its index from the cache directory, or compiled now."""
+    """Plan a document: find its index in the cache directory, or compile it now."""
     stamp = document.stamp()
     key = _key(stamp, options) if document.settled() else ""
     cache = IndexCache(options)
@@ -167,7 +165,7 @@ def compile_document(document: Document, options: Options) -> Plan:
         if key and not changed():
             cache.remember(key, found[0])
     path, notes = found
-    base = notes.get("base", "")  # of an index that was fetched, which may say anything
+    base = notes.get("base", "")  # a fetched index may claim any base
     return Plan(
         document.source, notes["kind"], index=path, temporary=cache.temporary, origin=document.origin,
         base=base if same_server(base, document.origin) else document.base, mtime_ns=document.mtime_ns,
@@ -176,7 +174,7 @@ def compile_document(document: Document, options: Options) -> Plan:
 
 
 def _shape(options: Options) -> bytes:
-    """Whatever changes an index or its warnings."""
+    """Serialise all options that change an index or its warnings."""
     said = (
         options.type, options.strict, options.compat, options.conflict, options.gen_limit, bool(options.blobs),
         options.collect,
@@ -185,19 +183,22 @@ def _shape(options: Options) -> bytes:
 
 
 def _digest(content: bytes, options: Options) -> str:
-    """What an index is found by, in any cache."""
+    """Return the digest that names an index in any cache."""
     return hashlib.sha256(content + _shape(options)).hexdigest()
 
 
 def _key(stamp: str, options: Options) -> str:
-    """What an index is remembered by."""
+    """Return the stamp under which an index is remembered."""
     return hashlib.sha256(stamp.encode() + _shape(options)).hexdigest()
 
 
 def _compile(
     document: Document, options: Options, cache: IndexCache, content: bytes, changed: Callable[[], bool]
 ) -> tuple[str, dict[str, str]]:
-    """(path, notes) of a new index. SourceError where it cannot be made, or the document has `changed` meanwhile."""
+    """Compile a new index; return (path, notes).
+
+    Raises SourceError if it cannot be made, or if the document `changed` meanwhile.
+    """
     try:
         with cache.new() as scratch:
             with document.open() as file:
@@ -206,7 +207,7 @@ def _compile(
             if changed():
                 raise SourceError(document.source, "changes while it is read")
             return cache.keep(scratch, _digest(content, options)), notes
-    except (OSError, sqlite3.Error) as exc:  # SQLite has its own: a full disk, a value over 1 GB
+    except (OSError, sqlite3.Error) as exc:  # SQLite's own errors: a full disk, a value over 1 GB
         if cache.leave_memory():
             return _compile(document, options, cache, content, changed)
         reason = getattr(exc, "strerror", None) or str(exc)
@@ -214,14 +215,14 @@ def _compile(
 
 
 def _write(document: Document, options: Options, path: str, content: bytes) -> dict[str, str]:
-    """Compile a document, whose digest is `content`, to the new index file `path`; returns its notes."""
-    progress = Progress(document.source, document.size, options.log_level == "error")
+    """Compile a document with the digest `content` to the new index file `path`; return its notes."""
+    progress = ReadingProgress(document.source, document.size, options.log_level == "error")
     parsed = JsonDocument(document, options.document_limit, progress)
     kind, compile_ = _detect(parsed, options)
     with progress, IndexWriter(path) as writer:
         compilation = (Validation if options.collect else Compilation)(document.source, writer, options)
         compile_(parsed, compilation)
-        notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.told())}
+        notes = {"kind": kind, "source": document.source, "warnings": json.dumps(compilation.reported_warnings())}
         notes["document"] = content.hex()
         notes |= {"validated": "1"} if options.collect else {}
         writer.commit(notes.items())
@@ -241,7 +242,7 @@ def _detect(document: JsonDocument, options: Options) -> tuple[str, Callable[[Js
 
 
 def _judged(plan: Plan) -> Plan:
-    """`plan` with Plan.private: nothing but its document has been fetched in this process."""
+    """Set Plan.private. Valid as long as this process has fetched nothing but the plan's document."""
     if not plan.origin:
         return plan
     from zarrfs.net.web import met_private_only
@@ -250,24 +251,25 @@ def _judged(plan: Plan) -> Plan:
 
 
 def _end(*_: object) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # once: what is left is cleared away now
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # while temporary files are removed
         signal.signal(number, signal.SIG_IGN)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what loops and nurseries say when they are left like this
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide the complaints of loops and nurseries that are abandoned
     raise End(130)
 
 
 def answer(request: bytes) -> bytes:
-    """Answer {"source", "options", "parent"}, as JSON, by {"plan"}, {"usage"} or an error's parts.
+    """Answer a request {"source", "options", "parent"} in JSON: {"plan"}, {"usage"}, or the parts of a SourceError.
 
-    What is done to this process stays so: it is one that has nothing else to do, a child of the process `parent`.
+    Changes signal handlers and limits of this process for good: it must be a child of the process `parent` that has
+    nothing else to do.
     """
     gc.disable()  # a short life with millions of small objects and no cycles worth collecting
-    others = (signal.SIGINT, signal.SIGHUP)  # which may be ignored, as nohup(1) has it
+    others = (signal.SIGINT, signal.SIGHUP)  # nohup(1) may have them ignored
     ends = [signal.SIGTERM, *(number for number in others if signal.getsignal(number) != signal.SIG_IGN)]
-    for number in ends:  # leave no half an index; whoever waits for us does the talking
+    for number in ends:  # remove unfinished indexes; the parent reports the error
         signal.signal(number, _end)
     held = signal.SIGTERM, signal.SIGALRM, *others
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # whoever has started us may have them blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, held)  # the parent may have blocked them
     asked = json.loads(request)
     end_with_parent(asked["parent"], signal.SIGTERM)
     source, given = asked["source"], asked["options"]
@@ -276,7 +278,7 @@ def answer(request: bytes) -> bytes:
     try:
         options = Options(**given)
         if not {"http", "https"}.isdisjoint(protocols(source)):
-            options = dataclasses.replace(options, client="fsspec")  # whose sockets _judged() asks
+            options = dataclasses.replace(options, client="fsspec")  # _judged() asks fsspec's sockets
         reply = {"plan": dataclasses.asdict(_judged(prepare(source, options)))}
     except UsageError as exc:
         reply = {"usage": str(exc)}

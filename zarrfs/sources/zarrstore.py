@@ -11,11 +11,12 @@ from typing import IO, TYPE_CHECKING, cast
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
+from zarrfs.documents.compressed import is_zip
 from zarrfs.errors import AccessDenied, NotDirectory, SourceError, TargetMissing
-from zarrfs.references.parquetset import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
+from zarrfs.references.parquet_metadata import DOCUMENT, RECORD_SIZE, check_package, is_parquet_layout, read_set
 from zarrfs.sources.fetching import head, run
 
-if TYPE_CHECKING:  # a local directory needs none of what fetching does
+if TYPE_CHECKING:  # a local directory needs nothing of what fetching imports
     from zarrfs.documents.plan import Plan
     from zarrfs.net.systems import System
     from zarrfs.store.api import Info, Store
@@ -25,12 +26,11 @@ if TYPE_CHECKING:  # a local directory needs none of what fetching does
 
 _NO_SET = "a reference set in a directory has the Parquet layout: a .zmetadata with record_size"
 _UNLISTED = "the server shows no listings: names of chunks come from the grids of arrays (-o grid=)"
-_ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")  # the latter: of one with nothing in it
 _PIECE = 1 << 20  # bytes of a document read at a time
 
 
 def plan_directory(source: str, path: str, options: Options) -> Plan:
-    """Plan the local directory `path`. SourceError where it cannot be read, or is no Zarr store."""
+    """Plan the local directory `path`. SourceError if it cannot be read, or is no Zarr store."""
     from zarrfs.documents.plan import Plan
 
     path = os.path.abspath(path)
@@ -51,10 +51,11 @@ def plan_directory(source: str, path: str, options: Options) -> Plan:
 
 
 def open_directory(path: str, options: Options) -> FileSystemStore:
-    """Open the local directory `path` as a store; `links=` and `allow_path=` say where symbolic links lead.
+    """Open the local directory `path` as a store; `links=` and `allow_path=` say where symbolic links may lead.
 
-    Zarr stores and views follow links: a reader of a chunk wants its bytes. Other directories keep them, and so does
-    the lower directory of `upperdir=`, but for links out of it, which lead elsewhere in the mount. SourceError.
+    Zarr stores and views follow links: a reader of a chunk needs its bytes. Other directories keep links as they are,
+    and so does the lower directory of `upperdir=`, except for links out of it, which would point elsewhere from the
+    mount. Raises SourceError.
     """
     from zarrfs.store.directory import FileSystemStore, Links
 
@@ -69,23 +70,23 @@ def open_directory(path: str, options: Options) -> FileSystemStore:
 
 
 def is_zarr(path: str) -> bool:
-    """Return whether a directory has a metadata document of Zarr at its root, be it a link that leads nowhere."""
+    """Return whether a directory has a Zarr metadata document at its root, even if it is a dangling link."""
     from zarrfs.zarr import NODE_DOCUMENTS
 
     def has(name: str) -> bool:
         return os.path.lexists(os.path.join(path, name))
 
-    # other programs have a file called "meta", too
+    # other programs also have files called "meta"
     return any(map(has, ({*NODE_DOCUMENTS} - {"meta"}) | {DOCUMENT})) or (has("meta") and has("attrs"))
 
 
 def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
-    """(bytes, mtime in ns) of a `.zmetadata` that may be a set's; b"" for every other one, and where there is none.
+    """Return (bytes, mtime in ns) of a `.zmetadata` that may be a set's; b"" for any other, and if there is none.
 
-    SourceError where it has more than `limit` bytes: nobody knows whose it is.
+    SourceError if it is larger than `limit` bytes: it may be either.
     """
     try:
-        # O_NONBLOCK: a fifo is opened at once, and then seen to be none
+        # O_NONBLOCK: opening a fifo must not wait for its writer
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return b"", 0
@@ -99,13 +100,13 @@ def _document_of_set(path: str, limit: int) -> tuple[bytes, int]:
             if not _holds(file, RECORD_SIZE):
                 return b"", 0
             file.seek(0)
-            return file.read(status.st_size), status.st_mtime_ns  # no more: room for `limit` would be taken
+            return file.read(status.st_size), status.st_mtime_ns  # an argument of `limit` would allocate that much
         except OSError as exc:
             raise SourceError(path, (exc.strerror or str(exc)).lower()) from exc
 
 
 def _holds(file: IO[bytes], wanted: bytes) -> bool:
-    """Whether the bytes `wanted` are in the rest of a file, of which a piece at a time is held."""
+    """Return whether the rest of a file contains `wanted`, reading a piece at a time."""
     piece = b""
     while more := file.read(_PIECE):
         piece = piece[1 - len(wanted) :] + more
@@ -115,13 +116,13 @@ def _holds(file: IO[bytes], wanted: bytes) -> bool:
 
 
 def plan_remote(url: str, options: Options) -> Plan:
-    """Plan the store at `url`: is it there, and does its server list? SourceError where it is not."""
+    """Plan the store at `url`: check that it exists and whether its server lists. SourceError if it does not exist."""
     return run(url, options, _plan_remote)
 
 
 def open_remote(plan: Plan, options: Options) -> Store:
-    """The store of a plan made by plan_remote; touches no network."""
-    from zarrfs.sources.indexcache import IndexCache
+    """Open the store of a plan from plan_remote(); makes no network requests."""
+    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.store.unlisted import UnlistedStore
 
@@ -135,7 +136,7 @@ def open_remote(plan: Plan, options: Options) -> Store:
 
 async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
     from zarrfs.documents.plan import Plan
-    from zarrfs.sources.indexcache import IndexCache
+    from zarrfs.sources.index_cache import IndexCache
     from zarrfs.store.remote import FsspecStore
     from zarrfs.zarr.documents import DOCUMENTS
 
@@ -149,7 +150,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         there, problem = None, "is a file; a Zarr store is a directory (or a zip file)"
     except (TargetMissing, AccessDenied) as exc:
         there, problem = None, exc.reason
-    await store.aclose()  # what it has heard of names is for the mount
+    await store.aclose()  # writes its table of names, for the mount
     names, probe = there if there is not None else ([], DOCUMENTS)
     probe = DOCUMENTS if _is_web(url) else probe
     document = await _root_document(files, system, path, names or probe)
@@ -159,7 +160,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
         raise SourceError(shown, problem or _NO_SET)
     if document is not None:
         name = document[0]
-        # many web servers hide names with a dot; another name that is not in the listing makes it none
+        # Many web servers hide names with a dot. If any other name is missing, the page is no listing.
         lists = there is not None and (name in names or name.startswith(".") or not _is_web(url))
         return Plan(shown, "zarr", url=url, lists=lists, warnings=() if lists else (_UNLISTED,))
     if there is not None:
@@ -170,7 +171,7 @@ async def _plan_remote(files: RemoteFiles, url: str, options: Options) -> Plan:
 
 
 async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] | None:
-    """(documents at the top, those that may be there beside them); None where the server shows no listing."""
+    """Return (documents in the root listing, others that may exist); None if the server does not list."""
     from zarrfs.zarr.documents import DOCUMENTS
 
     if not await store.is_flat():
@@ -179,7 +180,7 @@ async def _documents_at(store: FsspecStore) -> tuple[list[str], Sequence[str]] |
         return None if found is None else ([name for name in DOCUMENTS if name in shown], ())
     listing = cast("AsyncGenerator[Info, None]", store.list_dir(""))
     async with aclosing(listing):
-        async for _ in listing:  # a page of it: there may be millions
+        async for _ in listing:  # the first page: there may be millions of entries
             break
     known = {name: store.names.get(name) for name in DOCUMENTS}
     names = [name for name, one in known.items() if one is not None and one.entry is not None]
@@ -203,19 +204,19 @@ async def _plan_set(
 
 
 def _checked_set(name: str, document: bytes, options: Options) -> tuple[str, ...]:
-    """The warnings about a `.zmetadata` called `name`; SourceError where it, or with -o strict a part, is bad."""
+    """Return the warnings about a `.zmetadata` called `name`. SourceError if it, or with -o strict a part, is bad."""
     check_package(name)
     found = read_set(name, document)
     if options.strict and found.problems:
         entry, rule = found.problems[0]
         raise SourceError(name, rule, entry)
-    return found.told()
+    return found.reported_warnings()
 
 
 async def _root_document(
     files: RemoteFiles, system: System, path: str, names: Sequence[str]
 ) -> tuple[str, bytes] | None:
-    """(name, bytes) of a metadata document at the root, `.zmetadata` first; None where there is none."""
+    """Return (name, bytes) of a metadata document at the root, `.zmetadata` first; None if there is none."""
     from zarrfs.store.unlisted import node_of
 
     for name in sorted(names, key=lambda name: name != DOCUMENT):
@@ -230,7 +231,7 @@ async def _root_document(
 
 async def _is_zip(files: RemoteFiles, system: System, path: str) -> bool:
     try:
-        return (await head(files, system, path)).startswith(_ZIP_MAGIC)
+        return is_zip(await head(files, system, path))
     except (TargetMissing, AccessDenied):
         return False
 

@@ -148,7 +148,7 @@ class IndexWriter:
 
     Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it.
     A context manager: leaving it without commit() removes the file. Where others look for it, it gets its name
-    afterwards (sources.indexcache).
+    afterwards (sources.index_cache).
     """
 
     def __init__(self, path: str) -> None:

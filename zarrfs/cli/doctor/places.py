@@ -22,7 +22,7 @@ _PACKAGES = {  # by what they serve
 
 def indexes(options: Options) -> Iterator[Finding]:
     """indexes: whether the directory of compiled documents can be used."""
-    from zarrfs.sources.indexcache import usual_directory
+    from zarrfs.sources.index_cache import usual_directory
 
     if options.cache == "none":
         yield Finding("indexes", OK, "none are kept (cache=none)")

@@ -49,8 +49,8 @@ def from_store(
     place: str, output: str | None, inline: int, relative: bool, written: dict[str, Any], parsed: Parsed
 ) -> None:
     """Make a reference set of the directory PLACE, a path or an fsspec URL, and all below it."""
-    from zarrfs.references.fromstore import check_tree, references_of
-    from zarrfs.references.streams import notes_of_many
+    from zarrfs.references.from_store import check_tree, references_of
+    from zarrfs.references.output import notes_of_many
 
     to = running.output(output, written)
     if relative and to.base is None:

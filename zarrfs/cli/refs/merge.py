@@ -42,8 +42,9 @@ def merge(
     parsed: Parsed,
 ) -> None:  # fmt: skip
     """Put the reference sets SRC... together, each under its PREFIX."""
-    from zarrfs.references.merge import Part, groups, in_order, merged, split_prefix
-    from zarrfs.references.streams import entries, notes_of_many, reference_set, rewritten, written_urls
+    from zarrfs.references.merge import MergePart, groups, merged, sorted_by_name, split_prefix
+    from zarrfs.references.output import entries, notes_of_many, reference_set
+    from zarrfs.references.relocate import rewritten, written_urls
 
     to = running.output(output, written)
     split = [split_prefix(text) for text in sources]
@@ -53,10 +54,10 @@ def merge(
         for (prefix, name), (store, plan) in zip(split, opened, strict=True):
             found = reference_set(store, plan)
             change = written_urls(plan, to, alone=False)
-            parts.append(Part(name, prefix, found, in_order(rewritten(entries(found, plan), change), plan)))
+            parts.append(MergePart(name, prefix, found, sorted_by_name(rewritten(entries(found, plan), change), plan)))
         if not no_group:
             made = await groups(parts)
-            parts.append(Part("the group made for them", "", parts[0].store, _each(made)))
+            parts.append(MergePart("the group made for them", "", parts[0].store, _each(made)))
         async for reference in running.progress(merged(parts, duplicates), parsed):
             add(reference)
         writer.notes |= notes_of_many([plan for _store, plan in opened], to)

@@ -17,7 +17,7 @@ from zarrfs.cli import common
 if TYPE_CHECKING:
     from zarrfs.config.options import Parsed
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.output import Output, Writer
+    from zarrfs.references.output import Output, ReferenceWriter
     from zarrfs.store.api import Store
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def output(path: str | None, written: dict[str, Any], usual: str | None = None, 
 
 def run_on_set(source: str, parsed: Parsed, body: Callable[[Store, Plan], Awaitable[T]]) -> T:
     """As common.run_on_store, with the reference set that `source` is. SourceError where it is none."""
-    from zarrfs.references.streams import reference_set
+    from zarrfs.references.output import reference_set
 
     async def on_set(store: Store, plan: Plan) -> T:
         return await body(reference_set(store, plan), plan)
@@ -84,7 +84,8 @@ def write_set(
 
     `check` is called when all is written, but not yet under its name, and may raise.
     """
-    from zarrfs.references.streams import entries, notes, rewritten, written_urls
+    from zarrfs.references.output import entries, notes
+    from zarrfs.references.relocate import rewritten, written_urls
 
     async def body(store: Store, plan: Plan) -> None:
         urls = change(written_urls(plan, to), plan)
@@ -99,7 +100,7 @@ def write_set(
 
 
 @contextlib.contextmanager
-def opened(to: Output) -> Iterator[Writer]:
+def opened(to: Output) -> Iterator[ReferenceWriter]:
     """`to.opened()`, which an end by SIGTERM leaves as Ctrl-C does: with nothing left behind."""
     with orderly_end(), to.opened() as writer:
         yield writer

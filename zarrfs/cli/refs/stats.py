@@ -15,7 +15,7 @@ from zarrfs.config.values import human
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.stats import Sized, Stats, Target
+    from zarrfs.references.stats import Sized, Stats, TargetCounts
     from zarrfs.store.api import Store
 
 EPILOG = """\b
@@ -79,7 +79,7 @@ def _sized(name: str, found: Sized | None) -> None:
         sys.stdout.write(f"{name:14}{found.length:>14,}  {show.shown(found.key)}\n")
 
 
-def _targets(title: str, found: list[Target]) -> None:
+def _targets(title: str, found: list[TargetCounts]) -> None:
     if found:
         sys.stdout.write(f"\n{'bytes':>20} {'references':>12}  {title}\n")
     for target in found:

@@ -1,0 +1,133 @@
+"""Large and hostile documents: time proportional to decompressing them, memory to their longest value."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.references.referencesets import compiled
+from zarrfs.documents.document import Document
+from zarrfs.documents.json_document import DEPTH_MAX, JsonDocument
+from zarrfs.errors import SourceError
+
+MIB = 1 << 20
+SIZE = 6 * MIB
+ENTRIES = b",".join(b'"v/%d":["s3://bucket/%d",%d,100]' % (n, n, n * 100) for n in range(100))
+HEAD = b'{"version":1,"refs":{' + ENTRIES
+BLANKS = (b"\n" + b" " * 63) * (SIZE // 64)
+ENTRY = b'{"mode":33188,"encoding":"utf-8","data":"x"}'
+LISTED = b'{"path":"a",' + ENTRY[1:]
+
+# the repeated content of each document: (text, whether it is the longest value)
+DOCUMENTS: dict[str, tuple[bytes, bool]] = {
+    "blanks before everything": (BLANKS + HEAD + b"}}", False),
+    "blanks before the first entry": (b'{"version":1,"refs":{' + BLANKS + ENTRIES + b"}}", False),
+    "blanks after an entry": (HEAD + BLANKS + b',"z":"y"}}', False),
+    "blanks after a comma": (HEAD + b"," + BLANKS + b'"z":"y"}}', False),
+    "blanks after a key": (HEAD + b',"z"' + BLANKS + b':"y"}}', False),
+    "blanks after a colon": (HEAD + b',"z":' + BLANKS + b'"y"}}', False),
+    "blanks inside a value": (HEAD + b',"z":["u",' + BLANKS + b"1,2]}}", False),
+    "blanks before the name refs": (b'{"version":1,' + BLANKS + HEAD[13:] + b"}}", False),
+    "blanks after the name refs": (b'{"version":1,"refs"' + BLANKS + b":{" + ENTRIES + b"}}", False),
+    "blanks in the root": (b'{"version":1' + BLANKS + b"," + HEAD[13:] + b"}}", False),
+    "blanks in version 0": (b"{" + ENTRIES + BLANKS + b',"z":"y"}', False),
+    "blanks after everything": (HEAD + b"}}" + BLANKS, False),
+    "blanks in a list archive": (b"[" + LISTED + BLANKS + b"," + LISTED + b"]", False),
+    "blanks in a dictionary archive": (b'{"a":' + ENTRY + BLANKS + b',"b":' + ENTRY + b"}", False),
+    "text": (HEAD + b',"z":"' + b"x" * SIZE + b'"}}', True),
+    "blanks as text": (HEAD + b',"z":"' + b" " * SIZE + b'"}}', True),
+    "base64": (HEAD + b',"z":"base64:' + b"QUJD" * (SIZE // 4) + b'"}}', True),
+    "escapes": (HEAD + b',"z":"' + b"\\u0041" * (SIZE // 6) + b'"}}', True),
+    "quotes": (HEAD + b',"z":"' + b'\\"' * (SIZE // 2) + b'"}}', True),
+    "brackets as text": (HEAD + b',"z":"' + b"{[,]}" * (SIZE // 5) + b'"}}', True),
+    "a key": (HEAD + b',"' + b"k" * SIZE + b'":"v"}}', True),
+    "the same key": (HEAD + b"," + b'"k":"0123456789",' * (SIZE // 17) + b'"k":"v"}}', False),
+    "text in a list archive": (b'[{"path":"a","mode":33188,"encoding":"utf-8","data":"' + b"x" * SIZE + b'"}]', True),
+    "text in a dictionary archive": (b'{"a":{"mode":33188,"encoding":"utf-8","data":"' + b"x" * SIZE + b'"}}', True),
+}
+
+
+def cpu(work: Callable[[], object], times: int = 1) -> float:
+    """Return the processor seconds of this process for `work`; the kernel may count in ticks of 10 ms."""
+    began = time.process_time()
+    for _ in range(times):
+        work()
+    return time.process_time() - began
+
+
+def peak(work: Callable[[], object]) -> int:
+    """Return the peak of additional memory (bytes) of this process during `work`."""
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = memory("VmRSS")
+    work()
+    return memory("VmHWM") - before
+
+
+def memory(what: str) -> int:
+    return int(re.findall(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) << 10
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_time_and_memory(name: str) -> None:
+    """A factor distinguishes linear from quadratic time; scripts/bench references measures real documents."""
+    text, is_value = DOCUMENTS[name]
+    packed = gzip.compress(text, 6)
+
+    def read() -> None:
+        for _ in JsonDocument(Document("x.json", packed, "/", None), 1 << 30).slices(("refs",)):
+            pass
+
+    assert cpu(read) < 3 * cpu(lambda: gzip.decompress(packed), 20)
+    assert peak(read) < (4 * MIB if not is_value else 6 * MIB + 3 * len(text))
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if "archive" not in name])
+def test_no_entry_is_lost(name: str) -> None:
+    text, _ = DOCUMENTS[name]
+    expected = json.loads(text)
+    expected = expected.get("refs", expected)
+    with compiled(gzip.compress(text, 1), strict=False) as made:
+        tree = made.tree()
+    left_out = {key for key in expected if len(key) > 4095}
+    assert tree.keys() == expected.keys() - left_out
+    value = expected.get("z", "")
+    if isinstance(value, str) and value and "base64" not in name:
+        assert tree["z"] == value.encode()
+    assert tree["v/99"] == expected["v/99"]
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        (HEAD + b',"z":"' + b"x" * 3 * MIB, 0),
+        (HEAD + b',"z":' + b"[" * 3 * MIB, len(HEAD) + 5 + DEPTH_MAX),
+        (HEAD + b',"z":' + b'{"a":' * MIB, len(HEAD) + 5 + 5 * DEPTH_MAX),
+        (HEAD + BLANKS + b"]}", len(HEAD) + len(BLANKS)),
+        (HEAD + BLANKS + b',"z":1 2' + BLANKS + b"}}", len(HEAD) + len(BLANKS) + 7),
+        (HEAD + b"}}" + BLANKS + b"x", len(HEAD) + 2 + len(BLANKS)),
+        (HEAD + b',"z":["u",' + b"1" * 3 * MIB + b",1]}}", 0),
+        (b'"' + b"x" * 3 * MIB + b'"', 0),
+    ],
+    ids=["cut", "arrays", "objects", "bracket", "two values", "more", "number", "text"],
+)
+def test_a_refusal_names_its_position(text: bytes, at: int) -> None:
+    with pytest.raises(SourceError, match=r"^x\.json: not JSON: .*\(at byte [\d,]+\)$") as caught:
+        for _ in JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30).slices(("refs",)):
+            pass
+    if at:
+        place = int(caught.value.rule.rpartition("at byte ")[2].rstrip(")").replace(",", ""))
+        assert abs(place - at) < 10
+
+
+def test_detection_does_not_read_long_parts() -> None:
+    """Each pass decompresses again, so detection must not read past many blanks or a long value."""
+    for text in (DOCUMENTS["blanks before the first entry"][0], b'{"version":1,"refs":{"z":"' + b"x" * SIZE + b'"}}'):
+        document = JsonDocument(Document("x.json", gzip.compress(text), "/", None), 1 << 30)
+        assert document.head(("refs",)) == {"version": 1, "refs": {}}

@@ -1,0 +1,214 @@
+"""zarrfs refs from-store: the set made of a tree shows the same tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import PROGRAM, run
+from tests.servers import S3, Nginx
+from tests.unit.refsets import as_fsspec_reads, done, entries, refs
+
+METADATA = {".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Make a Zarr store with unusual names."""
+    place = tmp_path / "störe {{x}}.zarr"
+    group = zarr.open_group(str(place), mode="w", zarr_format=2)
+    group.create_array("x/y", data=np.arange(100), chunks=(30,))
+    (place / "notes").mkdir()
+    for name, data in {"a b%20c": b"1" * 50, "hh::i": b"2" * 5000, "empty": b"", "é{{": b"\xff\0" * 9}.items():
+        (place / "notes" / name).write_bytes(data)
+    return place
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def shown(path: Path | str, *options: str) -> dict[str, bytes]:
+    """Read every file of a set with the program itself."""
+    keys = [json.loads(line) for line in run("ls", "-R", "--json", path, *options).stdout.splitlines()]
+    command = [PROGRAM, "cat", path, *options]
+    return {
+        entry["key"]: subprocess.run([*command, entry["key"]], capture_output=True, check=True).stdout
+        for entry in keys
+        if entry["kind"] == "file"
+    }
+
+
+def test_the_set_shows_the_same_tree(tree: Path, tmp_path: Path) -> None:
+    done("from-store", tree, "-o", tmp_path / "set.json")
+    found = entries(tmp_path / "set.json")
+    for key, data in files(tree).items():
+        inline = not data or Path(key).name in METADATA
+        assert found[key] == (data if inline else [f"{tree}/{key}", 0, len(data)])
+    assert shown(tmp_path / "set.json") == files(tree)
+    assert as_fsspec_reads(tmp_path / "set.json") == files(tree)
+    fs = fsspec.filesystem("reference", fo=str(tmp_path / "set.json"), remote_protocol="file")
+    assert zarr.open_group(fs.get_mapper(""), mode="r", zarr_format=2)["x/y"][:].tolist() == list(range(100))
+
+
+def test_relative_urls_move_with_the_tree(tree: Path, tmp_path: Path) -> None:
+    expected = files(tree)
+    (tmp_path / "sets").mkdir()
+    done("from-store", tree, "--relative", "-o", tmp_path / "sets" / "set.json")
+    assert entries(tmp_path / "sets" / "set.json")["notes/hh::i"] == [f"../{tree.name}/notes/hh::i", 0, 5000]
+    done("from-store", tree, "--relative", "-o", tree / "notes" / "set.json")
+    assert entries(tree / "notes" / "set.json")["notes/hh::i"] == ["./hh::i", 0, 5000]
+    (tree / "notes" / "set.json").unlink()
+    (tmp_path / "moved").mkdir()
+    for name in ("sets", tree.name):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    assert shown(tmp_path / "moved" / "sets" / "set.json") == expected
+
+
+def test_small_files_inline(tree: Path, tmp_path: Path) -> None:
+    done("from-store", tree, "--inline", "50B", "-o", tmp_path / "set.json")
+    found = entries(tmp_path / "set.json")
+    assert found["notes/a b%20c"] == b"1" * 50
+    assert found["notes/hh::i"] == [f"{tree}/notes/hh::i", 0, 5000]
+    assert refs("from-store", tree, "--inline", "5").exit_code == 2
+
+
+def test_a_store_on_a_web_server(nginx: Nginx, tree: Path, tmp_path: Path) -> None:
+    place = nginx.listing.root / "from" / "störe.zarr"
+    shutil.copytree(tree, place)
+    url = f"{nginx.listing.url}/from/st%C3%B6re.zarr"
+    done("from-store", url, "-o", tmp_path / "set.json")
+    assert entries(tmp_path / "set.json")["x/y/0"][0] == f"{url}/x/y/0"
+    assert shown(tmp_path / "set.json") == files(tree)
+    unlisted = refs("from-store", f"{nginx.plain.url}/from/st%C3%B6re.zarr")
+    assert unlisted.exit_code == 1
+    assert "no listings" in unlisted.stderr
+    assert refs("from-store", url, "--relative", "-o", tmp_path / "x.json").exit_code == 2
+
+
+def test_a_store_in_a_bucket_and_in_a_zip_file(s3: S3, tree: Path, tmp_path: Path) -> None:
+    for key, data in files(tree).items():
+        s3.client.put_object(Bucket=s3.bucket, Key=f"from.zarr/{key}", Body=data)
+    options = [f"--option=s3.{name}={value}" for name, value in s3.options.items()]
+    url = f"s3://{s3.bucket}/from.zarr"
+    result = run("refs", "from-store", url, "-o", tmp_path / "s3.json", *options)
+    assert (result.returncode, 'hh::i: a name with "::"' in result.stderr) == (1, True)
+    s3.client.delete_object(Bucket=s3.bucket, Key="from.zarr/notes/hh::i")
+    (tree / "notes" / "hh::i").unlink()
+    assert run("refs", "from-store", url, "-o", tmp_path / "s3.json", *options).returncode == 0
+    assert shown(tmp_path / "s3.json", *options) == files(tree)
+    with zipfile.ZipFile(tmp_path / "store.zip", "w") as archive:
+        for key, data in files(tree).items():
+            archive.writestr(key, data)
+    done("from-store", f"zip://::file://{tmp_path}/store.zip", "-o", tmp_path / "zip.json")
+    assert shown(tmp_path / "zip.json") == files(tree)
+
+
+@pytest.mark.parametrize(
+    ("make", "entry", "rule"),
+    [
+        (lambda place: os.symlink("nowhere", place / "link"), "link", "to nowhere, which is not there"),
+        (lambda place: (place / os.fsdecode(b"n\xff")).write_bytes(b"1"), "n", "not UTF-8"),
+        (lambda place: (place / "dir").mkdir() or (place / "dir" / os.fsdecode(b"\xfe")).mkdir(), "dir/", "not UTF-8"),
+    ],
+)
+def test_files_that_no_set_can_hold(make: object, entry: str, rule: str, tree: Path, tmp_path: Path) -> None:
+    assert callable(make)
+    make(tree)
+    result = refs("from-store", tree, "-o", tmp_path / "set.json")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"zarrfs: {tree}: {entry}")
+    assert rule in result.stderr
+    assert not (tmp_path / "set.json").exists()
+
+
+@pytest.mark.parametrize("locked", ["notes/hh::i", "notes", "x/y/.zarray"])
+def test_unreadable_files_and_directories(locked: str, tree: Path, tmp_path: Path) -> None:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root reads everything")
+    for path in (tmp_path, *tmp_path.parents):
+        if path.stat().st_uid == os.geteuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    (tree / locked).chmod(0)
+    others = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups"] if os.geteuid() == 0 else []
+    result = subprocess.run(
+        [*others, PROGRAM, "refs", "from-store", str(tree)], capture_output=True, text=True
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"zarrfs: {tree}: {locked}: ")
+    assert "ermission denied" in result.stderr
+
+
+def test_a_document_is_no_tree(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{"a": "b"}')
+    result = refs("from-store", tmp_path / "set.json")
+    assert result.exit_code == 1
+    assert "a Zarr store is a directory" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["set.json", "sub/set.index", "set.parq", "stdout"])
+def test_the_output_is_not_part_of_the_tree(name: str, tmp_path: Path) -> None:
+    """The output file, and the one it replaces, are in the tree that the set is made of."""
+    tree = tmp_path / "tree"
+    for array in "x", "z/y":
+        zarr.create_array(str(tree / array), data=np.arange(9), chunks=(3,), zarr_format=2)
+    if name != "set.parq":
+        (tree / "sub" / "set.json").mkdir(parents=True)
+        (tree / "sub" / "set.json" / "kept").write_bytes(b"1")
+    expected = files(tree)
+    (tmp_path / "link").symlink_to(tree)
+    for place in ".", tree, f"local://{tree}", tmp_path / "link":
+        command = ["refs", "from-store", place]
+        if name == "stdout":
+            command = ["sh", "-c", '"$0" "$@" > sub/stdout', PROGRAM, *command]
+        else:
+            command = [PROGRAM, *command, "--force", "-o", name]
+        subprocess.run(command, cwd=tree, check=True)
+        found = entries(tree / ("sub/stdout" if name == "stdout" else name))
+        found.pop(".zmetadata", None)
+        assert sorted(found) == sorted(expected)
+
+
+def test_the_tree_itself_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "set.json").write_text('{".zgroup": "{}"}')
+    done("convert", tmp_path / "set.json", tmp_path / "set.parq")
+    result = refs("from-store", tmp_path / "set.parq", "--force", "-o", tmp_path / "set.parq")
+    assert result.exit_code == 2
+    assert "is also the output" in result.stderr
+    assert os.listdir(tmp_path / "set.parq") == [".zmetadata"]
+
+
+@pytest.mark.parametrize("output", ["-", "{}/out.json", "{}/out.index", "{}/out.parq"])
+def test_a_path_that_is_not_utf8(output: str, tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    zarr.create_array(str(place / "x"), data=np.arange(9), chunks=(3,), zarr_format=2)
+    command = [PROGRAM, "refs", "from-store", place, "-o", output.format(tmp_path)]
+    result = subprocess.run(command, capture_output=True)
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert b"x/0: its path is not UTF-8, which a URL cannot hold" in result.stderr
+    assert os.listdir(tmp_path) == [place.name]
+
+
+def test_relative_urls_in_a_directory_that_is_not_utf8(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"d\xff")
+    zarr.create_array(str(place / "x"), data=np.arange(9), chunks=(3,), zarr_format=2)
+    subprocess.run([PROGRAM, "refs", "from-store", ".", "--relative", "-o", "set.json"], cwd=place, check=True)
+    assert entries(place / "set.json")["x/0"][0] == "x/0"
+    elsewhere = subprocess.run([PROGRAM, "refs", "convert", "set.json", "-"], cwd=place, capture_output=True)
+    assert elsewhere.returncode == 1
+    assert b"its path is not UTF-8, which a URL cannot hold" in elsewhere.stderr
+    for command in ["refs", "convert", "set.json", "new.index"], ["index", "set.json", "-o", "new.index"]:
+        result = subprocess.run([PROGRAM, *command], cwd=place, capture_output=True)
+        assert result.returncode == 1
+        assert b"not UTF-8" in result.stderr
+        assert b"internal" not in result.stderr

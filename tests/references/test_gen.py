@@ -1,0 +1,146 @@
+"""Items of gen: errors, the order of combinations, and the places that errors name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.references.gens import gen, rows
+from zarrfs.references.gen import TemplateError, json_type, read_gen
+
+WHOLE = "expected a whole number, not"
+GOOD = {"key": "k{{i}}", "url": "u", "dimensions": {"i": {"stop": 2}}}
+
+
+def test_the_last_dimension_varies_fastest() -> None:
+    dimensions = {"b": [1, 0], "a": {"stop": 2}, "c": {"start": 7, "stop": 0, "step": -4}}
+    keys = [row[0] for row in rows({**GOOD, "key": "{{a}}{{b}}{{c}}", "dimensions": dimensions})]
+    assert keys == ["017", "013", "117", "113", "007", "003", "107", "103"]
+
+
+def test_an_item_without_combinations() -> None:
+    for empty in ([], {"stop": 0}, {"start": 3, "stop": 3}, {"stop": 5, "step": -1}):
+        assert rows({**GOOD, "dimensions": {"i": empty, "j": [1, 2]}}) == []
+        assert rows({**GOOD, "dimensions": {"j": [1, 2], "i": empty}}) == []
+    with pytest.raises(TemplateError, match="not a template"):
+        rows({**GOOD, "url": "{{", "dimensions": {"i": []}})
+
+
+@pytest.mark.parametrize(
+    ("change", "entry", "rule"),
+    [
+        (7, "gen[0]", "expected an object, not the number 7"),
+        ({"key": ...}, "gen[0]", "key is required"),
+        ({"url": ...}, "gen[0]", "url is required"),
+        ({"dimensions": ...}, "gen[0]", "dimensions is required"),
+        ({"offset": "1"}, "gen[0]", "offset and length are given together or not at all"),
+        ({"length": "1"}, "gen[0]", "offset and length are given together or not at all"),
+        ({"lenght": "1"}, "gen[0]", "unknown member 'lenght'"),
+        ({"key": 1}, "gen[0].key", "expected a string (a template), not the number 1"),
+        ({"url": ["u"]}, "gen[0].url", "expected a string (a template), not an array"),
+        ({"offset": 0, "length": "1"}, "gen[0].offset", "expected a string (a template), not the number 0"),
+        ({"offset": "0", "length": None}, "gen[0].length", "expected a string (a template), not null"),
+        ({"dimensions": {}}, "gen[0].dimensions", "expected an object with one dimension or more"),
+        ({"dimensions": [1]}, "gen[0].dimensions", "expected an object with one dimension or more"),
+        ({"dimensions": {"i": 5}}, "gen[0].dimensions.i", "expected an object, not the number 5"),
+        ({"dimensions": {"i": {}}}, "gen[0].dimensions.i", "stop is required"),
+        ({"dimensions": {"i": {"start": 1}}}, "gen[0].dimensions.i", "stop is required"),
+        ({"dimensions": {"i": {"stop": 1, "step": 0}}}, "gen[0].dimensions.i", "a step of 0"),
+        ({"dimensions": {"i": {"stop": 1, "by": 1}}}, "gen[0].dimensions.i", "unknown member 'by'"),
+        ({"dimensions": {"i": {"stop": 1.0}}}, "gen[0].dimensions.i.stop", f"{WHOLE} the number 1.0"),
+        ({"dimensions": {"i": {"stop": True}}}, "gen[0].dimensions.i.stop", f"{WHOLE} true"),
+        ({"dimensions": {"i": {"stop": "3"}}}, "gen[0].dimensions.i.stop", f"{WHOLE} a string"),
+        ({"dimensions": {"i": [1, "a"]}}, "gen[0].dimensions.i[1]", f"{WHOLE} a string"),
+        ({"dimensions": {"i": [False]}}, "gen[0].dimensions.i[0]", f"{WHOLE} false"),
+        ({"dimensions": {"u": [1]}}, "gen[0].dimensions.u", "a dimension named like a template"),
+    ],
+)
+def test_errors_of_an_item(change: Any, entry: str, rule: str) -> None:
+    item = change if not isinstance(change, dict) else {**GOOD, **change}
+    if isinstance(item, dict):
+        item = {name: value for name, value in item.items() if value is not ...}
+    with pytest.raises(TemplateError) as caught:
+        read_gen([item], {"u"}, 10)
+    assert (caught.value.entry, caught.value.rule) == (entry, rule)
+
+
+def test_gen_is_an_array() -> None:
+    with pytest.raises(TemplateError) as caught:
+        read_gen({}, (), 10)
+    assert (caught.value.entry, caught.value.rule) == ("gen", "expected an array, not an object")
+
+
+def test_the_second_item_is_named() -> None:
+    with pytest.raises(TemplateError) as caught:
+        read_gen([GOOD, {}], (), 10)
+    assert caught.value.entry == "gen[1]"
+
+
+def test_the_limit_counts_all_items_and_expands_nothing() -> None:
+    huge = {"key": "k", "url": "u", "dimensions": {"i": {"stop": 2**62}, "j": {"stop": 2**62}}}
+    with pytest.raises(TemplateError) as caught:
+        read_gen([GOOD, huge], (), 10**9)
+    assert caught.value.rule == f"expands to {2**124 + 2} entries, more than {10**9} (-o gen_limit=)"
+    assert len(read_gen([GOOD, GOOD], (), 4)) == 2
+    with pytest.raises(TemplateError, match="more than 3"):
+        read_gen([GOOD, GOOD], (), 3)
+
+
+@settings(deadline=None)
+@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
+def test_sizes_of_ranges(start: int, stop: int, step: int) -> None:
+    item = {**GOOD, "dimensions": {"i": {"start": start, "stop": stop, "step": step}}}
+    assert gen(item).count == len(range(start, stop, step))
+
+
+@pytest.mark.parametrize(
+    ("item", "entry", "rule"),
+    [
+        ({"url": "{{nope}}"}, "gen[0].url", "'nope' is undefined (i=0, j=5)"),
+        ({"key": "{{ 1 / (1 - i) }}"}, "gen[0].key", "cannot be rendered: division by zero (i=1, j=5)"),
+        ({"offset": "{{", "length": "1"}, "gen[0].offset", "not a template: unexpected 'end of template'"),
+        ({"offset": "1", "length": "{{f}}"}, "gen[0].length", "in template f: 'c' is undefined (i=0, j=5)"),
+        ({"url": "{{t}}"}, "gen[0].url", "in template t: 'i' is undefined (i=0, j=5)"),
+    ],
+)
+def test_errors_of_rendering_name_field_and_combination(item: dict[str, Any], entry: str, rule: str) -> None:
+    whole = {**GOOD, "dimensions": {"i": [0, 1], "j": [5, 6]}, **item}
+    with pytest.raises(TemplateError) as caught:
+        rows(whole, f="{{c}}", t="{{i}}")
+    assert (caught.value.entry, caught.value.rule) == (entry, rule)
+
+
+def test_names_of_json_types() -> None:
+    values = [None, True, 1, 1.5, "", [], {}, 10**50]
+    assert [json_type(value) for value in values] == [
+        "null", "true", "the number 1", "the number 1.5", "a string", "an array", "an object",
+        f"the number {10**39}",
+    ]  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
+def test_blocks_are_consecutive(sizes: list[int], data: st.DataObject) -> None:
+    dimensions = {f"d{at}": list(range(size)) if at % 2 else {"stop": size} for at, size in enumerate(sizes)}
+    item = gen({**GOOD, "key": "k", "dimensions": dimensions})
+    number, found = 0, []
+    while number < item.count:
+        rows_max = data.draw(st.integers(1, 40))
+        block = item.block(number, rows_max)
+        assert list(block) == list(dimensions)
+        combinations = list(itertools.product(*block.values()))
+        assert 1 <= len(combinations) <= rows_max
+        number += len(combinations)
+        found += combinations
+    assert found == list(itertools.product(*map(range, sizes)))
+
+
+def test_blocks_are_as_large_as_allowed() -> None:
+    item = gen({**GOOD, "dimensions": {"i": {"stop": 50}, "j": {"stop": 100}, "k": {"stop": 100}}}, limit=10**6)
+    assert [len(values) for values in item.block(0, 65536).values()] == [6, 100, 100]
+    assert [len(values) for values in item.block(480_000, 65536).values()] == [2, 100, 100]
+    assert [len(values) for values in item.block(0, 300).values()] == [1, 3, 100]

@@ -1,0 +1,176 @@
+"""zarrfs refs merge and relocate, against a dict, and the errors of both."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.references.test_output import _in_this_process, written
+from tests.unit.refsets import done, entries, random_sets, refs
+from zarrfs.references.merge import split_prefix
+
+__all__ = ["_in_this_process"]
+
+RANDOM = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+URLS = ["s3://b/x", "s3://b/y/x", "s3://b", "/abs/x", "http://h/{{x}}", "rel/x"]
+PREFIXES = st.sampled_from(["", "a", "b", "a/b", "a.b", "é/ "])
+GROUP = b'{"zarr_format":2}'
+
+
+def wrong(*arguments: object, status: int = 1) -> str:
+    """Return the message of a failing command, without the name of the program."""
+    result = refs(*arguments)
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr.removeprefix("zarrfs: ").rstrip("\n")
+
+
+def made(path: Path, document: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+# -- merge
+
+
+@RANDOM
+@given(data=st.data())
+def test_merge_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
+    sets = data.draw(st.lists(st.tuples(PREFIXES, random_sets(URLS)), min_size=1, max_size=3))
+    which = data.draw(st.sampled_from(["first", "last", "error"]))
+    given_, expected, twice = [], {}, False
+    for number, (prefix, document) in enumerate(sets):
+        document.pop("version", None)
+        (tmp_path / f"{number}.json").write_text(written(document))
+        given_.append(f"{prefix}={tmp_path}/{number}.json")
+        for key, value in document.items():
+            whole = f"{prefix}/{key}" if prefix else key
+            twice = twice or whole in expected
+            if isinstance(value, list) and value[0] == "rel/x":
+                value = [f"{tmp_path}/rel/x", *value[1:]]
+            if which == "last" or whole not in expected:
+                expected[whole] = value
+    (tmp_path / "out").mkdir(exist_ok=True)
+    result = refs("merge", *given_, "-o", tmp_path / "out" / "m.json", "--duplicates", which, "--force", "--no-group")
+    both = any(other.startswith(f"{key}/") for key in expected for other in expected)
+    if both or (twice and which == "error"):
+        assert result.exit_code == 1
+    else:
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert entries(tmp_path / "out" / "m.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("set.json", ("", "set.json")),
+        ("a=set.json", ("a", "set.json")),
+        ("a/b/=set.json", ("a/b", "set.json")),
+        ("=a=set.json", ("", "a=set.json")),
+        ("https://h/set.json?a=b", ("", "https://h/set.json?a=b")),
+        ("a=https://h/set.json?a=b", ("a", "https://h/set.json?a=b")),
+        ("./a=b/set.json", ("", "./a=b/set.json")),
+    ],
+)
+def test_prefixes(text: str, expected: tuple[str, str]) -> None:
+    assert split_prefix(text) == expected
+
+
+def test_a_key_of_two_sets_names_both(tmp_path: Path) -> None:
+    one, two = made(tmp_path / "1.json", {"x/a": "1"}), made(tmp_path / "2.json", {"a": "2"})
+    assert wrong("merge", one, f"x={two}", "-o", tmp_path / "m.json") == (
+        f"{two}: x/a: is in {one}, too (see --duplicates)"
+    )
+    other = made(tmp_path / "3.json", {"x": "3"})
+    assert wrong("merge", other, one, "-o", tmp_path / "m.json") == f"{one}: x/a: x is a file in {other}"
+    assert not (tmp_path / "m.json").exists()
+
+
+@pytest.mark.parametrize(("which", "expected"), [("first", b"1"), ("last", b"3")])
+def test_the_chosen_duplicate_wins(which: str, expected: bytes, tmp_path: Path) -> None:
+    sets = [made(tmp_path / f"{n}.json", {"a": str(n), f"b{n}": ""}) for n in (1, 2, 3)]
+    done("merge", *sets, "--duplicates", which, "-o", tmp_path / "m.json")
+    assert entries(tmp_path / "m.json") == {"a": expected, "b1": b"", "b2": b"", "b3": b""}
+
+
+def test_groups_are_made_only_for_zarr_v2(tmp_path: Path) -> None:
+    v2 = made(tmp_path / "v2.json", {".zgroup": "{}", "x/.zarray": "{}"})
+    array = made(tmp_path / "array.json", {".zarray": "{}"})
+    v3 = made(tmp_path / "v3.json", {"zarr.json": "{}"})
+    plain = made(tmp_path / "plain.json", {"x": "1"})
+    below = made(tmp_path / "below.json", {"x/.zarray": "{}"})
+
+    def merged(*arguments: object) -> list[str]:
+        done("merge", *arguments, "-o", tmp_path / "m.json", "--force")
+        found = entries(tmp_path / "m.json")
+        return [key for key, value in found.items() if value == GROUP]
+
+    assert merged(f"a={v2}", f"b/c={array}") == [".zgroup", "b/.zgroup"]
+    assert merged(f"a={v2}", f"b/c={array}", "--no-group") == []
+    assert merged(v2, f"b/c={array}") == ["b/.zgroup"]
+    assert merged(f"a={v2}", f"a/b={array}") == [".zgroup"]
+    assert merged(f"a={below}") == [".zgroup"]
+    assert merged(f"a={v2}", f"b={plain}") == [".zgroup"]
+    assert merged(f"a={v2}", f"b={v3}") == merged(f"a={plain}", f"b={plain}") == merged(array) == []
+
+
+# -- relocate
+
+
+@RANDOM
+@given(data=st.data())
+def test_relocate_as_a_dict(data: st.DataObject, tmp_path: Path) -> None:
+    document = data.draw(random_sets(URLS))
+    document.pop("version", None)
+    olds = data.draw(
+        st.lists(st.sampled_from(["s3://b", "s3://b/", "s3://b/y/", "/abs/", "h", "http://h/{{"]), unique=True)
+    )
+    pairs = {old: f"gs://{number}/" for number, old in enumerate(olds)} or {"x": "y"}
+
+    def moved(url: str) -> str:
+        fit = max((old for old in pairs if url.startswith(old)), key=len, default=None)
+        return url if fit is None else pairs[fit] + url[len(fit) :]
+
+    expected = {
+        key: [moved(value[0]), *value[1:]] if isinstance(value, list) else value for key, value in document.items()
+    }
+    (tmp_path / "set.json").write_text(written(document))
+    rules = [word for old, new in pairs.items() for word in ("--from", old, "--to", new)]
+    done("relocate", tmp_path / "set.json", *rules, "-o", tmp_path / "out.json", "--force", "--allow-unused")
+    assert entries(tmp_path / "out.json") == expected
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> Path:
+    return made(tmp_path / "set.json", {"a": ["s3://b/x", 0, 1], "b": ["s3://b/y"], "c": ["data/x"], "d": "s3://b/"})
+
+
+def test_a_dry_run_counts(some: Path, tmp_path: Path) -> None:
+    rules = ["--from", "s3://b/", "--to", "/m/", "--from", "data/", "--to", "/d/"]
+    out = done("relocate", some, *rules, "--dry-run").stdout
+    assert out.splitlines() == [
+        "           2  s3://b/ -> /m/", "           1  data/ -> /d/", "           0  unchanged",
+    ]  # fmt: skip
+    assert os.listdir(tmp_path) == ["set.json"]
+
+
+def test_rules_match_relative_urls_as_written_then_resolved(some: Path, tmp_path: Path) -> None:
+    rules = ["--from", "s3://b/", "--to", "/m/", "--from", f"{tmp_path}/", "--to", "http://h/"]
+    assert json.loads(done("relocate", some, *rules).stdout)["refs"]["c"] == ["http://h/data/x"]
+    rules += ["--from", "data/", "--to", "D/"]
+    assert "no target begins so" in wrong("relocate", some, *rules, "-o", tmp_path / "o.json", status=2)
+    assert not (tmp_path / "o.json").exists()
+    out = done("relocate", some, *rules, "--allow-unused").stdout
+    assert json.loads(out)["refs"]["c"] == ["D/x"]
+
+
+def test_rules_that_are_refused(some: Path) -> None:
+    assert "1 --from and 2 --to" in wrong("relocate", some, "--from", "a", "--to", "b", "--to", "c", status=2)
+    twice = ["--from", "s3", "--to", "b", "--from", "s3", "--to", "c"]
+    assert "the same beginning twice" in wrong("relocate", some, *twice, status=2)

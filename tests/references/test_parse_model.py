@@ -1,0 +1,122 @@
+"""Random reference sets against models: a dict, plain jinja2 with loops, and fsspec where it is correct."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fsspec.implementations.reference import ReferenceFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.references.referencesets import Plain, compiled
+
+NAMES = st.text(st.sampled_from("ab.é{ "), min_size=1, max_size=3).filter(lambda name: name not in (".", ".."))
+KEYS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
+NUMBERS = st.integers(0, 2**62 - 1)
+INLINE = st.text(max_size=20).filter(lambda text: not text.startswith("base64:"))
+URLS = st.text(st.sampled_from("ab/:é%{}"), max_size=8).map(lambda text: f"/t/{text}")
+
+
+def resolved(value: Any) -> Any:
+    """Return a value in the form of Compiled.value()."""
+    return value.encode() if isinstance(value, str) else list(value)
+
+
+def without_conflicts(entries: dict[str, Any]) -> dict[str, Any]:
+    directories = {key[:at] for key in entries for at, char in enumerate(key) if char == "/"}
+    return {key: value for key, value in entries.items() if key not in directories}
+
+
+@settings(deadline=None)
+@given(st.dictionaries(KEYS, INLINE | st.tuples(URLS).map(list) | st.tuples(URLS, NUMBERS, NUMBERS).map(list)))
+def test_random_sets_of_version_0(document: dict[str, Any]) -> None:
+    document.pop("version", None)
+    with compiled(document) as made:
+        assert made.tree() == {key: resolved(value) for key, value in without_conflicts(document).items()}
+
+
+FRAGMENTS = st.lists(
+    st.sampled_from(
+        [
+            "x", "/", "-", "{{u}}", "{{ v }}", "{{f(c='1')}}", "{{f(c=u)}}", "{{ u | upper }}", "{{w}}", "{{ 3 * 4 }}",
+        ]
+    ),
+    max_size=4,
+).map("".join)  # fmt: skip
+ITEMS = st.fixed_dictionaries(
+    {
+        "key": st.sampled_from(["g{{i}}", "g{{i}}/{{j}}", "{{u}}{{i}}", "a/b", "h/{{ '%02d' | format(j) }}"]),
+        "url": st.tuples(FRAGMENTS, st.sampled_from(["", "{{i}}", "{{f(c=j)}}", "{% if i %}{{i}}{% endif %}"])).map(
+            lambda parts: "/t" + "".join(parts)
+        ),
+        "dimensions": st.fixed_dictionaries(
+            {
+                "i": st.lists(st.integers(0, 5), max_size=3),
+                "j": st.fixed_dictionaries(
+                    {"stop": st.integers(0, 9)},
+                    optional={"start": st.integers(0, 3), "step": st.integers(1, 4)},
+                ),
+            }
+        ),
+    },
+    optional={"range": st.sampled_from([("{{i}}", "{{j}}"), ("{{ i * 10 + j }}", "5"), ("7", "{{i + j}}")])},
+)
+
+
+def model(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a version 1 set, made with plain jinja2 and loops."""
+    plain = Plain(document["templates"])
+    entries: dict[str, Any] = {}
+    for key, value in document["refs"].items():
+        if isinstance(value, list) and "{{" in value[0]:
+            value = [plain.render(value[0]), *value[1:]]
+        entries[key] = value
+    for item in document["gen"]:
+        second = item["dimensions"]["j"]
+        for i in item["dimensions"]["i"]:
+            for j in range(second.get("start", 0), second["stop"], second.get("step", 1)):
+                numbers = [int(plain.render(item[n], i=i, j=j)) for n in ("offset", "length") if n in item]
+                entries[plain.render(item["key"], i=i, j=j)] = [plain.render(item["url"], i=i, j=j), *numbers]
+    return entries
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        KEYS,
+        INLINE | st.tuples(FRAGMENTS.map("/t{}".format), NUMBERS, NUMBERS).map(list),
+        max_size=5,
+    ),
+    st.lists(ITEMS, max_size=3),
+)
+def test_random_sets_of_version_1(refs: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    for item in items:
+        if "range" in item:
+            item["offset"], item["length"] = item.pop("range")
+    templates = {"u": "U", "v": "s/{v}", "f": "<{{c}}>", "w": "{{u}}{{v}}"}
+    document = {"version": 1, "templates": templates, "refs": refs, "gen": items}
+    with compiled(document, strict=False) as made:
+        expected = without_conflicts(model(document))
+        assert made.tree() == {key: resolved(value) for key, value in expected.items()}
+
+
+@settings(deadline=None)
+@given(st.lists(ITEMS, max_size=3))
+def test_random_sets_of_version_1_as_fsspec_reads_them(items: list[dict[str, Any]]) -> None:
+    """Only sets whose templates fsspec renders to the specification: no template uses another."""
+    for item in items:
+        item["url"] = item["url"].replace("{{w}}", "w")
+        if "range" in item:
+            item["offset"], item["length"] = item.pop("range")
+    document = {
+        "version": 1,
+        "templates": {"u": "U", "v": "s/{v}", "f": "<{{c}}>"},
+        "refs": {"a": ["/{{u}}/{{f(c='x')}}", 1, 2], "o": {"a": [1]}, "x": "text"},
+        "gen": items,
+    }
+    theirs = ReferenceFileSystem(fo=json.loads(json.dumps(document)), simple_templates=False).references
+    theirs["o"] = theirs["o"].replace(" ", "")
+    with compiled(document) as made:
+        expected = without_conflicts(theirs)
+        assert made.tree() == {key: resolved(value) for key, value in expected.items()}

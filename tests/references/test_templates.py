@@ -1,0 +1,395 @@
+"""Templates of reference sets: rendering, the sandbox, and the bounds of cost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.references.gens import gen, rows, rows_of
+from tests.references.referencesets import Plain
+from zarrfs import sources
+from zarrfs.config.options import Options
+from zarrfs.errors import SourceError
+from zarrfs.references import templates as module
+from zarrfs.references.gen import TemplateError
+from zarrfs.references.templates import Budget, Templates
+
+NAMED = {"u": "server/path", "f": "<{{c}}>", "t": "{{u}}/t", "g": "{{f(c=a)}}{{ b | default('-') }}"}
+
+
+def render(text: str, **named: str) -> str:
+    return Templates({**NAMED, **named}).text(text)
+
+
+def refused(text: str, **named: str) -> str:
+    """Return the rule that refuses `text`."""
+    with pytest.raises(TemplateError) as caught:
+        render(text, **named)
+    assert "\n" not in caught.value.rule
+    return caught.value.rule
+
+
+# -- rendering
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    {
+        "http://{{u}}/x": "http://server/path/x",
+        "{{ u }}{{u}}": "server/pathserver/path",
+        "{{f(c='text')}}": "<text>",
+        '{{f(c="text")}}': "<text>",
+        "{{ f ( c = 'a b' ) }}!": "<a b>!",
+        "{{f(c=u)}}": "<server/path>",
+        "{{f(c=f(c='x'))}}": "<<x>>",
+        "{{t}} {{t()}} {{t(u='v')}}": "server/path/t server/path/t v/t",
+        "{{t | upper}} {{t[:3]}} {{t + '!'}} {{'path' in t}}": "SERVER/PATH/T ser server/path/t! True",
+        "{{g(a='x')}} {{g(a='x', b='y')}}": "<x>- <x>y",
+        "{{ '%03d' | format(7) }}{{ '{:03d}'.format(8) }}": "007008",
+        "{{ (1 + 2) * 3 }}": "9",
+        "{% for a in 'xy' %}{{f(c=a)}}{% endfor %}": "<x><y>",
+        "{{ nope | default('d') }}{{ nope is defined }}": "dFalse",
+        "{%- if u %} yes {%- endif %}{# nothing #}": " yes",
+        "plain": "plain",
+        "": "",
+    }.items(),
+)
+def test_rendering(text: str, expected: str) -> None:
+    assert render(text) == expected
+
+
+def test_a_text_without_double_braces_needs_no_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: object) -> None:
+        raise AssertionError("jinja was asked")
+
+    monkeypatch.setattr(Templates, "parse", never)
+    assert render("http://x/%7B") == "http://x/%7B"
+    assert render("http://{{u}}/x") == "http://server/path/x"
+
+
+def test_a_template_without_braces_is_literal() -> None:
+    assert render("{{a}}|{{b}}", a="{% x %}\n", b="{# y #}") == "{% x %}\n|{# y #}"
+
+
+def test_passed_names_hide_templates_within_one_call() -> None:
+    named = {"a": "{{b}}{{c}}", "b": "b", "c": "[{{b}}]"}
+    assert render("{{a(b='B')}}", **named) == "B[b]"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    {
+        "{{nope}}": "'nope' is undefined",
+        "{{ [nope] }}": "'nope' is undefined",
+        "{{f}}": "in template f: 'c' is undefined",
+        "{{f()}}": "in template f: 'c' is undefined",
+        "{{f(c=nope)}}": "in template f: 'nope' is undefined",
+        "{{f('x')}}": "template f takes named values only, such as c='text'",
+        "{{u.nope}}": "'str object' has no attribute 'nope'",
+        "{{u(a='x')}}": "cannot be rendered: 'str' object is not callable",
+        "{{ 1 // 0 }}": "cannot be rendered: integer division or modulo by zero",
+        "{{ u": "not a template: unexpected end of template, expected 'end of print statement'.",
+        "{{ u | nope }}": "not a template: No filter named 'nope'.",
+        "{{ u | attr('upper') }}": "not a template: No filter named 'attr'.",
+    }.items(),
+)
+def test_errors_of_a_text(text: str, rule: str) -> None:
+    assert refused(text) == rule
+
+
+def test_circles() -> None:
+    circle = {"a": "{{b}}", "b": "{{c}}", "c": "{{b}}"}
+    assert refused("{{a}}", **circle) == "templates use each other in a circle: b -> c -> b"
+    assert refused("{{a}}", a="{{a}}") == "templates use each other in a circle: a -> a"
+    assert refused("{{a()}}", a="{{a()}}") == "templates use each other in a circle: a -> a"
+    assert render("{{u}}", **circle) == "server/path"  # the text does not use the circle
+
+
+def test_deep_chains_are_an_error_not_a_crash() -> None:
+    chain = {f"c{number}": f"{{{{c{number + 1}}}}}" for number in range(3000)}
+    assert refused("{{c0}}", **chain, c3000="end") == "nested too deeply"
+    assert render("{{c2990}}", **chain, c3000="end") == "end"
+    assert refused("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}") == "nested too deeply"
+    assert refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}") == "nested too deeply"
+
+
+# -- against jinja itself
+
+
+def outcome(function: Any, *arguments: object, **more: object) -> str | None:
+    """Return the result of `function`; None for any error."""
+    try:
+        return str(function(*arguments, **more))
+    except Exception:
+        return None
+
+
+PIECES = st.one_of(
+    st.text(max_size=5),
+    st.text(alphabet="{}%#'\"() uf\n\r=", max_size=8),
+    st.sampled_from(
+        [
+            "{{u}}", "{{ t }}", "{{f(c='x')}}", "{{ f ( c = 'a b' ) }}", "{{f(c='{{u}}')}}",
+            "{{f(c='x',c='y')}}", "{{f(d='x')}}", "{{f()}}", "{{u()}}", "{{t()}}", "{{t(u='v')}}",
+            "{{f}}", "{{in}}", "{{true}}", "{{none}}", "{{self}}", "{{ u|upper }}", "{{-u-}}", "{{u}}}",
+            "{{{u}}}", "{{f(c='\\'')}}", "{{\nu\n}}", "{% set u = 'z' %}", "{% if u %}", "{% endif %}",
+            "{% raw %}", "{% endraw %}", "{#", "#}", "}}", "\n", "{{not}}", "{{f(c='a\nb')}}",
+            "{{f(c='a\\nb')}}", "{{f(true='x', c='y')}}",
+        ]
+    ),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(PIECES, max_size=5).map("".join))
+@example("{% set f = 1 %}{{f}}")
+@example("{{true}}")
+@example("{{f(c='x',c='y')}}")
+@example("{{u}}\r\n{{u}}\n")
+def test_texts_render_as_plain_jinja_renders_them(text: str) -> None:
+    named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t", "in": "I", "true": "T", "none": "N", "not": "X"}
+    if "self" in text:  # jinja's own object: an error here
+        return
+    expected = outcome(Plain(named).render, text) if "{{" in text else text
+    if "{{" in text:
+        assert outcome(Templates(named).text, text) == expected
+
+
+FIELDS = st.lists(
+    st.sampled_from(
+        [
+            "a", "/", "{{i}}", "{{j}}", "{{i}}.{{j}}", "{{ (i + 1) * 10 - j }}",
+            "{{ '%03d' | format(i) }}", "{{u}}", "{{f(c=i)}}", "{{f(c=u)}}", "{{t}}", "{{ i // j }}",
+            "{{ [i, j] | max }}", "{% if i > 1 %}!{% endif %}", "{% set k = i %}{{k}}", "{{ k }}",
+            "{{loop}}", "{% for i in [7, 8] %}{{i}}{{loop.index}}{% endfor %}", "\n", "{{ '' }}",
+            "{# #}",
+        ]
+    ),
+    max_size=4,
+).map("".join)  # fmt: skip
+DIMENSION = st.one_of(
+    st.lists(st.integers(-3, 9), max_size=3),
+    st.fixed_dictionaries(
+        {"stop": st.integers(-4, 4)},
+        optional={"start": st.integers(-4, 4), "step": st.sampled_from([-3, -2, -1, 1, 2, 3])},
+    ),
+)
+
+
+@settings(deadline=None)
+@given(
+    st.tuples(FIELDS, FIELDS),
+    st.none() | st.tuples(FIELDS, FIELDS),
+    st.dictionaries(
+        st.sampled_from("ijx") | st.text(min_size=1, max_size=2), DIMENSION, min_size=1, max_size=3
+    ),
+)
+def test_rows_are_those_of_plain_jinja(
+    first: tuple[str, str], second: tuple[str, str] | None, dimensions: dict[str, Any]
+) -> None:
+    named = {"u": "U", "f": "<{{c}}>", "t": "{{u}}/t"}
+    dimensions = {name: value for name, value in dimensions.items() if name not in named}
+    if not dimensions:
+        return
+    texts = dict(zip(("key", "url", "offset", "length"), first + (second or ()), strict=False))
+    plain = Plain(named)
+    expected: list[tuple[str, ...]] | None = []
+    values = [
+        dim if isinstance(dim, list) else range(dim.get("start", 0), dim["stop"], dim.get("step", 1))
+        for dim in dimensions.values()
+    ]
+    for combination in itertools.product(*values):
+        given_values = dict(zip(dimensions, combination, strict=True))
+        row = [outcome(plain.render, text, **given_values) for text in texts.values()]
+        if None in row:
+            expected = None
+            break
+        assert expected is not None
+        expected.append(tuple(map(str, row)))
+    item = {**texts, "dimensions": dimensions}
+    if expected is None:
+        with pytest.raises(TemplateError):
+            rows(item, **named)
+    else:
+        assert rows(item, **named) == expected
+
+
+# -- the sandbox
+
+ESCAPES = [
+    "{{''.__class__.__mro__}}", "{{''['__class__']}}", "{{ f.__globals__ }}", "{{ f.__call__ }}",
+    "{{ f._owner }}", "{{ f['_owner'] }}", "{{ t._template }}", "{{ cycler.__init__.__globals__ }}",
+    "{{ ''|attr('__class__') }}", "{{ '{0.__class__}'.format(f) }}", "{{ '{0._owner}'.format(f) }}",
+    "{{ '{x._owner}'.format_map({'x': f}) }}", "{{ '{0._template}'.format(t) }}",
+    "{{ [f] | map(attribute='_owner') | list }}", "{{ [f] | map('attr', 'x') | list }}",
+    "{{ ['{0._owner}'] | map('format', f) | list }}", "{{ self }}",
+    "{{ self._TemplateReference__context }}", "{{ (''.format)('{0.__class__}').__globals__ }}",
+    "{{ ().__class__.__bases__[0].__subclasses__() }}", "{{ [].append(1) }}", "{{ {}.update(a=1) }}",
+    "{% import 'os' as os %}", "{% include '/etc/passwd' %}", "{% extends 'x' %}", "{{ [u] | random }}",
+    "{{ f(**{'_owner': 1}) }}", "{% block x %}{{ self.x() }}{% endblock %}",
+    "{% macro m() %}{% endmacro %}{{ m.__init__.__globals__ }}",
+    "{% for a in 'x' %}{{ loop._recurse }}{% endfor %}", "{{ u.format.__globals__ }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ESCAPES)
+def test_escapes_from_the_sandbox(text: str) -> None:
+    refused(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["range", "dict", "lipsum", "cycler", "joiner", "namespace", "self", "caller"]
+)
+def test_only_templates_have_names(name: str) -> None:
+    assert refused(f"{{{{ {name} }}}}") == f"'{name}' is undefined"
+    assert refused(f"{{{{ {name}(3) }}}}") == f"'{name}' is undefined"
+
+
+# -- bounds of cost
+
+
+@pytest.fixture
+def limits() -> Any:
+    kinds = (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_CORE)
+    before = [resource.getrlimit(kind) for kind in kinds]
+    yield lambda: [resource.getrlimit(kind) for kind in kinds] == before
+    assert [resource.getrlimit(kind) for kind in kinds] == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'x' * 10**10 }}", "{{ u * 10**11 }}", "{{ [1] * 10**9 }}",
+        "{{ '%9999999999d' | format(1) }}", "{{ '{:>9999999999}'.format(1) }}",
+        "{{ u | center(10**11) }}", "{{ (['x' * 100000] * 100000) | join }}",
+    ],
+)  # fmt: skip
+def test_memory_is_bounded(text: str, limits: Any) -> None:
+    assert refused(text) == "takes too much memory to render"
+    assert limits()
+
+
+def test_memory_in_gen_is_bounded_and_the_place_named(limits: Any) -> None:
+    item = {"key": "{{i}}", "url": "{{ 'x' * 10 ** (5 * i) }}", "dimensions": {"i": [0, 2]}}
+    with pytest.raises(TemplateError) as caught:
+        rows(item)
+    assert (caught.value.entry, caught.value.rule) == ("gen[0].url", "takes too much memory to render (i=2)")
+
+
+def test_output_is_bounded() -> None:
+    assert refused("{{ 'x' * 70000 }}") == "renders to more than 65536 characters"
+    assert len(render("{{ 'x' * 65536 }}")) == 65536
+    laughs = {f"l{n}": f"{{{{l{n + 1}}}}}" * 10 for n in range(9)} | {"l9": "ha"}
+    assert "more than 65536 characters" in refused("{{l0}}", **laughs)
+    with pytest.raises(TemplateError) as caught:
+        rows({"key": "k", "url": "{{ 'x' * 70000 }}", "dimensions": {"i": [5]}})
+    assert caught.value.entry == "gen[0].url"
+
+
+ENDLESS = "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("text", ["{{ 9 ** (9 ** 9) }}", f"{{% set x = 'x' * 9999 %}}{ENDLESS}{{{{ 1 }}}}"])
+def test_time_is_bounded(text: str, tmp_path: Path) -> None:
+    """Only ending the process stops one endless operation in C; the parent reports the reason."""
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps({"version": 1, "templates": {"u": "x"}, "refs": {"a": [text]}}))
+    with pytest.raises(SourceError, match="its templates take too much time to render"):
+        sources.plan_source(str(path), Options(index_dir=str(tmp_path)))
+    assert not [name for name in tmp_path.iterdir() if "core" in name.name]
+
+
+def test_all_rendering_shares_one_time_budget(limits: Any) -> None:
+    budget = Budget(seconds=10)
+    with budget.bounded():
+        start = time.process_time()
+        assert 10 <= resource.getrlimit(resource.RLIMIT_CPU)[0] < math.inf
+        while time.process_time() < start + 0.05:
+            pass
+    assert budget.seconds <= 10 - 0.05
+    assert limits()
+    budget.seconds = 0
+    with pytest.raises(TemplateError, match="too much time"), budget.bounded():
+        pass
+    spent = Templates({"f": "{{c}}"}, budget)
+    budget.seconds = -1
+    with pytest.raises(TemplateError) as caught:
+        list(rows_of(spent, gen({"key": "{{i}}", "url": "u", "dimensions": {"i": [1]}})))
+    assert (caught.value.entry, caught.value.rule) == ("gen[0]", "takes too much time to render")
+
+
+def test_nested_time_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "process_time", itertools.count().__next__)
+    budget = Budget(seconds=10)
+    with budget.bounded(), budget.bounded():
+        pass
+    assert budget.seconds == 9
+
+
+def test_limits_are_restored_after_an_error_and_nest(limits: Any) -> None:
+    budget = Budget()
+
+    def work() -> None:
+        with budget.bounded():
+            inside = resource.getrlimit(resource.RLIMIT_AS)
+            assert not limits()
+            with budget.bounded():
+                assert resource.getrlimit(resource.RLIMIT_AS) == inside
+            assert resource.getrlimit(resource.RLIMIT_AS) == inside
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert limits()
+
+
+def test_no_limit_remains_between_rows(limits: Any) -> None:
+    item = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2000}}}
+    for number, row in enumerate(rows_of(Templates({}), gen(item))):
+        assert row == (str(number), "u")
+        assert number % 500 or limits()
+
+
+def test_lower_existing_limits_stay() -> None:
+    code = (
+        "import resource\nfrom zarrfs.references.templates import Budget\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (3, 3))\n"
+        "with Budget(100).bounded(): assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"
+        "assert resource.getrlimit(resource.RLIMIT_CPU) == (3, 3)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_rendering_works_if_limits_cannot_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: object) -> None:
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(module.resource, "setrlimit", never)
+    assert render("{{ f(c=1 + 1) }}") == "<2>"
+    monkeypatch.setattr(module.resource, "getrlimit", never)
+    assert render("{{ f(c=1 + 1) }}") == "<2>"
+
+
+def test_templates_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    real = Templates._code
+    monkeypatch.setattr(Templates, "_code", lambda self, tree: compiled.append(1) or real(self, tree))
+    named = {"f": "<{{c}}>"}
+    fast = {"key": "{{i}}", "url": "{{f(c=i)}}", "dimensions": {"i": {"stop": 1000}}}
+    assert len(rows(fast, **named)) == 1000
+    assert len(compiled) == 2  # the template, and all fields of the item together
+    compiled.clear()
+    slow = {**fast, "key": "{% if true %}{{i}}{% endif %}"}
+    assert rows(slow, **named) == rows(fast, **named)
+    assert len(compiled) == 3 + 2

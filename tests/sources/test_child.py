@@ -1,0 +1,168 @@
+"""The child that makes a plan: a fork of a zarrfs program, or a new interpreter, with the same results."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM
+
+PLAN = """
+import dataclasses, json, os, sys, threading
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.config.options import Options
+from zarrfs.sources import plan_source
+forks, others, source, more = json.loads(sys.argv[1])
+real, made = os.fork, []
+os.fork = lambda: made.append(1) or real()
+if others:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+try:
+    said = dataclasses.asdict(plan_source(source, Options(**more), forks=forks))
+    said.pop("index")
+except (SourceError, UsageError) as exc:
+    said = type(exc).__name__, str(exc)
+print(json.dumps([said, len(made)], default=str))
+"""
+
+
+def planned(forks: bool, source: object, others: bool = False, **more: object) -> tuple[object, int]:
+    """Return what plan_source() returns or raises in a program, `others`: with threads; and its number of forks."""
+    asked = json.dumps([forks, others, str(source), more])
+    command = [sys.executable, "-c", PLAN, asked]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    said, made = json.loads(done.stdout)
+    return said, made
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Path]:
+    refs = {"version": 1, "templates": {"u": "/"}, "refs": {"a": "1", "b": ["{{u}}x", 1, 2]}}
+    (tmp_path / "refs.json").write_text(json.dumps(refs))
+    (tmp_path / "bad.json").write_text('{"version": 1, "refs": {"a": [1, 2, 3, 4]}}')
+    (tmp_path / "endless.json").write_text('{"version": 1, "refs": {"a": "{{ 9 ** (9 ** 9) }}"}}')
+    return [
+        tmp_path / "refs.json", tmp_path / "bad.json", tmp_path / "none.json", tmp_path / "endless.json",
+        DATA / "archives/flux-list.json",
+    ]  # fmt: skip
+
+
+def test_a_fork_answers_like_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
+    for source in sources:
+        fork, made = planned(True, source, index_dir=f"{tmp_path}/fork")
+        assert made == 1
+        assert (fork, 0) == planned(False, source, index_dir=f"{tmp_path}/new")
+
+
+def test_a_process_with_threads_starts_a_new_interpreter(sources: list[Path], tmp_path: Path) -> None:
+    """Threads may hold locks that nothing would release in a fork."""
+    plan, made = planned(True, sources[0], True, index_dir=f"{tmp_path}/threads")
+    assert made == 0
+    assert plan == planned(False, sources[0], index_dir=f"{tmp_path}/new")[0]
+
+
+def test_another_environment_needs_a_new_interpreter(sources: list[Path]) -> None:
+    """SQLite reads the environment once, at import: with cache=none a fork would write to TMPDIR."""
+    assert planned(True, sources[2], cache="none")[1] == 0  # which is not there, and so leaves no index
+
+
+HELD = """
+import fcntl, os, signal, sys, time
+from zarrfs.sources import child
+def handler(*_): os.write(2, b"of the parent")
+signal.signal(signal.SIGUSR1, handler)
+signal.signal(signal.SIGINT, handler)
+lock = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+from zarrfs.sources import prepare
+def answer(request):
+    os.write(2, b"ready\\n")
+    time.sleep(60)
+prepare.answer = answer
+fork = child.start(b"{}", True, {})
+os.write(2, b"%d\\n" % fork._pid)
+sys.stdin.read()
+os.close(lock)
+"""
+
+
+def test_a_fork_has_neither_locks_nor_handlers_of_its_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HELD, tmp_path / "lock"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        pid, ready = sorted((parent.stdout.readline().strip(), parent.stdout.readline().strip()))
+        assert ready == "ready"
+        lock = os.open(tmp_path / "lock", os.O_RDWR)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+            parent.stdin.close()
+            assert parent.wait(20) == 0  # and its child sleeps on
+            assert Path(f"/proc/{pid}").exists()
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(lock)
+            os.kill(int(pid), signal.SIGUSR1)
+            time.sleep(0.2)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        assert parent.stdout.read() == ""  # of no handler
+
+
+def test_a_crash_prints_its_traceback() -> None:
+    script = """
+from zarrfs.sources import prepare, plan_source
+from zarrfs.config.options import Options
+def fail(*_): raise KeyError("x")
+prepare.prepare = fail
+plan_source("/x.json", Options(), forks=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "KeyError: 'x'" in done.stderr
+    assert "reading it failed with status 1; see the messages above" in done.stderr
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_child_without_exit_status(forks: bool, tmp_path: Path) -> None:
+    """A program started with SIGCHLD ignored gets no exit status."""
+    (tmp_path / "refs.json").write_text('{"version": 1, "refs": {"a": "1"}}')
+    script = f"""
+import signal
+from zarrfs.errors import SourceError
+from zarrfs.config.options import Options
+from zarrfs.sources import plan_source
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for name in ("refs.json", "none.json"):
+    try:
+        print(plan_source({str(tmp_path)!r} + "/" + name, Options(index_dir={str(tmp_path)!r}), forks={forks}).kind)
+    except SourceError as exc:
+        print(exc.rule)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("references\nno such file or directory\n", "")
+
+
+@pytest.mark.parametrize("name", ["/dev/fd/{}", "/proc/self/fd/{}"])
+def test_a_descriptor_of_the_parent_is_refused(name: str, sources: list[Path]) -> None:
+    """Such as a shell's <(...), which failed with "no such file"."""
+    with open(sources[0]) as file:
+        source = name.format(file.fileno())
+        command = [PROGRAM, "ls", source]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=(file.fileno(),))
+    said = f"zarrfs: {source}: is open in this process alone; name a file\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)

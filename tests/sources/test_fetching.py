@@ -1,0 +1,144 @@
+"""Documents behind URLs: distinguished from stores, fetched, and recognised again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.servers import S3, Faulty, Nginx, free_port
+from tests.unit.zarrstores import put
+from zarrfs.config.options import Options
+from zarrfs.documents.document import Document
+from zarrfs.errors import SourceError
+from zarrfs.sources import fetching, open_plan, plan_source, prepare
+from zarrfs.sources.fetching import read_document
+from zarrfs.sources.zarrstore import plan_remote
+
+OPTIONS = Options(retries=0)
+TIME_NS = 1_234_567_890 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "found"),
+    [
+        ("refs.json", b"{}", None, True),
+        ("refs.json", b"not JSON", None, True),
+        ("REFS.JSON", b"{}", None, True),
+        ("refs", b'{"a": 1}', None, True),
+        ("refs", b" \n\t[1]", None, True),
+        ("refs.html", b"{}", None, False),
+        ("refs.html", b"{}", "references", True),
+        ("refs", b"PK\x03\x04{}", None, False),
+        ("refs", b"text", None, False),
+        ("refs", b"text", "archive", True),
+        ("refs", b"", None, False),
+    ],
+)
+def test_documents(nginx: Nginx, name: str, data: bytes, kind: str | None, found: bool) -> None:
+    (nginx.plain.root / name).write_bytes(data)
+    os.utime(nginx.plain.root / name, ns=(TIME_NS, TIME_NS))
+    read = read_document(f"{nginx.plain.url}/{name}", Options(retries=0, type=kind))
+    assert (read and read[:2]) == ((data, TIME_NS) if found else None)
+
+
+def test_the_time_of_a_document(nginx: Nginx, faulty: Faulty, s3: S3) -> None:
+    (nginx.plain.root / "set.json").write_text('{"a": "inline"}')
+    os.utime(nginx.plain.root / "set.json", ns=(TIME_NS, TIME_NS))
+    assert plan_source(f"{nginx.plain.url}/set.json", OPTIONS).mtime_ns == TIME_NS
+    untold = faulty.put("/set.json", b'{"a": "inline"}')
+    assert (read_document(untold, OPTIONS) or ())[:2] == (b'{"a": "inline"}', None)
+    assert plan_source(untold, OPTIONS).mtime_ns is None
+    s3.client.put_object(Bucket=s3.bucket, Key="set.json", Body=b'{"a": "inline"}')
+    time = s3.client.head_object(Bucket=s3.bucket, Key="set.json")["LastModified"].timestamp()
+    plan = plan_source(f"s3://{s3.bucket}/set.json", Options(retries=0, storage={"s3": s3.options}))
+    assert plan.mtime_ns == int(time) * 10**9
+
+
+def test_urls_without_a_document(nginx: Nginx) -> None:
+    put(nginx.listing, "v3_hier")
+    for web in (nginx.listing, nginx.plain, nginx.late):
+        for name in ("v3_hier", "v3_hier/", "nope", "nope.json"):
+            assert read_document(f"{web.url}/{name}", OPTIONS) is None
+    with pytest.raises(SourceError, match="Cannot connect"):
+        read_document(f"http://127.0.0.1:{free_port()}/x.json", OPTIONS)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_document_over_the_limit(faulty: Faulty, sized: bool) -> None:
+    url = faulty.put("/large.json", b'{"a": "inline"}' * 1000, forever=None if sized else "endless")
+    faulty.head("/large.json", forever=None if sized else "unsized")
+    with pytest.raises(SourceError, match=r"more than 10000 bytes \(-o document_limit=\)$"):
+        read_document(url, Options(retries=2, document_limit=10_000))
+    assert faulty.gets() == (0 if sized else 1)
+
+
+def test_a_large_document(nginx: Nginx) -> None:
+    data = b'{"a": "' + b"x" * 20_000_000 + b'"}'
+    (nginx.plain.root / "large.json").write_bytes(data)
+    assert (read_document(f"{nginx.plain.url}/large.json", Options(memory_limit=1 << 20)) or [b""])[0] == data
+
+
+def test_an_index_removed_after_it_was_found(faulty: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zarrfs cache prune runs meanwhile: the index is not looked up again when no document was fetched."""
+    options = Options(index_dir=str(tmp_path), retries=0, client="fsspec")
+    url = faulty.put("/pruned.json", b'{"a": "first"}')
+    first = prepare.prepare(url, options)
+    answers = iter([prepare.IndexCache.recall])
+    monkeypatch.setattr(prepare.IndexCache, "recall", lambda *args: next(answers, lambda *args: None)(*args))
+    assert prepare.prepare(url, options).index == first.index
+
+
+@pytest.mark.parametrize("ranged", [True, False])
+def test_a_document_larger_than_a_step(faulty: Faulty, ranged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "_STEP", 5_000_000)
+    data = b'{"a": "' + bytes(97 + number % 7 for number in range(17_000_000)) + b'"}'
+    read = read_document(faulty.put("/huge.json", data, forever=None if ranged else "whole"), Options(retries=0))
+    assert read is not None
+    assert isinstance(read.data, int if ranged else bytes)
+    assert Document("x", read.data, "", None).digest() == hashlib.sha256(data).digest()
+
+
+def test_a_known_document_is_not_fetched(faulty: Faulty, tmp_path: Path) -> None:
+    options = Options(index_dir=str(tmp_path), retries=0)
+    url = faulty.put("/again.json", b'{"a": "first"}')
+    first = plan_source(url, options)
+    fetched = faulty.gets()
+    assert plan_source(url, options) == first
+    assert faulty.gets() == fetched
+    faulty.head("/again.json", forever="weak")  # which may be that of another one, too
+    assert plan_source(url, options) == first
+    assert faulty.gets() > fetched
+    faulty.put("/again.json", b'{"a": "other"}')
+    faulty.head("/again.json", forever="changed")  # another ETag
+    assert plan_source(url, options).index != first.index
+
+
+def test_a_reference_set_over_http_as_a_source(nginx: Nginx) -> None:
+    root = nginx.plain.root
+    (root / "data.bin").write_bytes(b"0123456789")
+    (root / "set.json").write_text(json.dumps({"a/b": ["data.bin", 2, 3], "c": "inline"}))
+    plan = plan_source(f"{nginx.plain.url}/set.json", OPTIONS)
+    assert (plan.kind, plan.base) == ("references", f"{nginx.plain.url}/")
+
+    async def check() -> None:
+        store = open_plan(plan, OPTIONS)
+        assert bytes(await store.get("a/b")) == b"234"
+        await store.aclose()
+
+    trio.run(check)
+
+
+def test_planning_from_within_trio(nginx: Nginx) -> None:
+    url = put(nginx.listing, "v3_hier")
+
+    async def main() -> None:
+        assert plan_remote(url, OPTIONS).url == url
+        with pytest.raises(SourceError):
+            plan_remote(url + "/nope", OPTIONS)
+
+    trio.run(main)

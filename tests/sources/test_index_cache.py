@@ -1,0 +1,198 @@
+"""The cache of indexes: indexes are found again, and not trusted if their content does not match their name."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from zarrfs.config.options import Options
+from zarrfs.documents.plan import Plan
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.sources import open_plan
+from zarrfs.sources.prepare import prepare
+from zarrfs.store.indexfile import MAGIC
+
+VALUE = "a value that stands in the index once"
+
+
+def plan(directory: Path, **more: object) -> Plan:
+    document = directory / "refs.json"
+    if not document.exists():
+        document.write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    return prepare(str(document), Options(index_dir=str(directory / "index"), **more))  # type: ignore[arg-type]
+
+
+def value(made: Plan) -> str:
+    return bytes(trio.run(open_plan(made, Options()).get, "k")).decode()
+
+
+def indexes(directory: Path) -> list[Path]:
+    return sorted((directory / "index").iterdir())
+
+
+def test_an_index_is_made_once(tmp_path: Path) -> None:
+    first = plan(tmp_path)
+    [path] = indexes(tmp_path)
+    made = path.stat().st_mtime_ns
+    assert plan(tmp_path) == first
+    assert [path] == indexes(tmp_path)
+    assert path.stat().st_mtime_ns == made
+    assert value(first) == VALUE
+
+
+def flip(path: Path) -> None:
+    data = path.read_bytes()
+    assert data.count(VALUE.encode()) == 1
+    path.write_bytes(data.replace(VALUE.encode(), VALUE.upper().encode()))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def writable(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def foreign(path: Path) -> None:
+    os.chown(path, 65534, 65534)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty, writable, foreign, link])
+def test_an_index_that_is_not_what_it_says(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    plan(tmp_path)
+    [path] = indexes(tmp_path)
+    damage(path)
+    again = plan(tmp_path)
+    assert value(again) == VALUE
+    assert again.index is not None
+    status = os.lstat(again.index)
+    assert (status.st_uid, status.st_mode) == (os.geteuid(), 0o100644)
+
+
+def test_each_set_of_options_has_its_own_index(tmp_path: Path) -> None:
+    assert plan(tmp_path).index != plan(tmp_path, strict=True).index
+
+
+def test_abandoned_files_are_removed_after_a_day(tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    old, new = tmp_path / "index/.zarrfs-1.tmp", tmp_path / "index/.zarrfs-2.tmp"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    plan(tmp_path)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "index").write_text("")
+    with pytest.raises(UsageError, match=r"option index_dir=.*index: "):
+        plan(tmp_path)
+
+
+def test_without_a_cache_directory_the_index_is_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"k": VALUE}}))
+    made = prepare(str(tmp_path / "refs.json"), Options())
+    assert made.temporary
+    assert value(made) == VALUE
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+# -- cache=none
+
+
+def unkept(tmp_path: Path, count: int = 1) -> Plan:
+    """Plan a set of `count` entries with cache=none and an index_dir=."""
+    refs = {f"k{number}": VALUE for number in range(count)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return prepare(str(tmp_path / "refs.json"), Options(cache="none", index_dir=str(tmp_path / "index")))
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory for temporary files."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def place_of(made: Plan) -> Path:
+    assert made.index is not None
+    assert made.temporary
+    return Path(made.index).parent.parent
+
+
+def test_with_cache_none_the_index_is_in_memory(tmp_path: Path, temporary: Path) -> None:
+    made = unkept(tmp_path)
+    assert place_of(made) == Path("/dev/shm")
+    assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
+    assert not os.path.exists(made.index or "")
+    assert not (tmp_path / "index").exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_with_cache_none_and_no_memory_to_write_to(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "disk"))
+    made = unkept(tmp_path)
+    assert place_of(made) == temporary
+    assert bytes(trio.run(open_plan(made, Options()).get, "k0")).decode() == VALUE
+    assert list(temporary.iterdir()) == list((tmp_path / "disk").iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a tmpfs")
+def test_with_cache_none_and_not_enough_memory(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers often have 64 MiB of it."""
+    (tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", tmp_path / "small"], check=True)
+    try:
+        monkeypatch.setattr("zarrfs.sources.index_cache._MEMORY", str(tmp_path / "small"))
+        made = unkept(tmp_path, 5000)
+        assert place_of(made) == temporary
+        assert list((tmp_path / "small").iterdir()) == []
+        assert bytes(trio.run(open_plan(made, Options()).get, "k4999")).decode() == VALUE
+    finally:
+        subprocess.run(["umount", tmp_path / "small"], check=True)
+
+
+def test_no_descriptor_of_a_document_stays_open(tmp_path: Path) -> None:
+    """Commands plan many documents in their own process."""
+    path = tmp_path / "refs.json"
+    for data in (b'{"a": "b"}', gzip.compress(b'{"a": "b"}'), b"{", b"[3]", b"PK\5\6" + bytes(18), MAGIC + bytes(100)):
+        path.write_bytes(data)
+        before = os.listdir("/proc/self/fd")
+        with contextlib.suppress(SourceError):
+            prepare(str(path), Options(index_dir=str(tmp_path / "index")))
+        assert os.listdir("/proc/self/fd") == before, data
+    (tmp_path / "refs.tar").write_text("{}")
+    with pytest.raises(SourceError, match="is no tar"):
+        prepare(f"{tmp_path}/refs.tar#main", Options())
+    assert os.listdir("/proc/self/fd") == before

@@ -1,0 +1,148 @@
+"""Commands ended while their child compiles: the child ends with them, prints nothing and leaves no temporary file."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.conftest import PROGRAM
+from tests.mount.remotevalues import wait_for
+
+ENTRIES = 300_000  # which take seconds
+LEADER = """import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])"""
+
+
+@pytest.fixture(autouse=True)
+def _records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the records of killed commands in the test's own directory."""
+    monkeypatch.setenv("ZARRFS_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a document that takes long to compile."""
+    path = tmp_path_factory.mktemp("long") / "long.json"
+    entry = '{"path":"f%d","mode":33188,"size":4,"mtime":1,"encoding":"utf-8","data":"text"}'
+    path.write_text(f"[{','.join(entry % number for number in range(ENTRIES))}]")
+    return path
+
+
+def scratch(cache: Path) -> list[Path]:
+    """Return the temporary files of indexes."""
+    return [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".index"]
+
+
+def of_session(leader: int) -> list[str]:
+    """Return the processes of a session."""
+    listed = subprocess.run(["ps", "-s", str(leader), "-o", "pid=,stat=,args="], capture_output=True, text=True)
+    return [line for line in listed.stdout.splitlines() if " Z" not in line]
+
+
+def gather(file: IO[bytes], into: list[bytes]) -> threading.Thread:
+    """Read a file to its end in a thread; a terminal's end is an error."""
+
+    def read() -> None:
+        try:
+            while data := os.read(file.fileno(), 4096):
+                into.append(data)
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return thread
+
+
+def has_child(pid: int) -> bool:
+    """Return whether a process has a child."""
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def commands(archive: Path, tmp_path: Path) -> dict[str, list[str]]:
+    """Return commands that plan. `extract` compiles in its own process, as the archive is a list; others do not."""
+    return {
+        "ls": ["ls", str(archive)],
+        "extract": ["archive", "extract", "-C", str(tmp_path / "made"), str(archive)],
+        "copy": ["stage", "--copy", str(archive), str(tmp_path / "made")],
+        "info": ["info", str(archive)],
+        "mount": ["mount", str(archive), str(tmp_path / "mnt")],
+    }
+
+
+STATUS = {signal.SIGINT: (130,), signal.SIGTERM: (130, -signal.SIGTERM), signal.SIGHUP: (130, -signal.SIGHUP)}
+
+
+@pytest.mark.parametrize("whom", ["all", "command"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("name", ["ls", "extract", "copy", "mount"])
+def test_signals(name: str, number: signal.Signals, whom: str, archive: Path, tmp_path: Path) -> None:
+    """Sent to all processes of the terminal, as by Ctrl-C, or to the command alone, as by kill(1)."""
+    (tmp_path / "mnt").mkdir()
+    cache = tmp_path / "cache"
+    with subprocess.Popen(
+        [PROGRAM, *commands(archive, tmp_path)[name]], env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True,
+    ) as command:  # fmt: skip
+        wait_for(lambda: bool(scratch(cache)))
+        assert command.poll() is None, "it has ended by itself"
+        (os.killpg if whom == "all" else os.kill)(command.pid, number)
+        _, said = command.communicate(timeout=20)
+    assert said == b""
+    assert command.returncode in STATUS.get(number, (-number,))
+    wait_for(lambda: not of_session(command.pid))
+    if number != signal.SIGKILL:
+        assert not (tmp_path / "made").exists()
+    if number != signal.SIGKILL or (whom == "command" and name != "extract"):  # a process is left to remove it
+        assert scratch(cache) == []
+
+
+@pytest.mark.parametrize("name", ["ls", "copy", "info"])
+def test_ctrl_c_at_a_terminal(name: str, archive: Path, tmp_path: Path) -> None:
+    """From the child's first moment on, no process prints a traceback."""
+    for delay in (0.0, 0.01, 0.02, 0.03, 0.04, 0.06, 0.1, 0.3):
+        cache = tmp_path / f"cache{delay}"
+        ours, theirs = pty.openpty()
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            said: list[bytes] = []
+            command = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", LEADER, PROGRAM, *commands(archive, tmp_path)[name]],
+                env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stdin=theirs, stdout=theirs, stderr=theirs,
+                start_new_session=True,
+            )  # fmt: skip
+            os.close(theirs)
+            reading = gather(terminal, said)
+            wait_for(lambda command=command: has_child(command.pid))  # type: ignore[misc]
+            time.sleep(delay)
+            os.write(ours, b"\x03")
+            command.wait(20)
+            wait_for(lambda command=command: not of_session(command.pid))  # type: ignore[misc]
+            reading.join(20)
+        assert scratch(cache) == []
+        assert b"Traceback" not in b"".join(said), (delay, b"".join(said))
+
+
+def test_a_time_limit(archive: Path, tmp_path: Path) -> None:
+    cache, report = tmp_path / "cache", tmp_path / "report.json"
+    with subprocess.Popen(
+        [PROGRAM, "stage", "--copy", "--timeout", "0.5", "--report", report, archive, tmp_path / "made"],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)}, stderr=subprocess.PIPE, start_new_session=True,
+    ) as command:  # fmt: skip
+        _, said = command.communicate(timeout=20)
+    assert said.decode().endswith("made: not done after 0.5 s (--timeout)\n"), said
+    assert command.returncode == 124
+    assert json.loads(report.read_text())["error"]
+    wait_for(lambda: not of_session(command.pid))
+    assert scratch(cache) == []
+    assert not (tmp_path / "made").exists()

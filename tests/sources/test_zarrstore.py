@@ -1,0 +1,219 @@
+"""Zarr stores as sources: planning, documents behind URLs, and servers that list nothing or not all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.conftest import DATA
+from tests.servers import S3, Nginx, free_port
+from tests.store.contract import children, directories, keys, listed
+from tests.unit.zarrstores import OPTIONS, SAMPLES, put, tree_of, with_store
+from zarrfs.config.options import Options
+from zarrfs.errors import NotDirectory, NotFound, SourceError
+from zarrfs.sources import open_plan, plan_source
+from zarrfs.sources.fetching import read_document
+from zarrfs.sources.zarrstore import plan_directory, plan_remote
+from zarrfs.store.api import Kind, Store
+from zarrfs.store.directory import FileSystemStore
+from zarrfs.store.remote import FsspecStore
+from zarrfs.store.unlisted import UnlistedStore
+
+TIME_NS = 1_234_567_890 * 10**9
+
+
+# -- directories
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
+    assert (plan.kind, plan.path, plan.source) == ("zarr", str(tmp_path), str(tmp_path))
+    assert isinstance(open_plan(plan, OPTIONS), FileSystemStore)
+
+
+def test_a_directory_in_the_parquet_layout(tmp_path: Path) -> None:
+    document = tmp_path / ".zmetadata"
+    document.write_text('{"metadata": {}, "record_size": 10000}')
+    plan = plan_directory(f"file://{tmp_path}", str(tmp_path), OPTIONS)
+    assert (plan.kind, plan.path, plan.source) == ("references", str(tmp_path), str(tmp_path))
+    assert (plan.base, plan.origin, plan.mtime_ns) == (f"{tmp_path}/", "", document.stat().st_mtime_ns)
+    assert plan_source(str(tmp_path), Options(base="http://h/b")).base == "http://h/b/"
+    assert plan_directory(str(tmp_path), str(tmp_path), Options(type="zarr")).kind == "zarr"
+    document.write_text("damaged")
+    assert plan_directory(str(tmp_path), str(tmp_path), OPTIONS).kind == "zarr"
+    with pytest.raises(SourceError, match=r"has the Parquet layout: a \.zmetadata with record_size"):
+        plan_directory(str(tmp_path), str(tmp_path), Options(type="references"))
+
+
+def test_a_document_that_is_no_regular_file(tmp_path: Path) -> None:
+    """A fifo would block the mount forever; a device has no end."""
+    os.mkfifo(tmp_path / ".zmetadata")
+    assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
+    (tmp_path / ".zmetadata").unlink()
+    (tmp_path / ".zmetadata").symlink_to("/dev/zero")
+    assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
+
+
+def test_a_document_over_the_limit(tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text('{"metadata": {}, "record_size": 10000}')
+    with pytest.raises(SourceError, match=r"zmetadata: more than 20 bytes \(-o document_limit="):
+        plan_directory("x", str(tmp_path), Options(document_limit=20))
+    assert plan_directory("x", str(tmp_path), Options(document_limit=20, type="zarr")).kind == "zarr"
+
+
+def test_consolidated_metadata_is_not_held_in_memory(tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text(json.dumps({"metadata": {"a": list(range(2_000_000))}}))
+    tracemalloc.start()
+    try:
+        assert plan_directory("x", str(tmp_path), OPTIONS).kind == "zarr"
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("before", [0, (1 << 20) - 13, (1 << 20) - 8, (1 << 20) - 2, 1 << 20, 5 << 20])
+def test_a_record_size_is_found_wherever_it_is(before: int, tmp_path: Path) -> None:
+    (tmp_path / ".zmetadata").write_text(" " * before + '{"record_size": 10000, "metadata": {}}')
+    assert plan_directory("x", str(tmp_path), OPTIONS).kind == "references"
+
+
+def test_a_missing_directory(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no such file"):
+        plan_directory("x", str(tmp_path / "x"), OPTIONS)
+
+
+# -- servers that list
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_store_on_a_server_that_lists(nginx: Nginx, name: str) -> None:
+    """nginx hides names with a dot; the store shows the metadata nevertheless."""
+    tree = tree_of(DATA / "zarr" / name)
+
+    async def check(store: Store, plan: Any) -> None:
+        assert plan.lists
+        assert not plan.warnings
+        assert sorted(await keys(store)) == sorted(tree)
+        for prefix in directories(tree):
+            assert {i.name: i.kind for i in await listed(store, prefix)} == children(tree, prefix)
+            assert (await store.info(prefix)).kind is Kind.DIRECTORY
+        for key, value in tree.items():
+            assert bytes(await store.get(key)) == value
+
+    with_store(put(nginx.listing, name), check)
+    with_store(put(nginx.listing, name) + "/", check)
+
+
+def test_a_plain_tree_on_a_server_that_lists(nginx: Nginx) -> None:
+    (nginx.listing.root / "tree/of").mkdir(parents=True)
+    (nginx.listing.root / "tree/of/files").write_bytes(b"x")
+
+    async def check(store: Store, plan: Any) -> None:
+        assert await keys(store) == ["of/files"]
+        with pytest.raises(NotDirectory):
+            await listed(store, "of/files")
+        with pytest.raises(NotFound):
+            await listed(store, "nope")
+
+    with_store(f"{nginx.listing.url}/tree", check)
+
+
+# -- other places
+
+
+def test_zip_files(nginx: Nginx, tmp_path: Path) -> None:
+    tree = tree_of(DATA / "zarr/v2_hier")
+    path = nginx.plain.root / "store.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, value in tree.items():
+            archive.writestr(key, value)
+
+    async def check(store: Store, plan: Any) -> None:
+        assert store.immutable
+        assert sorted(await keys(store)) == sorted(tree)
+        for key, value in tree.items():
+            assert bytes(await store.get(key)) == value
+
+    for url in (f"{nginx.plain.url}/store.zip", f"zip://::{nginx.plain.url}/store.zip", f"zip://::file://{path}"):
+        with_store(url, check)
+        assert plan_remote(url, OPTIONS).url == url.replace("http", "zip://::http", not url.startswith("zip"))
+
+
+def test_memory_and_s3(s3: S3) -> None:
+    tree = tree_of(DATA / "zarr/v3_hier")
+    for key, value in tree.items():
+        s3.client.put_object(Bucket=s3.bucket, Key=f"hier.zarr/{key}", Body=value)
+    fsspec.filesystem("memory").pipe({f"/hier.zarr/{key}": value for key, value in tree.items()})
+
+    async def check(store: Store, plan: Any) -> None:
+        assert isinstance(store, FsspecStore | UnlistedStore)
+        assert sorted(await keys(store)) == sorted(tree)
+
+    options = Options(retries=0, storage={"s3": s3.options})
+    for url in ("memory://hier.zarr", f"s3://{s3.bucket}/hier.zarr", f"s3://{s3.bucket}/hier.zarr/"):
+        with_store(url, check, options)
+        assert read_document(url, options) is None
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("url", "rule"),
+    [
+        ("{listing}/nope", "404"),
+        ("{plain}/nope", "404"),
+        ("{plain}/empty", "no Zarr metadata there, and the server shows no listing"),
+        ("{listing}/file", "404"),
+        ("http://127.0.0.1:{free}/x", "Cannot connect"),
+        ("nosuch://x", "the protocol 'nosuch' is unknown"),
+        ("dropbox://x/y", "dropbox needs the package"),
+        ("zip://::{listing}/file", "bad zip file"),
+        ("zip://::{listing}/nope", "404"),
+        ("zip://nope::{listing}/ok.zip", "not found"),
+        ("tar://::{listing}/file", "only zip"),
+        ("memory://nope", "not found"),
+    ],
+)
+def test_sources_that_cannot_be_opened(nginx: Nginx, url: str, rule: str) -> None:
+    root = nginx.listing.root
+    (root / "empty").mkdir(exist_ok=True)
+    (root / "file").write_bytes(b"text")
+    with zipfile.ZipFile(root / "ok.zip", "w") as archive:
+        archive.writestr("a", b"")
+    url = url.format(listing=nginx.listing.url, plain=nginx.plain.url, free=free_port())
+    with pytest.raises(SourceError) as caught:
+        plan_remote(url, OPTIONS)
+    assert rule in caught.value.rule
+    assert str(caught.value).startswith(url)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_parquet_layout_behind_a_url() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/parquet/.zmetadata", b'{"metadata": {}, "record_size": 10}')
+    plan = plan_remote("memory://parquet", OPTIONS)
+    assert (plan.kind, plan.url, plan.base, plan.origin) == (
+        "references", "memory://parquet", "memory://parquet/", "",
+    )  # fmt: skip
+    assert plan_remote("memory://parquet", Options(type="zarr")).kind == "zarr"
+    memory.pipe("/parquet/.zmetadata", b'{"metadata": {}, "zarr_consolidated_format": 1}')
+    assert plan_remote("memory://parquet", OPTIONS).kind == "zarr"
+    with pytest.raises(SourceError, match=r"has the Parquet layout: a \.zmetadata with record_size"):
+        plan_remote("memory://parquet", Options(type="references"))
+
+
+def test_errors_show_no_secrets(nginx: Nginx) -> None:
+    for place in (f"{nginx.plain.url}/nope", f"http://127.0.0.1:{free_port()}/x"):
+        url = place.replace("http://", "http://user:secret@")
+        for call in (plan_remote, plan_source):
+            with pytest.raises(SourceError) as caught:
+                call(url, OPTIONS)
+            assert "secret" not in str(caught.value)

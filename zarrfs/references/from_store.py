@@ -1,0 +1,118 @@
+"""Reference sets made from existing trees: Zarr stores, and any directory behind a path or an fsspec URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from zarrfs.config import urls
+from zarrfs.errors import ReadError, SourceError, UsageError
+from zarrfs.references.keys import ZARR_METADATA
+from zarrfs.references.relocate import NOT_UTF8, local_path
+from zarrfs.store.api import Info, Kind, Reference, Store
+from zarrfs.store.destination import is_utf8
+from zarrfs.store.walk import walk, with_sizes
+
+if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
+
+_AT_ONCE = 64  # sizes requested at the same time
+
+
+def check_tree(plan: Plan, view: str | None = None) -> None:
+    """Raise SourceError unless the whole tree, or that view of it, can be listed; UsageError for view=arrays."""
+    if view == "arrays":
+        raise UsageError("--view arrays: its bytes are decoded, so that no reference can name them")
+    if plan.kind != "zarr" and not (plan.kind == "references" and view):
+        raise SourceError(plan.source, "is a document; from-store takes a directory")
+    if not plan.lists:
+        raise SourceError(plan.source, "the server shows no listings, so the files of the tree are unknown")
+
+
+async def references_of(
+    store: Store, plan: Plan, inline: int = 0, relative_to: str | None = None, own: Sequence[str] = ()
+) -> AsyncIterator[Reference]:
+    """Yield every file of `store` as a reference, in the order of list_prefix("").
+
+    Zarr's metadata documents, empty files and those of up to `inline` bytes are inline; the others are references to a
+    whole file. `relative_to`: the local directory that URLs are relative to. `own`: local paths that do not belong to
+    the tree, even if they are in it. SourceError names what no reference set can hold, or what cannot be read.
+    """
+
+    def failed(key: str, exc: Exception) -> None:
+        raise SourceError(plan.source, str(exc), key or "/")
+
+    tree = walk(store, failed=failed, leave_out=_one_of(plan, own))
+    async for key, info in with_sizes(store, tree, _AT_ONCE, failed):
+        _check(key, info, plan.source)
+        if info.kind is Kind.DIRECTORY:
+            continue
+        size = info.size or 0
+        if size <= inline or info.name in ZARR_METADATA:
+            try:
+                yield Reference(key, bytes(await store.get(key)))
+            except (ReadError, OSError) as exc:
+                failed(key, exc)
+        else:
+            yield await _reference(store, plan, key, size, relative_to)
+
+
+async def _reference(store: Store, plan: Plan, key: str, size: int, relative_to: str | None) -> Reference:
+    """Return the reference of one file of `store`: to a whole file, or to where a reference set has its bytes."""
+    if plan.kind == "zarr":
+        return Reference(key, None, await url_of(store, plan, key, relative_to), 0, size)
+    where = await store.locate(key)
+    if "url" not in where:
+        return Reference(key, bytes(await store.get(key)))
+    return Reference(key, None, where["url"], where.get("offset", 0), where.get("length", size))
+
+
+async def url_of(store: Store, plan: Plan, key: str, relative_to: str | None) -> str:
+    """Return the URL of a file of `store`; of a view, that of the source's file. SourceError if there is none."""
+    store, key = await store.holder(key)
+    if plan.path is None:
+        url: str = (await store.locate(key))["url"]
+        if "::" in key and key in url:
+            raise SourceError(plan.source, 'a name with "::", which means something else in a URL', key)
+        return url
+    path = os.path.join(plan.path, key)
+    if not os.access(path, os.R_OK):
+        raise SourceError(plan.source, "permission denied", key)
+    if relative_to is not None:
+        path = os.path.relpath(path, relative_to)
+    if not is_utf8(path):
+        raise SourceError(plan.source, NOT_UTF8, key)
+    return f"./{path}" if urls.protocols(path) else path  # "./": a file may be called "ab::c"
+
+
+def _one_of(plan: Plan, paths: Sequence[str]) -> Callable[[str], bool]:
+    """Return a test whether a key is one of the local `paths`, however spelled. UsageError if the tree is one."""
+    root = local_path(plan.path or plan.url or "")
+    names = {os.path.basename(path) for path in paths}
+
+    def same(one: str, other: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samefile(one, other)
+        return False
+
+    def found(key: str) -> bool:
+        prefix, _, name = key.rpartition("/")
+        if root is None or name not in names:
+            return False
+        directory = os.path.join(root, prefix)
+        return any(os.path.basename(path) == name and same(os.path.dirname(path), directory) for path in paths)
+
+    if root is not None and any(same(path, root) for path in paths):
+        raise UsageError(f"{plan.source}: is also the output")
+    return found
+
+
+def _check(key: str, info: Info, source: str) -> None:
+    if info.kind is Kind.SYMLINK:
+        raise SourceError(source, "a symbolic link, which no reference set can hold", key)
+    if info.unreadable:
+        raise SourceError(source, info.unreadable, key)
+    if not is_utf8(key):
+        raise SourceError(source, "a name that is not UTF-8, which no reference set can hold", key)

@@ -1,0 +1,91 @@
+"""JsonWriter: a reference set written as JSON, entry by entry.
+
+Source: the fsspec reference set specification. fsspec's own reader must find the same bytes, with its simple
+templates (the default) and with jinja2.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import IO, Any
+
+import orjson
+
+from zarrfs.errors import InvalidKey
+from zarrfs.store.api import Reference
+from zarrfs.system.buffers import Buffer
+
+_AT_ONCE = 4096  # entries encoded together,
+_BYTES_AT_ONCE = 1 << 20  # or fewer, if their inline bytes exceed this
+
+# In version 1 a URL that contains "{{" is a template. These templates make it render to itself: with jinja2, which
+# would also interpret "{%" and drop a final newline, and with fsspec's str.format, which interprets every brace.
+_TEMPLATES = {"lbrace": "{", "rbrace": "}", "lf": "\n", "cr": "\r"}
+_ESCAPES = str.maketrans({char: f"{{{{{name}}}}}" for name, char in _TEMPLATES.items()})
+
+
+class JsonWriter:
+    """Writes references to the binary `file` as a set of `version` 0 or 1; it is complete after commit().
+
+    The caller closes the file.
+    """
+
+    def __init__(self, file: IO[bytes], version: int = 1) -> None:
+        self._file, self._version = file, version
+        self._batch: dict[str, Any] = {}
+        self._held = 0  # inline bytes in the batch
+        self._began = self._templates = False
+
+    def add(self, reference: Reference) -> None:
+        """Write one entry. InvalidKey if a set of version 0 cannot hold it."""
+        key, data, url, offset, length = reference
+        if data is not None:
+            self._batch[key] = inline_text(data)
+            self._held += len(data)
+        else:
+            if "{{" in url and self._version:
+                url, self._templates = url.translate(_ESCAPES), True
+            self._batch[key] = [url] if length is None else [url, offset, length]
+        if len(self._batch) >= _AT_ONCE or self._held >= _BYTES_AT_ONCE:
+            self._flush()
+
+    def commit(self) -> None:
+        """Write the rest of the document."""
+        self._flush()
+        if not self._began:
+            self._begin()
+        self._file.write(b"}")
+        if self._version:
+            # after refs, as only now the need is known; a set without templates is read without jinja2
+            self._file.write(b',"templates":' + orjson.dumps(_TEMPLATES) if self._templates else b"")
+            self._file.write(b"}")
+        self._file.write(b"\n")
+
+    def _begin(self) -> None:
+        self._file.write(b'{"version":1,"refs":{' if self._version else b"{")
+        self._began = True
+
+    def _flush(self) -> None:
+        if not self._batch:
+            return
+        if not self._version and "version" in self._batch:
+            raise InvalidKey(
+                "version", "a key that makes a document one of version 1: zarrfs refs convert writes such a set"
+            )
+        if self._began:
+            self._file.write(b",")
+        else:
+            self._begin()
+        self._file.write(memoryview(orjson.dumps(self._batch))[1:-1])
+        self._batch, self._held = {}, 0
+
+
+def inline_text(data: Buffer) -> str:
+    """Return the inline value that stands for `data`: its text if that is UTF-8, else base64."""
+    raw = bytes(data)
+    if not raw.startswith(b"base64:"):
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            pass
+    return "base64:" + base64.b64encode(raw).decode()

@@ -1,0 +1,284 @@
+"""The files of a set in the Parquet layout, in a local directory or behind a URL."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+import trio
+
+from zarrfs.config import urls
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import AccessDenied, ReadError, TargetChanged, TargetMissing
+from zarrfs.net.answers import Entry
+from zarrfs.net.versions import note_unversioned
+from zarrfs.references.keys import printable
+from zarrfs.references.parquet_metadata import DOCUMENT, Bound
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import LocalFiles
+
+if TYPE_CHECKING:
+    from zarrfs.config.options import Options
+    from zarrfs.net.systems import System
+
+_CHANGED = "has changed since it was first read: the set is another one now"
+_GONE = "has gone since it was first read"
+_RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
+
+
+class Place(Protocol):
+    """The directory or URL that holds the files of a set."""
+
+    forbidden_device: int | None  # as in TargetReader
+
+    async def read(self, key: str) -> Buffer:
+        """Read a whole file of the set. Raises ReadError."""
+        ...
+
+    async def check(self) -> None:
+        """Raise TargetChanged if `.zmetadata` has changed since read() first returned it.
+
+        Call it after reading a file that must belong to the same version.
+        """
+        ...
+
+    async def absent(self, key: str, failure: TargetMissing) -> bool:
+        """Return whether read() failed because the set, which still exists, has no such file.
+
+        Returns False for a dangling link. Raises TargetChanged as check() does.
+        """
+        ...
+
+    async def records(self, array: str) -> list[int] | None:
+        """Return the sorted numbers of an array's record files; None if the place has no reliable listing."""
+        ...
+
+    def shown(self, key: str) -> str:
+        """Return the name of a file in messages."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close descriptors and connections."""
+        ...
+
+
+class Directory:
+    """A local directory of a set, which must not change while it is in use."""
+
+    def __init__(self, path: str, limit: int, record: Bound) -> None:
+        self._path, self._document, self._record = path, Bound(limit, "document_limit"), record
+        self._files = LocalFiles()
+        self._version: tuple[int, ...] | None = None  # of `.zmetadata`
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """Implement Place.forbidden_device."""
+        return self._files.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.forbidden_device = device
+
+    async def read(self, key: str) -> Buffer:
+        path, limit = os.path.join(self._path, key), self._document if key == DOCUMENT else self._record
+        if key == DOCUMENT and self._version is None:
+            self._version = await trio.to_thread.run_sync(_version, path)  # before reading: a change meanwhile shows
+        try:
+            size = await self._files.size(path)
+            found = await self._files.read(path, 0, size) if size <= limit.size else None
+        except ReadError as exc:
+            raise exc.at(self.shown(key)) from exc
+        if found is None:
+            raise ReadError(self.shown(key), str(limit))
+        return found
+
+    async def check(self) -> None:
+        """Implement Place.check."""
+        if await trio.to_thread.run_sync(_version, os.path.join(self._path, DOCUMENT)) != self._version:
+            raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
+
+    async def absent(self, key: str, failure: TargetMissing) -> bool:
+        """Implement Place.absent: the target of a dangling link, as in git-annex, is unavailable, not absent."""
+        found = await trio.to_thread.run_sync(_is_absent, self._path, key)
+        await self.check()
+        return found
+
+    async def records(self, array: str) -> list[int] | None:
+        """Implement Place.records."""
+        names = await trio.to_thread.run_sync(_names, self._path, array)
+        if names is None:
+            return None
+        await self.check()
+        return _numbers(names)
+
+    def shown(self, key: str) -> str:
+        """Implement Place.shown."""
+        return os.path.join(self._path, printable(key))
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+
+
+class Remote:
+    """A URL of a set. Each record file takes two requests, the second for the attributes of `.zmetadata`."""
+
+    def __init__(self, url: str, options: Options) -> None:
+        from zarrfs.store.remotefiles import RemoteFiles
+
+        self._url = url
+        self._files = RemoteFiles(options)
+        self._version: Entry | None = None  # of `.zmetadata`
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """Implement Place.forbidden_device."""
+        return self._files.local.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.local.forbidden_device = device
+
+    async def read(self, key: str) -> Buffer:
+        system, path = await self._files.find(self._url)
+        path = _below(system, path, key)
+        if key == DOCUMENT and self._version is None and not system.immutable:
+            try:
+                self._version = await self._files.stat_at(system, path)
+                if _identity(self._version)[1] is None:
+                    note_unversioned(system.host(path), system.shown(path))
+            except AccessDenied:  # a server may permit reads but not attributes
+                self._version = None
+        return await self._files.read_all_at(system, path)
+
+    async def check(self) -> None:
+        """Implement Place.check, as far as the server reports versions."""
+        if self._version is None:
+            return
+        system, path = await self._files.find(self._url)
+        try:
+            found = await self._files.stat_at(system, system.child(path, DOCUMENT))
+        except TargetMissing:
+            raise TargetChanged(self.shown(DOCUMENT), _GONE) from None
+        if _identity(found) != _identity(self._version):
+            raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
+
+    async def absent(self, key: str, failure: TargetMissing) -> bool:
+        """Implement Place.absent. Status 410 means that the file existed once."""
+        if failure.status not in (None, 404):
+            return False
+        system, path = await self._files.find(self._url)
+        if self._version is not None:
+            await self.check()
+            return True
+        try:
+            if not system.immutable:  # the server does not report attributes of `.zmetadata`
+                await self._files.read_all_at(system, system.child(path, DOCUMENT))
+                return True
+            await self._files.stat_at(system, system.child(path, DOCUMENT))
+        except TargetMissing:
+            raise TargetChanged(self.shown(DOCUMENT), _GONE) from None
+        try:  # the index of a zip file decides: a member that was lost with the file is not absent
+            await self._files.stat_at(system, _below(system, path, key))
+        except TargetMissing:
+            return True
+        return False
+
+    async def records(self, array: str) -> list[int] | None:
+        """Implement Place.records. A web server's page of links is no reliable listing."""
+        system, path = await self._files.find(self._url)
+        if urls.protocols(self._url)[0] in ("http", "https") or (self._version is None and not system.immutable):
+            return None
+        try:
+            found = await self._files.listing_at(system, _below(system, path, array))
+        except TargetMissing:  # object stores have no empty directories
+            found = []
+        except (ReadError, NotADirectoryError):
+            return None
+        if found is None:
+            return None
+        await self.check()
+        return _numbers(entry.name for entry in found)
+
+    def shown(self, key: str) -> str:
+        """Implement Place.shown."""
+        head, _, archive = without_secrets(self._url).partition("::")
+        url, mark, query = head.partition("?")
+        directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former for the root of a zip file
+        return f"{directory}{printable(key)}{mark}{query}" + (f"::{archive}" if archive else "")
+
+    async def aclose(self) -> None:
+        await self._files.aclose()
+
+
+def _below(system: System, path: str, key: str) -> str:
+    for name in key.split("/") if key else ():
+        path = system.child(path, name)
+    return path
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    return sorted(int(match[1]) for match in map(_RECORD.fullmatch, names) if match)
+
+
+def _is_absent(root: str, key: str) -> bool:
+    """Return whether a component of `key` does not exist in its directory, not even as a dangling link. Blocks."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # no attributes: this very mount may serve them
+    try:
+        at = os.open(root, flags)
+    except OSError:
+        return False
+    try:
+        for name in key.split("/"):
+            try:
+                os.readlink(name, dir_fd=at)
+            except FileNotFoundError:
+                return True
+            except OSError:
+                pass  # EINVAL: not a link
+            inner = os.open(name, flags, dir_fd=at)
+            os.close(at)
+            at = inner
+    except OSError:
+        pass
+    finally:
+        os.close(at)
+    return False
+
+
+def _names(root: str, key: str) -> list[str] | None:
+    """List the directory `key`: [] if it does not exist, None if a link leads there or an error occurs. Blocks.
+
+    A link may lead into this very mount, whose listing would wait for itself.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        at = os.open(root, flags)
+    except OSError:
+        return None
+    try:
+        for name in filter(None, key.split("/")):
+            inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = inner
+        return os.listdir(at)
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return None
+    finally:
+        os.close(at)
+
+
+def _version(path: str) -> tuple[int, ...] | None:
+    """Return the attributes that identify a version of a file; None if it does not exist. Blocks."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _identity(entry: Entry) -> tuple[int | None, str | int | None]:
+    return entry.size, entry.mtime_ns if entry.tag is None else entry.tag

@@ -1,0 +1,347 @@
+"""The cache directory of indexes: which of them are trusted, and which may be removed.
+
+The name of an index says what it was made of and what it holds: DIGEST.SHA256.index, where DIGEST stands for the
+document, the options that shape its index and the layout's version, and SHA256 is the hash of the file itself. An
+index is not used if it belongs to another user, if others may write it, or if its content does not match its name.
+
+Hashing a large document and its index at every mount would take longer than everything else. STAMP.known caches the
+outcome: STAMP stands for a document as stat(2) shows it, ctime included; the file holds the name of the index and
+what stat(2) showed of it when its content was verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from zarrfs.config.options import Options
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.store.indexfile import read_notes
+
+_INDEX_NAME = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.index")
+_NAMES_NAME = re.compile(r"[0-9a-f]{64}\.names")  # tables of names (store/names.py)
+_SCRATCH_NAME = re.compile(r"\.zarrfs-.*\.tmp")  # indexes that are being written
+_MEMORY = "/dev/shm"
+_OWN = "zarrfs-"  # prefix of a temporary directory with one index
+_FORGOTTEN = 3600.0  # seconds after which such a directory is abandoned
+DAMAGED = "damaged, or not ours"  # the problem of an index whose content does not match its name
+UNFINISHED = "unfinished"  # the problem of an index that is being written, or was when its writer died
+_ABANDONED = 86_400.0  # seconds after which a temporary file has no writer any more
+
+
+class IndexCache:
+    """The directory of indexes: index_dir=, else one in the user's cache directory, else a new, `temporary` one.
+
+    With cache=none it is always temporary, in memory if there is room, and no index is found or remembered.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.temporary = False
+        self._keeps = options.cache != "none"
+        self._memory = None if self._keeps else memory_directory()
+        self._asked = options.index_dir is not None
+        self.directory = os.path.abspath(options.index_dir) if options.index_dir else usual_directory()
+        self._problem: str | None = None
+        if not self._keeps:
+            return
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            self._problem = _unsafe(self.directory)
+            if not os.access(self.directory, os.W_OK):
+                self._problem = "not writable"
+        except OSError as exc:
+            self._problem = f"cannot be made: {(exc.strerror or str(exc)).lower()}"
+
+    def recall(self, stamp: str) -> tuple[str, dict[str, str]] | None:
+        """Return what find() would, if remember() has noted an index for that stamp and nothing changed since."""
+        if not self._keeps:
+            return None
+        known = os.path.join(self.directory, f"{stamp}.known")
+        try:
+            with _own_file(known) as file:
+                name, seen = json.load(file)
+            if not _INDEX_NAME.fullmatch(name) or _stat_of(path := os.path.join(self.directory, name)) != seen:
+                return None
+            notes = read_notes(path)
+        except (OSError, ValueError, TypeError, SourceError):
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(known)  # the time of its last use
+        return path, notes
+
+    def remember(self, stamp: str, path: str) -> None:
+        """Note that the document with that stamp has the verified index `path`.
+
+        A failure is ignored: it only costs time at the next mount.
+        """
+        if self.temporary or not stamp:
+            return
+        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+        with contextlib.suppress(OSError):
+            try:
+                with open(scratch, "x") as file:
+                    json.dump([os.path.basename(path), _stat_of(path)], file)
+                os.rename(scratch, os.path.join(self.directory, f"{stamp}.known"))
+            except BaseException:
+                os.unlink(scratch)
+                raise
+
+    def find(self, digest: str) -> tuple[str, dict[str, str]] | None:
+        """Return (path, notes) of a trusted index for `digest`; remove those that are not trusted."""
+        for path in self._candidates(digest):
+            if verified(path):
+                with contextlib.suppress(SourceError):
+                    return path, read_notes(path)
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_uid == os.geteuid() or os.geteuid() == 0:  # its owner may trust it
+                    os.unlink(path)
+        return None
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[str]:
+        """Provide a path to write an index to; the file is removed on exit. UsageError if no directory is writable."""
+        if self._problem is not None and self._asked:
+            raise UsageError(f"option index_dir={self.directory}: {self._problem}")
+        if self._problem is not None or not self._keeps:
+            if self._memory is not None:
+                _sweep_memory(self._memory)
+            self.directory, self.temporary = tempfile.mkdtemp(prefix=_OWN, dir=self._memory), True
+        self._sweep()
+        scratch = os.path.join(self.directory, f".zarrfs-{secrets.token_hex(8)}.tmp")
+        try:
+            yield scratch
+        except BaseException:
+            if self.temporary:
+                shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(scratch)
+
+    def leave_memory(self) -> bool:
+        """Use a disk from now on, as memory has no room; return False if it was not in memory."""
+        was, self._memory = self._memory, None
+        return was is not None
+
+    def for_names(self) -> str | None:
+        """Return the directory for tables of names; None if none are kept."""
+        return self.directory if self._keeps and self._problem is None else None
+
+    def documents(self) -> str | None:
+        """Return the directory for documents while they are read; None for the system's temporary directory."""
+        if not self._keeps:
+            return self._memory
+        return self.directory if os.path.isdir(self.directory) else None
+
+    def keep(self, scratch: str, digest: str) -> str:
+        """Rename a finished index to its final name; return its path."""
+        with open(scratch, "rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        path = os.path.join(self.directory, f"{digest}.{content}.index")
+        os.rename(scratch, path)
+        return path
+
+    def _candidates(self, digest: str) -> list[str]:
+        """Return the paths of all indexes named for `digest`."""
+        if not self._keeps:
+            return []
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return []
+        found = [name for name in names if name.startswith(f"{digest}.") and _INDEX_NAME.fullmatch(name)]
+        return [os.path.join(self.directory, name) for name in found]
+
+    def _sweep(self) -> None:
+        """Remove the temporary files of killed writers."""
+        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
+            for entry in entries:
+                if _SCRATCH_NAME.fullmatch(entry.name) and time.time() - entry.stat().st_mtime > _ABANDONED:
+                    os.unlink(entry.path)
+
+
+def usual_directory() -> str:
+    """Return the directory of this user's indexes.
+
+    For root it is the system's directory, as mount helpers and units have no HOME; unless root is root only in a user
+    namespace and may not write there.
+    """
+    if os.geteuid() == 0 and "XDG_CACHE_HOME" not in os.environ and os.access("/var/cache", os.W_OK):
+        return "/var/cache/zarrfs/index"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(cache, "zarrfs", "index")
+
+
+def _unsafe(directory: str) -> str | None:
+    """Return why others could replace an index after it was verified and before it is opened; None if they cannot."""
+    status = os.stat(directory)
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {status.st_uid}, who could replace its files"
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        return "any user may replace its files: chmod o-w, or +t"
+    return None
+
+
+def memory_directory() -> str | None:
+    """Return a writable directory whose files are in memory and not on a disk; None if there is none."""
+    found = ""
+    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            _, place, kind, *_ = line.split(" ")
+            found = kind if place == _MEMORY else found  # the last mount is on top
+    return _MEMORY if found in ("tmpfs", "ramfs") and os.access(_MEMORY, os.W_OK | os.X_OK) else None
+
+
+def _sweep_memory(place: str) -> None:
+    """Remove the directories that killed processes left in memory, where an index stays for seconds only."""
+    with os.scandir(place) as entries:
+        left = [entry for entry in entries if entry.name.startswith(_OWN) and entry.is_dir(follow_symlinks=False)]
+    for entry in left:
+        with contextlib.suppress(OSError):
+            with os.scandir(entry.path) as files:
+                times = [file.stat(follow_symlinks=False).st_mtime for file in files]
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == os.geteuid() and time.time() - max([status.st_mtime, *times]) > _FORGOTTEN:
+                shutil.rmtree(entry.path)
+
+
+def verified(path: str) -> bool:
+    """Return whether an index file is trusted: its owner and mode are right and its content matches its name."""
+    try:
+        with _own_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == path.rsplit(".", 2)[1]
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _own_file(path: str) -> Iterator[Any]:
+    """Open a file that belongs to this user or root and that nobody else may write; else raise OSError."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(path)
+        yield file
+
+
+def _stat_of(path: str) -> list[int]:
+    """Return the attributes that change with a file: no program can set its ctime."""
+    status = os.lstat(path)
+    return [status.st_ino, status.st_uid, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+# -- administration: `zarrfs cache`
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedFile:
+    """One file of the directory; times in seconds since 1970."""
+
+    path: str
+    size: int  # bytes
+    made: float
+    used: float  # the time of the last mount, as far as known
+    kind: str  # of the source: references or archive; "" if the file is of no use
+    source: str  # the document it was first made of; "" if unknown
+    problem: str = ""  # why the file is of no use
+
+
+def cached_files(options: Options) -> list[CachedFile]:
+    """List the cache's files, the last used first. UsageError if the directory cannot be read."""
+    directory = IndexCache(options).directory
+    try:
+        names = os.listdir(directory)
+    except OSError as exc:
+        raise UsageError(f"{directory}: {(exc.strerror or str(exc)).lower()}") from None
+    used: dict[str, float] = {}
+    for _, index, when in _remembered(directory):
+        used[index] = max(used.get(index, 0.0), when)
+    found = []
+    for name in names:
+        path = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):  # another process may be pruning
+            if _INDEX_NAME.fullmatch(name):
+                found.append(_index(path, used.get(name, 0.0)))
+            elif _NAMES_NAME.fullmatch(name):
+                status = os.lstat(path)
+                found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "names", ""))
+            elif _SCRATCH_NAME.fullmatch(name):
+                status = os.lstat(path)
+                found.append(CachedFile(path, status.st_size, status.st_mtime, status.st_mtime, "", "", UNFINISHED))
+    return sorted(found, key=lambda one: -one.used)
+
+
+def prune(options: Options, older_than: float, max_size: int | None, dry_run: bool) -> tuple[list[CachedFile], int]:
+    """Remove useless files, those not used for `older_than` seconds, and the least recently used beyond `max_size`.
+
+    Returns the removed files (with `dry_run`: those to remove), and the bytes of those left. A mount that uses an
+    index keeps it open until it ends.
+    """
+    now = time.time()
+    gone, left = [], 0
+    for one in cached_files(options):
+        too_much = max_size is not None and left + one.size > max_size
+        if one.problem == UNFINISHED:
+            old = now - one.made > _ABANDONED
+        else:
+            old = bool(one.problem) or now - one.used > older_than or too_much
+        if old:
+            gone.append(one)
+        else:
+            left += one.size
+    if not dry_run:
+        for one in gone:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(one.path)
+        directory = IndexCache(options).directory
+        for path, index, _ in _remembered(directory):
+            if not os.path.exists(os.path.join(directory, index)):
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+    return gone, left
+
+
+def verify(options: Options) -> tuple[int, list[CachedFile]]:
+    """Verify every index; return their number, and the damaged ones, which are removed if they belong to this user."""
+    found = [one for one in cached_files(options) if one.problem != UNFINISHED]
+    bad = [one for one in found if one.problem == DAMAGED]
+    for one in bad:
+        with contextlib.suppress(OSError):
+            if os.geteuid() in (0, os.lstat(one.path).st_uid):  # its owner may trust it
+                os.unlink(one.path)
+    return len(found), bad
+
+
+def _index(path: str, used: float) -> CachedFile:
+    status = os.lstat(path)
+    used = max(used, status.st_mtime)
+    about: tuple[str, ...] = "", "", DAMAGED
+    if verified(path):
+        try:
+            notes = read_notes(path)
+            about = notes["kind"], notes.get("source", "")
+        except SourceError as exc:
+            about = "", "", exc.rule
+    return CachedFile(path, status.st_size, status.st_mtime, used, *about)
+
+
+def _remembered(directory: str) -> Iterator[tuple[str, str, float]]:
+    """Yield (path, name of its index, time of its last use) of every note of IndexCache.remember()."""
+    for name in os.listdir(directory):
+        if name.endswith(".known"):
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError, ValueError, TypeError, IndexError), open(path, "rb") as file:
+                index = json.load(file)[0]
+                if isinstance(index, str):
+                    yield path, index, os.fstat(file.fileno()).st_mtime
