@@ -9,8 +9,9 @@ import pytest
 
 from tests.zarrsamples import ROOT
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import NODE_DOCUMENTS, load_json, parse_document
+from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_document
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.zarrdocuments import V3
+from tests.zarr.sample_documents import V3
 from tests.zarrsamples import DRAFT, Sample
 from zarrfs.zarr import draft, dtypes
 from zarrfs.zarr.errors import MetadataError

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import DATA
-from tests.unit.zarrchunks import decoded
-from zarrfs.zarr import frames
+from tests.zarr.chunks import decoded
+from zarrfs.zarr import blosc
 from zarrfs.zarr.codecs import CodecError
 
 BLOSC: tuple[str, dict[str, Any]] = ("blosc", {})
@@ -81,7 +81,7 @@ def test_frames_that_are_cut(content: bytes) -> None:
 def test_snappy(path: Path) -> None:
     expected = (np.arange(1500) // 60 % 9).astype("<u4").tobytes()[:5987]
     frame = path.read_bytes()
-    header = frames.check_blosc(frame, len(expected))
+    header = blosc.parse_header(frame, len(expected))
     assert (header.stored, header.compressor) == (False, "snappy")
     assert decoded(len(expected), frame, BLOSC) == expected
 
@@ -102,7 +102,7 @@ def test_damaged_snappy(path: Path) -> None:
             assert len(found) == 5987
 
 
-INNER: dict[str, frames.Inner] = {  # zstd is what Blosc does not split blocks for
+INNER: dict[str, blosc.InnerCodec] = {  # zstd is what Blosc does not split blocks for
     "zlib": lambda data, size: zlib.decompress(data),
     "zstd": lambda data, size: zstandard.decompress(data),
 }
@@ -118,22 +118,22 @@ def test_taking_apart_is_what_blosc_does(data: st.DataObject) -> None:
     content = (np.arange(size) * data.draw(st.integers(1, 5)) // 7 % 251).astype("<u4").tobytes()[:size]
     blocksize = data.draw(st.sampled_from([0, 128, 1000, 4096]))
     frame = bytes(framed(content, cname, data.draw(st.sampled_from([0, 1, 2])), typesize, blocksize))
-    header = frames.check_blosc(frame, size)
+    header = blosc.parse_header(frame, size)
     if not header.stored:
-        assert bytes(frames.take_apart(header, memoryview(frame), INNER[cname])) == content
+        assert bytes(blosc.decode_blocks(header, memoryview(frame), INNER[cname])) == content
 
 
 def test_zstd_of_2016(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = OLD_ZSTD.read_bytes()
-    if frames._libzstd() is not None:
+    if blosc._libzstd() is not None:
         assert np.frombuffer(decoded(384, frame, BLOSC), "<f8")[:2] == pytest.approx([-1.63386325, -1.5857786])
         with pytest.raises(CodecError, match="blosc: a damaged frame of zstd 0"):
             decoded(384, frame[:31] + b"\xc0" + frame[32:], BLOSC)  # its only block ends it
-    monkeypatch.setattr(frames, "_LIBZSTD", ("libzstd.so.nowhere",))
-    frames._libzstd.cache_clear()
+    monkeypatch.setattr(blosc, "_LIBZSTD", ("libzstd.so.nowhere",))
+    blosc._libzstd.cache_clear()
     with pytest.raises(CodecError, match=r"blosc: written by zstd 0[.]7, which only the system's libzstd reads"):
         decoded(384, frame, BLOSC)
-    frames._libzstd.cache_clear()
+    blosc._libzstd.cache_clear()
 
 
 @settings(max_examples=500, deadline=None)

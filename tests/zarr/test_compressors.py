@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.zarrchunks import decoded
+from tests.zarr.chunks import decoded
 from zarrfs.zarr.codecs import CodecError
 
 Codec = tuple[str, dict[str, Any]]
@@ -103,8 +103,8 @@ def test_many_small_members_end() -> None:
 DICTIONARY = """
 import lzma, resource
 from pathlib import Path
-from tests.unit.test_zarr_streams import CONTENT, PACK
-from tests.unit.zarrchunks import decoded
+from tests.zarr.test_compressors import CONTENT, PACK
+from tests.zarr.chunks import decoded
 
 codec, pack = PACK["lzma raw"]  # which asks for a dictionary of 1 GiB
 stream = pack(CONTENT)
@@ -151,8 +151,8 @@ def test_mutated_streams(data: st.DataObject) -> None:
 
 BOMBS = """
 import resource, sys
-from tests.unit.test_zarr_streams import PACK, bomb, frame_bomb
-from tests.unit.zarrchunks import decoded
+from tests.zarr.test_compressors import PACK, bomb, frame_bomb
+from tests.zarr.chunks import decoded
 from zarrfs.zarr.codecs import CodecError
 
 name = sys.argv[1]

@@ -20,9 +20,9 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Sharding
 from zarr.codecs import numcodecs as zarr3
 from zarr.storage import MemoryStore
 
-from tests.unit.zarrchunks import array_of, assembled, parsed
+from tests.zarr.chunks import array_of, assembled, parsed
 from tests.zarrsamples import SAMPLES, Sample
-from zarrfs.zarr import foreign
+from zarrfs.zarr import external
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
 
 # Zarr 0.4 and 1.1 wrote them with parts missing and no fill value: their reader gave what lay in memory there.
@@ -406,8 +406,8 @@ def bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     yield "numcodecs.zarrfs-tests-bomb"
     monkeypatch.undo()
     numcodecs.registry.run_entrypoints()
-    while foreign._free:  # they have the path of this test
-        foreign._free.pop().end()
+    while external._idle:  # they have the path of this test
+        external._idle.pop().end()
 
 
 def bombed(name: str, size: int, **configuration: Any) -> Any:
@@ -435,7 +435,7 @@ def test_an_installed_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatc
     with monkeypatch.context() as patch:
         array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "hang"}))
         assert check_codecs(array) == []  # a child is there
-        patch.setattr(foreign, "_PATIENCE", 0.2)
+        patch.setattr(external, "_TIMEOUT", 0.2)
         with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: no answer within 0\.2 s"):
             decode_chunk(array, (1000).to_bytes(8, "little"))
     with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: .*unexpected keyword argument 'nonsense'"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BytesCodec, Crc32cCodec, ShardingCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
-from tests.unit.zarrchunks import array_of, assembled, parsed
+from tests.zarr.chunks import array_of, assembled, parsed
 from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk, inner_array, sharding_of
 from zarrfs.zarr.model import ArrayMetadata
 

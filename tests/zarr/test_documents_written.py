@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from zarr.core.metadata import ArrayV2Metadata
 
 from tests.unit.viewstores import v0, v1, v2, v3
-from zarrfs.zarr import asv2, asv3
-from zarrfs.zarr.documents import load_json, parse_node
+from zarrfs.zarr import v2 as zarr_v2
+from zarrfs.zarr import v3 as zarr_v3
+from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import load_json, strict_json
 from zarrfs.zarr.model import ArrayMetadata
-from zarrfs.zarr.strictjson import strict_json
 
 OBJECTS = {"dtype": "|O", "fill_value": None}
 DELTA = {"id": "delta", "dtype": "<i4"}
@@ -33,11 +34,11 @@ def parsed(name: str, data: bytes, attributes: bytes | None = None) -> ArrayMeta
 
 
 def as_v3(data: bytes, name: str = ".zarray", attributes: bytes | None = None) -> Any:
-    return json.loads(asv3.array_document(parsed(name, data, attributes)), parse_constant=pytest.fail)
+    return json.loads(zarr_v3.array_document(parsed(name, data, attributes)), parse_constant=pytest.fail)
 
 
 def as_v2(data: bytes, name: str = "zarr.json") -> Any:
-    return json.loads(asv2.array_document(parsed(name, data)), parse_constant=pytest.fail)
+    return json.loads(zarr_v2.array_document(parsed(name, data)), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def as_v2(data: bytes, name: str = "zarr.json") -> Any:
 def test_what_v3_does_not_have_is_refused(about: dict[str, Any]) -> None:
     array = parsed(".zarray", v2(**{"fill_value": None} | about))
     with pytest.raises(MetadataError) as raised:
-        asv3.array_document(array)
+        zarr_v3.array_document(array)
     assert str(raised.value)
 
 
@@ -86,7 +87,7 @@ def test_what_v3_does_not_have_is_refused(about: dict[str, Any]) -> None:
 def test_what_v2_does_not_have_is_refused(about: dict[str, Any]) -> None:
     array = parsed("zarr.json", v3(**about))
     with pytest.raises(MetadataError):
-        asv2.array_document(array)
+        zarr_v2.array_document(array)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_dimensions_and_masks_are_told_as_xarray_tells_them() -> None:
     plain = b'{"_ARRAY_DIMENSIONS": "y", "_FillValue": 5}'  # nothing of xarray's
     assert as_v3(v2(), attributes=plain)["attributes"] == json.loads(plain)
     array = parsed("zarr.json", v3(dimension_names=["y", "x"], attributes={"units": "m"}))
-    assert asv2.attributes_json(array) == {"units": "m", "_ARRAY_DIMENSIONS": ["y", "x"]}
+    assert zarr_v2.attributes_json(array) == {"units": "m", "_ARRAY_DIMENSIONS": ["y", "x"]}
 
 
 def test_documents_are_strict_json() -> None:
@@ -218,7 +219,7 @@ def test_a_fill_value_of_v3_is_the_same_in_v2_or_refused(name: str, data: st.Dat
     codec = {"string": "vlen-utf8", "bytes": "vlen-bytes"}.get(name, _named("bytes", endian=endian))
     array = parsed("zarr.json", v3(data_type=data_type, fill_value=fill, codecs=[codec]))
     try:
-        document = asv2.array_document(array)
+        document = zarr_v2.array_document(array)
     except MetadataError as exc:
         rule = "a NaN with a sign" if name.startswith(("float", "complex")) else "a date without a unit"
         assert rule in str(exc)  # noqa: PT017

@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit import zarrdocuments
-from tests.unit.zarrdocuments import LITTLE, V2, array
+from tests.zarr import sample_documents
+from tests.zarr.sample_documents import LITTLE, V2, array
 from tests.zarrsamples import ROOT, SAMPLES, Sample
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.documents import (
     ATTRIBUTE_DOCUMENTS,
     NODE_DOCUMENTS,
-    dump_json,
     is_litter,
-    load_json,
     parse_document,
     parse_node,
 )  # fmt: skip
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import dump_json, load_json
 from zarrfs.zarr.keys import DEFAULT, FLAT, NESTED, V0, KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
@@ -112,7 +111,7 @@ def test_v0() -> None:
     assert (found.generation, found.keys, found.fill, found.chunk_bytes) == ("v0", V0, b"\3\0\0\0", 40)
     assert found.codecs[1].configuration["shuffle"] == "bitshuffle"
     assert array("__zmeta__", fill_value=None).fill is None
-    data = json.dumps({**zarrdocuments.V0, "fill_value": math.nan}).encode()
+    data = json.dumps({**sample_documents.V0, "fill_value": math.nan}).encode()
     assert b"NaN" in data
     nan = parse_node("__zmeta__", data)
     assert isinstance(nan, ArrayMetadata)

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tests.unit.test_zarr_dtypes import SCALARS, described
+from tests.zarr.test_dtypes import SCALARS, described
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.documents import parse_node
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.fillvalues import as_v2, as_v3, from_v0_v1, from_v2, from_v3, value_of
 from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT
 from zarrfs.zarr.model import ArrayMetadata
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.zarrchunks import array_of
+from tests.zarr.chunks import array_of
 from zarrfs.zarr.codecs import CodecError, decode_chunk
 from zarrfs.zarr.model import ArrayMetadata
 

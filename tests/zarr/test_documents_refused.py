@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.zarrdocuments import DOCUMENTS, V2, array
+from tests.zarr.sample_documents import DOCUMENTS, V2, array
 from zarrfs.zarr.documents import (
     NODE_DOCUMENTS,
     parse_node,

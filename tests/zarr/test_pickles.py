@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.test_zarr_dtypes import STRUCTS
+from tests.zarr.test_dtypes import STRUCTS
 from tests.zarrsamples import SAMPLES, Sample
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.errors import MetadataError
