@@ -21,9 +21,9 @@ def packed(content: bytes) -> bytes:
     return bytes(pa.compress(content, codec="snappy", asbytes=True))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(CONTENT)
-def test_what_snappy_writes(content: bytes) -> None:
+def test_blocks_as_snappy_writes_them(content: bytes) -> None:
     assert decompress(packed(content), len(content)) == content
 
 
@@ -43,7 +43,7 @@ def test_what_snappy_writes(content: bytes) -> None:
         (b"\x83\x80\x00\x08abc", b"abc"),  # a length in more bytes than it needs
     ],
 )
-def test_elements(block: bytes, content: bytes) -> None:
+def test_every_kind_of_element(block: bytes, content: bytes) -> None:
     assert decompress(block, len(content)) == content
 
 
@@ -75,7 +75,7 @@ def test_damaged_blocks(block: bytes, size: int, says: str | None) -> None:
         decompress(block, size)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(CONTENT, st.data())
 def test_mutated_blocks(content: bytes, data: st.DataObject) -> None:
     block = bytearray(packed(content))
