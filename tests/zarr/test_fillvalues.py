@@ -215,7 +215,7 @@ def test_invalid_values_are_refused(read: Any, value: Any, text: Any) -> None:
 
 
 def test_an_integer_with_too_many_digits_is_refused() -> None:
-    with pytest.raises(MetadataError, match="fill_value: such a int is none of dtype <i4"):
+    with pytest.raises(MetadataError, match="fill_value: an object of type int is not a value of dtype <i4"):
         from_v3(10**5000, data_type("<i4"))
 
 

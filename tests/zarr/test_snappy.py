@@ -60,11 +60,11 @@ def test_every_kind_of_element(block: bytes, content: bytes) -> None:
         (b"\x03\xfc\x02", 3, "a literal goes beyond the end"),
         (b"\x02\x08abc", 2, "a literal goes beyond the end"),
         (b"\x07\x08abc\x01", 7, "ends early"),
-        (b"\x07\x08abc\x01\x00", 7, "a copy goes beyond what there is"),
-        (b"\x07\x08abc\x01\x04", 7, "a copy goes beyond what there is"),
-        (b"\x06\x08abc\x01\x03", 6, "a copy goes beyond what there is"),
+        (b"\x07\x08abc\x01\x00", 7, "a copy goes beyond the output"),
+        (b"\x07\x08abc\x01\x04", 7, "a copy goes beyond the output"),
+        (b"\x06\x08abc\x01\x03", 6, "a copy goes beyond the output"),
         (b"\x43\x08abc\xfe\x03\x00", 67, None),
-        (b"\x42\x08abc\xfe\x03\x00", 66, "a copy goes beyond what there is"),
+        (b"\x42\x08abc\xfe\x03\x00", 66, "a copy goes beyond the output"),
     ],
 )
 def test_damaged_blocks(block: bytes, size: int, says: str | None) -> None:

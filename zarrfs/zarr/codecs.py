@@ -165,7 +165,7 @@ def _checksum(name: str, location: str, compute: Callable[[Array], int]) -> Code
             body, stored = (whole[4:], whole[:4]) if at_start else (whole[:-4], whole[-4:])
             body.flags.writeable = False  # as google_crc32c requires
             if compute(body) & 0xFFFFFFFF != int.from_bytes(stored.tobytes(), "little"):
-                raise CodecError(name, "the checksum is not that of the bytes")
+                raise CodecError(name, "the checksum does not match")
             return body
 
         return decode, decoded.longer(4)
@@ -275,10 +275,10 @@ def _factory(name: str) -> CodecFactory:
     short = name.removeprefix(PREFIX)
     if short == name:
         if name not in _V3:
-            raise CodecError(name, "a codec that nobody here knows")
+            raise CodecError(name, "unknown codec")
         return _V3[name]
     if short in _FORBIDDEN:
-        raise CodecError(short, "runs what it reads, and is never decoded")
+        raise CodecError(short, "never decoded, because that executes code in the chunk")
     return _NUMCODECS.get(short) or _external(short)
 
 
@@ -345,7 +345,7 @@ def _parse_layout(configuration: Mapping[str, JSON], shape: tuple[int, ...]) -> 
     entries = Representation.array(_OFFSETS, (*per_shard, 2))
     index = Decoder(index_codecs, entries, PipelineContext(untyped=False))
     if not index.encoded.exact:
-        raise CodecError(_SHARDING, "the index is compressed: nobody can tell how long it is")
+        raise CodecError(_SHARDING, "the index is compressed, so that its length is unknown")
     location = configuration.get("index_location", "end")
     if location not in ("start", "end"):
         raise CodecError(_SHARDING, f"index_location {location} is not known")
@@ -381,7 +381,7 @@ def _sharding(configuration: Mapping[str, JSON], decoded: Representation, contex
             region = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, layout.inner_shape, strict=True))
             extent = index[number]
             if extent is None and background is None:
-                raise CodecError(_SHARDING, "a chunk is missing behind filters: its value is not defined")
+                raise CodecError(_SHARDING, "a chunk is missing, and filters make its fill value undefined")
             out[region] = background if extent is None else inner.decode(view[extent[0] : sum(extent)])
         return out
 

@@ -101,9 +101,9 @@ def _wrong(value: JSON, dtype: DataType) -> MetadataError:
     try:
         quoted = repr(value)
     except (RecursionError, ValueError):  # nests too deep, or has too many digits
-        quoted = f"such a {type(value).__name__}"
+        quoted = f"an object of type {type(value).__name__}"
     text = dtype.text if isinstance(dtype.text, str) else "fields"
-    return MetadataError(f"fill_value: {quoted[:60]} is none of dtype {text}")
+    return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
 
 
 def _whole(value: int, dtype: DataType) -> bytes:

@@ -37,7 +37,7 @@ class KeyTemplate:
 
     def __post_init__(self) -> None:
         if not self.separator or _DIGITS & set(self.separator) or self.suffix[:1] in _DIGITS:
-            raise MetadataError("chunk keys: a separator or suffix that numbers cannot be told from")
+            raise MetadataError("chunk keys: the separator is empty or has digits, or the suffix begins with one")
         for name in (self.prefix + "0" + self.separator + "0" + self.suffix, self.scalar):
             parts = f"{self.directory}/{name}".removeprefix("/").split("/")
             if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[0] in DOCUMENTS:

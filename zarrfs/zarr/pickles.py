@@ -128,7 +128,7 @@ class _Machine:
             elif name in self._steps:
                 self._steps[name](argument)
             elif name not in ("PROTO", "FRAME"):
-                raise MetadataError(f"a pickle with {name}, which no zarr wrote")
+                raise MetadataError(f"a pickle with the opcode {name}, which zarr never wrote")
         raise ValueError("no end")
 
     def _top(self, number: int) -> list[Any]:
@@ -146,7 +146,7 @@ class _Machine:
 
     def _global(self, argument: str) -> None:
         if argument not in _KNOWN:
-            raise MetadataError(f"a pickle that names {argument[:60]!r}, which no zarr wrote")
+            raise MetadataError(f"a pickle that names {argument[:60]!r}, which zarr never wrote")
         self._stack.append(_Name(argument))
 
     def _stack_global(self, _argument: None) -> None:

@@ -137,7 +137,7 @@ def check_v3_order(array: ArrayMetadata) -> None:
         if stage is None:
             raise MetadataError(f"codec {name}, which Zarr v3 does not have")
         if stage < current or stage == current == 1 or (stage == 2 and not current):
-            raise MetadataError(f"codec {name} behind one that makes bytes")
+            raise MetadataError(f"codec {name} after one that makes bytes")
         current = stage
     if not current:
         raise MetadataError("no codec that makes bytes of the array")

@@ -47,7 +47,7 @@ def decompress(data: Buffer, size: int) -> bytearray:
         else:
             length, offset = 1 + (tag >> 2), int.from_bytes(source[at + 1 : at + 5], "little")
         if not 0 < offset <= have or length > size - have:
-            raise CodecError(_NAME, "a copy goes beyond what there is")
+            raise CodecError(_NAME, "a copy goes beyond the output")
         at, start, have = at + width, have - offset, have + length
         if length <= offset:
             out += out[start : start + length]

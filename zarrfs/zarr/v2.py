@@ -137,7 +137,7 @@ def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
     if not makes_bytes:
         raise MetadataError("no codec that makes bytes of the array")
     if array.generation == "v3" and array.dtype.endian == "big" and rest[0].name.startswith(PREFIX):
-        raise MetadataError("filters, and bytes that are turned around behind them, which Zarr v2 does not do")
+        raise MetadataError("filters followed by a change of byte order, which Zarr v2 does not have")
     last = rest[-1].name
     compressor = None if last == "bytes" or last in _OBJECT_CODECS else filters.pop()
     return order, filters, compressor
