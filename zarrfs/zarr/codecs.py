@@ -124,7 +124,7 @@ class Decoder:
 
 
 def _bytes(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Items one after another. The byte order of v2 is part of its dtypes, that of v3 is configured here."""
+    """Make the codec of plain items. The byte order of v2 is part of its dtypes, that of v3 is configured here."""
     if decoded.dtype is None and context.untyped:
         return lambda data: data, decoded
     if decoded.dtype is None or decoded.dtype.hasobject:
@@ -152,7 +152,10 @@ def _lzma(configuration: Mapping[str, JSON], decoded: Representation, context: P
 
 
 def _checksum(name: str, location: str, compute: Callable[[Array], int]) -> CodecFactory:
-    """A checksum of four bytes before ("start") or after ("end") the data; `location` is the default."""
+    """Return the factory of a checksum of four bytes before ("start") or after ("end") the data.
+
+    `location` is the default.
+    """
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         decoded.require_bytes(context.untyped)
@@ -192,7 +195,7 @@ def _adler32(body: Array) -> int:
 
 
 def _hdf5_checksum(name: str) -> CodecFactory:
-    """A checksum of HDF5 after the data, which numcodecs verifies."""
+    """Return the factory of a checksum of HDF5 after the data, which numcodecs verifies."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
@@ -218,7 +221,7 @@ def _base64(configuration: Mapping[str, JSON], decoded: Representation, context:
 
 
 def _external(name: str) -> CodecFactory:
-    """A codec that another package registers with numcodecs: it runs in a process that bounds its memory."""
+    """Return the factory of a codec that another package registers with numcodecs: a child process runs it."""
 
     def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
@@ -365,7 +368,7 @@ def _parse_specs(codecs: JSON) -> tuple[CodecSpec, ...]:
 
 
 def _sharding(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
-    """Whole shards."""
+    """Make the codec of whole shards."""
     if decoded.dtype is None:
         raise CodecError(_SHARDING, "made for arrays, not for bytes")
     layout, dtype = _parse_layout(configuration, decoded.shape), decoded.dtype
