@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.references.test_output import _in_this_process, written
 from tests.unit.refsets import KEYS, done, without_conflicts
-from tests.unit.zarrdocuments import V0, V2, V3
+from tests.zarr.sample_documents import V0, V2, V3
 from zarrfs.references.stats import gaps_and_overlaps
 
 __all__ = ["_in_this_process"]

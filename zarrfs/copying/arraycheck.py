@@ -21,8 +21,9 @@ from zarrfs.store.walk import check_length
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, is_litter, load_json
+from zarrfs.zarr.documents import DOCUMENT_MAX, DOCUMENTS, is_litter
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Orders in which keys are read: the chunk grid, with any axis fastest and any stride, and the directory.
+"""Predictable orders of reading keys: along a chunk grid, with any fastest axis and any stride, and down a directory.
 
-Nothing here knows of reads that are under way or of bytes: an order says which keys come next.
+An order predicts the next keys. It knows neither reads in flight nor bytes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple, cast
 from zarrfs.errors import NotDirectory, NotFound
 from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 
-Index = tuple[int, ...]  # of a chunk in its grid
-Found = tuple[str, int | None]  # a key that exists, and its size in bytes where that is known
-Ask = Callable[[Sequence[str]], Awaitable[list[Found | None]]]  # which of some keys exist
+Index = tuple[int, ...]  # the position of a chunk in its grid
+Found = tuple[str, int | None]  # a key that exists, and its size in bytes if known
+Ask = Callable[[Sequence[str]], Awaitable[list[Found | None]]]  # looks keys up; None for those that do not exist
 
-REACH = 64  # positions that a read may be off, with as many readers at once
-_HOLES = 4  # so many absent chunks in a row are the end of a line
-_AXES = 8  # of grids with more of them nothing is predicted
-_FOUND_NEAR = 16  # last reads among which a short run is believed; a longer one among all that are remembered
-_STRIDES = 4  # and a stride among the distances to so many
-_DIRECTORIES = 64  # looked at in one go for one with files
+REACH = 64  # positions by which a read may be early or late, because of as many concurrent readers
+_HOLES = 4  # consecutive absent chunks that end a line
+_AXES = 8  # grids with more are not predicted
+_FOUND_NEAR = 16  # latest reads within which a short run counts; a longer one counts within all remembered reads
+_STRIDES = 4  # latest reads whose distance may be a stride
+_DIRECTORIES = 64  # without files that one call of take() passes
 
-# 3.14, 0/3/14, c/0/3 (its "c/" is part of the prefix), 0.0.blosc: what follows the last "/" that no number precedes
+# 3.14, 0/3/14, c/0/3 ("c/" belongs to the prefix), 0.0.blosc: the part after the last "/" that follows no number
 _CHUNK = re.compile(
     r"(?:^|(?<=/)|(?<=/c\.)|(?<=^c\.))((?:0|[1-9]\d{0,17})(?:(?:\.(?:0|[1-9]\d{0,17}))+|(?:/(?:0|[1-9]\d{0,17}))+)?)"
     r"(\.[A-Za-z]\w*)?$",
@@ -35,7 +35,7 @@ _CHUNK = re.compile(
 
 
 class Pattern(NamedTuple):
-    """What the names of an array's chunks have in common; that is also what tells arrays apart."""
+    """The common part of an array's chunk keys, which also identifies the array."""
 
     prefix: str
     separator: str
@@ -43,12 +43,12 @@ class Pattern(NamedTuple):
     axes: int
 
     def key(self, index: Index) -> str:
-        """The key of the chunk at `index`."""
+        """Return the key of the chunk at `index`."""
         return self.prefix + self.separator.join(map(str, index)) + self.suffix
 
 
 def parse(key: str) -> tuple[Pattern, Index] | None:
-    """The grid that `key` is in and where; None for what is not called like a chunk."""
+    """Split a chunk key into its pattern and index; None if `key` does not have the form of a chunk key."""
     match = _CHUNK.search(key)
     if match is None:
         return None
@@ -61,7 +61,7 @@ def parse(key: str) -> tuple[Pattern, Index] | None:
 
 
 class Run(NamedTuple):
-    """Chunks that were read one after the other: along one axis, `step` apart, up to `last`."""
+    """Chunks that were read in order along one axis, `step` apart, from `first` to `last`."""
 
     axis: int
     step: int
@@ -70,9 +70,10 @@ class Run(NamedTuple):
 
 
 def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | None:
-    """The run of at least `least` chunks that `index`, read last, is part of; None where there is none.
+    """Find a run of at least `least` chunks that includes the latest read, `index`; None if there is none.
 
-    `recent` holds the last reads in their order, with increasing numbers. Neighbours come first, then strides.
+    `recent` maps the latest reads, in their order, to increasing numbers. Runs of neighbours take precedence over
+    strides.
     """
     late = recent[index] - _FOUND_NEAR
     for axis in range(len(index) - 1, -1, -1):
@@ -87,7 +88,7 @@ def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | Non
 
 
 def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, late: int) -> list[Index]:
-    """The chunks around `index` that were read after number `late`, in the order of the grid."""
+    """Return the chunks around `index` that were read after number `late`, in grid order."""
     before, at, after = index[:axis], index[axis], index[axis + 1 :]
     low = high = at
     while recent.get((*before, low - step, *after), late) > late:
@@ -98,7 +99,7 @@ def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, 
 
 
 def _strides(recent: Mapping[Index, int], index: Index) -> list[tuple[int, int]]:
-    """(axis, step) from `index` to the chunks that were read before it, the shortest first."""
+    """Return (axis, step) from `index` to the chunks that were read just before it, shortest first."""
     found = set()
     for count, other in enumerate(reversed(cast(dict[Index, int], recent))):
         if count > _STRIDES:
@@ -112,13 +113,13 @@ def _strides(recent: Mapping[Index, int], index: Index) -> list[tuple[int, int]]
 
 
 def _is_latest(recent: Mapping[Index, int], run: list[Index]) -> bool:
-    """Whether a run is the very last reads, in its order or in reverse."""
+    """Return True if a run is exactly the latest reads, in order or in reverse."""
     numbers = [recent[index] for index in run]
     return max(numbers) - min(numbers) == len(run) - 1 and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> bool:
-    """Whether no chunk between those of a run was read: else it is many readers that look like a stride."""
+    """Return True if no chunk between those of a run was read. Otherwise, several readers only look like a stride."""
     first, last = run[0], run[-1]
     return not any(
         first[axis] < other[axis] < last[axis]
@@ -130,7 +131,7 @@ def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int)
 
 
 def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> Run | None:
-    """A run in the direction in which most of it was read."""
+    """Return a run in the direction in which most of it was read."""
     numbers = [recent[index] for index in run]
     later = sum(1 if b > a else -1 for a, b in itertools.pairwise(numbers))
     if later >= 0:
@@ -139,19 +140,19 @@ def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: in
 
 
 class Fit(enum.Enum):
-    """How a read that was not predicted fits in a sequence."""
+    """The relation of an unpredicted read to a sequence."""
 
     NONE = 0
-    BEHIND = 1  # of many readers, one was late
-    AHEAD = 2  # of what was predicted so far
-    ELSEWHERE = 3  # at the beginning of another line than predicted
+    BEHIND = 1  # one of several concurrent readers was late
+    AHEAD = 2  # of the predictions so far
+    ELSEWHERE = 3  # at the beginning of a line that was not predicted
 
 
 class GridOrder:
-    """Goes on from a run of chunks: to the end of its line, then along the next lines as an odometer does.
+    """A continuation of a run of chunks: to the end of its line, then along the next lines, like an odometer.
 
-    The axis of the run turns fastest, of the others the last. A line begins where those before it began, and
-    ends where they ended, or where no more chunks exist.
+    The axis of the run is fastest, then the other axes from last to first. A line begins where earlier lines began,
+    and ends where they ended or no more chunks exist.
     """
 
     def __init__(self, pattern: Pattern, run: Run) -> None:
@@ -160,25 +161,25 @@ class GridOrder:
         axes = range(pattern.axes)
         self._axes = [run.axis, *(axis for axis in reversed(axes) if axis != run.axis)]  # fastest first
         self._steps = [run.step if axis == run.axis else 1 if run.step > 0 else -1 for axis in axes]
-        self._low = list(map(min, run.first, run.last))  # of what was read
+        self._low = list(map(min, run.first, run.last))  # the bounds of all reads, per axis
         self._high = list(map(max, run.first, run.last))
-        self._ends: list[int | None] = [None] * pattern.axes  # the last of a line, where that is known
-        self._learned: set[int] = set()  # axes whose step a read has shown
-        self._read = run.last  # what was read last
-        self._position = list(run.last)  # what comes next
+        self._ends: list[int | None] = [None] * pattern.axes  # the last position on each axis, if known
+        self._learned: set[int] = set()  # axes whose step was observed, not assumed
+        self._read = run.last  # the latest read
+        self._position = list(run.last)  # the next prediction
         self._position[run.axis] += run.step
-        self._level = 0  # of the axes, the slowest that turned last
-        self._on_line = False  # whether the line at the position has a chunk
-        self._absent = 0  # in a row
-        self._version = 0  # another one: the position was set by a read
+        self._level = 0  # the slowest axis (in the order of _axes) of the latest change of line
+        self._on_line = False  # a chunk of the current line exists
+        self._absent = 0  # consecutive absent chunks
+        self._version = 0  # incremented when a read moves the position
 
     def read(self, index: Index) -> None:
-        """Note a read of this sequence."""
+        """Record a read that belongs to this sequence."""
         self._read = index
         self._note(index)
 
     def _note(self, index: Index) -> None:
-        """Let lines be as long as what is read of them."""
+        """Extend the lines to include a read."""
         for axis, at in enumerate(index):
             if at < self._low[axis]:
                 self._low[axis] = at
@@ -189,10 +190,10 @@ class GridOrder:
                 self._ends[axis] = at
 
     def place(self, index: Index, jittered: bool, alone: bool) -> Fit:
-        """How a chunk that was read and not predicted fits in; after ELSEWHERE, that is where it goes on.
+        """Classify the read of a chunk that was not predicted. After ELSEWHERE, predictions continue from it.
 
-        `jittered`: many readers take turns, so one of them shows no step from line to line. `alone`: there are no
-        other sequences in this grid, one of which may have read it.
+        `jittered` means that concurrent readers take turns, so that the distance between two reads is not the step
+        between lines. `alone` means that the grid has no other sequence to which the read may belong.
         """
         off = self._distance(index)
         if off is not None and -2 * REACH <= off <= REACH:
@@ -202,7 +203,7 @@ class GridOrder:
         return Fit.ELSEWHERE if level and alone and self._carries(index, level, jittered) else Fit.NONE
 
     def _distance(self, index: Index) -> int | None:
-        """How many chunks it is from the position to `index`; None for one that is not on the way, or nobody knows."""
+        """Return the number of chunks from the position to `index`; None if it is not on the way, or unknown."""
         chunks, off = 1, 0
         for axis in self._axes:
             turns, rest = divmod(index[axis] - self._position[axis], self._steps[axis])
@@ -215,7 +216,7 @@ class GridOrder:
         return off
 
     async def take(self, count: int, ask: Ask) -> list[Found]:
-        """The next `count` chunks that exist; fewer at the end."""
+        """Return the next `count` chunks that exist; fewer at the end."""
         found: list[Found] = []
         while len(found) < count and not self.ended:
             line = self._line(max(count - len(found), _HOLES))
@@ -241,7 +242,7 @@ class GridOrder:
     # -- parts
 
     def _line(self, count: int) -> list[Index]:
-        """The next `count` positions of the line, fewer at its end."""
+        """Return the next `count` positions of the line; fewer at its end."""
         fast = self._axes[0]
         at, step, end = self._position[fast], self._steps[fast], self._ends[fast]
         if end is not None:
@@ -255,7 +256,7 @@ class GridOrder:
         self._position[self._axes[0]] += self._steps[self._axes[0]]
 
     def _misses(self, index: Index) -> bool:
-        """Note that a chunk does not exist; whether the line ends there."""
+        """Record that a chunk does not exist. Return True if that ends the line."""
         self._absent += 1
         fast, begun = self._axes[0], self._on_line or not self._level
         if self._absent < _HOLES or (begun and self._ends[fast] is not None):
@@ -266,7 +267,7 @@ class GridOrder:
         return True
 
     def _end_line(self) -> None:
-        """Go to the beginning of the next line; after one without any chunk, the axis that turned is at its end."""
+        """Move to the beginning of the next line. A line without chunks ends the axis along which it was reached."""
         level = 1
         if self._level and not self._on_line:
             axis = self._axes[self._level]
@@ -284,12 +285,12 @@ class GridOrder:
         self.ended = True
 
     def _carries(self, index: Index, level: int, jittered: bool) -> bool:
-        """Take a read for the beginning of the next line, if it can be: so the lines before it end where they did."""
+        """Continue at a read if it can begin the next line; the earlier lines then end where their last read was."""
         axis, fast = self._axes[level], self._axes[0]
         step = index[axis] - self._read[axis]
         if step != self._steps[axis] and (jittered or axis in self._learned or abs(step) > REACH):
             return False
-        if step * self._steps[axis] < 0 and abs(step) > 1:  # rather the beginning of another pass
+        if step * self._steps[axis] < 0 and abs(step) > 1:  # more likely the start of another pass
             return False
         for faster in self._axes[:level]:
             first, end = (self._low, self._high) if self._steps[faster] > 0 else (self._high, self._low)
@@ -310,9 +311,9 @@ class GridOrder:
 
 
 class DirectoryOrder:
-    """Goes through the files of a tree as cp, tar and find do: in the order of the listings, into each directory.
+    """A depth-first walk over the files of a tree in the order of listings, as cp, tar and find read them.
 
-    It begins after the key `after`, goes on in the directories that come after, and ends where the tree does.
+    It starts after the key `after`, and continues in the following directories until the end of the tree.
     """
 
     def __init__(self, store: Store, after: str) -> None:
@@ -320,10 +321,10 @@ class DirectoryOrder:
         self._store = store
         prefix, name = split_key(after)
         self._levels = [(prefix, self._listing(prefix, name))]
-        self._ahead: deque[Found] = deque()  # given back
+        self._ahead: deque[Found] = deque()  # returned by give_back(), and taken first
 
     async def take(self, count: int) -> list[Found]:
-        """The next `count` files; fewer at the end, or where directory after directory has none."""
+        """Return the next `count` files; fewer at the end, or after many directories without files."""
         found: list[Found] = []
         while self._ahead and len(found) < count:
             found.append(self._ahead.popleft())
@@ -345,11 +346,11 @@ class DirectoryOrder:
         return found
 
     def give_back(self, found: Sequence[Found]) -> None:
-        """Take what was taken last anew."""
+        """Return the files of the latest take(), which the next one yields again."""
         self._ahead.extendleft(reversed(found))
 
     async def aclose(self) -> None:
-        """End the listings."""
+        """Close all open listings."""
         self.ended = True
         self._ahead.clear()
         while self._levels:
@@ -359,7 +360,7 @@ class DirectoryOrder:
         return cast(AsyncGenerator[Info, None], self._store.list_dir(prefix, after))
 
     async def _leave(self, prefix: str, listing: AsyncGenerator[Info, None]) -> None:
-        """Go on after a directory that has come to its end."""
+        """Close a finished listing, and resume that of its parent after it."""
         self._levels.pop()
         await listing.aclose()
         if not self._levels:

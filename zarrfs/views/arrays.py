@@ -37,9 +37,9 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap
 from zarrfs.views.decoding import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr.documents import dump_json
 from zarrfs.zarr.dtypes import as_v2
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON, dump_json
 from zarrfs.zarr.model import ArrayMetadata
 
 if TYPE_CHECKING:

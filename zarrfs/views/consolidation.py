@@ -10,9 +10,10 @@ import trio
 
 from zarrfs.store.api import join_key, split_key
 from zarrfs.views.hierarchy import Hierarchy
-from zarrfs.zarr import asv2, asv3
+from zarrfs.zarr import v2, v3
 from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 log = logging.getLogger("zarrfs")
@@ -56,9 +57,9 @@ def inline_metadata(nodes: dict[str, Metadata], leave_out: Callable[[str, Metada
     for path, metadata in nodes.items():
         try:
             if isinstance(metadata, ArrayMetadata):
-                documents[path] = asv3.array_json(metadata)
+                documents[path] = v3.array_json(metadata)
             elif path:
-                documents[path] = asv3.group_json(metadata)
+                documents[path] = v3.group_json(metadata)
         except MetadataError as exc:
             leave_out(path, exc)
     return {"kind": "inline", "must_understand": False, "metadata": documents}
@@ -70,10 +71,10 @@ def zmetadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataErro
     for path, metadata in nodes.items():
         try:
             if isinstance(metadata, ArrayMetadata):
-                documents[join_key(path, ".zarray")] = asv2.array_json(metadata)
+                documents[join_key(path, ".zarray")] = v2.array_json(metadata)
             else:
-                documents[join_key(path, ".zgroup")] = asv2.GROUP
-            if attributes := asv2.attributes_json(metadata):
+                documents[join_key(path, ".zgroup")] = v2.GROUP_DOCUMENT
+            if attributes := v2.attributes_json(metadata):
                 documents[join_key(path, ".zattrs")] = attributes
         except MetadataError as exc:
             leave_out(path, exc)

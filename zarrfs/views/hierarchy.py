@@ -21,11 +21,11 @@ from zarrfs.zarr.documents import (
     DOCUMENT_MAX,
     DOCUMENTS,
     NODE_DOCUMENTS,
-    load_json,
     parse_document,
     parse_node,
 )
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested

@@ -18,10 +18,10 @@ from zarrfs.store.values import BytesValue
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
-from zarrfs.zarr import asv2, asv3
+from zarrfs.zarr import v2, v3
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
-from zarrfs.zarr.strictjson import strict_json
 
 log = logging.getLogger("zarrfs")
 
@@ -219,18 +219,18 @@ class TranslatedView(WrappingStore):
             return _Shown(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
         if isinstance(metadata, ArrayMetadata):
             three = self._version == 3
-            text = asv3.array_document(metadata) if three else asv2.array_document(metadata)
+            text = v3.array_document(metadata) if three else v2.array_document(metadata)
             documents: dict[str, bytes | None] = {self._names[0]: text}
-            chunks = ChunkNames(metadata, asv3.keys_of(metadata) if three else asv3.plain_keys(metadata))
+            chunks = ChunkNames(metadata, v3.chunk_keys(metadata) if three else v2.chunk_keys(metadata))
         else:
             documents, chunks = {}, None
             if self._version == 3:
-                documents["zarr.json"] = None if node.consolidated else strict_json(asv3.group_json(metadata))
+                documents["zarr.json"] = None if node.consolidated else strict_json(v3.group_json(metadata))
         if self._version == 2:
-            if attributes := asv2.attributes_json(metadata):
+            if attributes := v2.attributes_json(metadata):
                 documents[".zattrs"] = strict_json(attributes)
             if chunks is None:
-                documents[".zgroup"] = strict_json(asv2.GROUP)
+                documents[".zgroup"] = strict_json(v2.GROUP_DOCUMENT)
             if node.consolidated:
                 documents[".zmetadata"] = None
         return _Shown(node, documents, chunks)
@@ -255,7 +255,7 @@ class TranslatedView(WrappingStore):
                 raise NotFound(name)
             return strict_json(zmetadata(nodes, self._leave_out))
         assert isinstance(root.metadata, GroupMetadata)
-        document = asv3.group_json(root.metadata)
+        document = v3.group_json(root.metadata)
         if nodes is not None:
             document["consolidated_metadata"] = inline_metadata(nodes, self._leave_out)
         return strict_json(document)

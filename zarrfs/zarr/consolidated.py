@@ -1,4 +1,4 @@
-"""Consolidated metadata: the documents of a whole hierarchy in one.
+"""Consolidated metadata: one document that holds those of a whole hierarchy.
 
 Source: zarr-python 2.3 (`.zmetadata`); zarr-python 3 (`consolidated_metadata` of zarr.json).
 """
@@ -6,23 +6,24 @@ Source: zarr-python 2.3 (`.zmetadata`); zarr-python 3 (`consolidated_metadata` o
 from __future__ import annotations
 
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr.documents import load_json
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON, load_json
 
-CONSOLIDATED = ("zarr.json", ".zmetadata")  # what may have consolidated metadata; who has the first one is of v3
+CONSOLIDATED = ("zarr.json", ".zmetadata")  # documents that may have it; that of v3 takes precedence
 
 
 def consolidated(name: str, data: Buffer) -> dict[str, dict[str, JSON]] | None:
-    """The documents by node and name: {"a/b": {".zarray": {...}, ".zattrs": {...}}}; None where it has none.
+    """Parse consolidated metadata into documents by node and name: {"a/b": {".zarray": {...}, ".zattrs": {...}}}.
 
-    `name`: .zmetadata or zarr.json, paths are relative to where it lies. Those of v3 are called zarr.json; the one
-    that lies there is among them, as "". MetadataError where what is there breaks a rule.
+    `name` is ".zmetadata" or "zarr.json"; paths of nodes are relative to its directory. With "zarr.json", the
+    documents have that name as well, and the one of the directory itself is at "". Returns None if the document has
+    no consolidated metadata. Raises MetadataError if that breaks a rule.
     """
     document = load_json(data)
     if not isinstance(document, dict):
         raise MetadataError("not a JSON object")
     if name == "zarr.json":
-        return _of_v3(document)
+        return _inline(document)
     metadata = document.get("metadata")
     if metadata is None:
         return None
@@ -36,19 +37,19 @@ def consolidated(name: str, data: Buffer) -> dict[str, dict[str, JSON]] | None:
     return found
 
 
-def _of_v3(document: dict[str, JSON]) -> dict[str, dict[str, JSON]] | None:
-    about = document.get("consolidated_metadata")
-    if about is None:
+def _inline(document: dict[str, JSON]) -> dict[str, dict[str, JSON]] | None:
+    member = document.get("consolidated_metadata")
+    if member is None:
         return None
-    metadata = about.get("metadata") if isinstance(about, dict) else None
-    if not isinstance(metadata, dict) or about.get("kind", "inline") != "inline":
+    metadata = member.get("metadata") if isinstance(member, dict) else None
+    if not isinstance(metadata, dict) or member.get("kind", "inline") != "inline":
         raise MetadataError("consolidated_metadata: not inline")
     own = {name: value for name, value in document.items() if name != "consolidated_metadata"}
     return {"": {"zarr.json": own}} | {_checked(path): {"zarr.json": value} for path, value in metadata.items()}
 
 
 def _checked(path: str) -> str:
-    """A path that could be a key; MetadataError for one that leads out of the hierarchy, or nowhere."""
+    """Return a path that can be a key. Raises MetadataError for one that leaves the hierarchy."""
     parts = path.split("/")
     if path and ("" in parts or "." in parts or ".." in parts or "\0" in path):
         raise MetadataError(f"metadata: {path[:60]!r} is not the path of a node")

@@ -1,7 +1,7 @@
-"""The experimental Zarr v3 of zarr-python 2.10 to 2.18: documents apart from the data, both below the root.
+"""The experimental Zarr v3 of zarr-python 2.10 to 2.18, which separates documents from chunks.
 
-`zarr.json` (entry point), `meta/root/a/b.array.json`, `meta/root/a.group.json`, `data/root/a/b/c0/1`.
-Source: stores that zarr-python 2.18 wrote; its _storage/v3.py reads no more than is read here.
+The root has `zarr.json` (the entry point), `meta/root/a.group.json`, `meta/root/a/b.array.json` and
+`data/root/a/b/c0/1`. Source: stores that zarr-python 2.18 wrote, and its _storage/v3.py, which reads the same subset.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zarrfs.system.buffers import Buffer
-from zarrfs.zarr import fillvalues, members
-from zarrfs.zarr.documents import load_json
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr import fillvalues
+from zarrfs.zarr.common import data_type, is_order_f, regular_grid, required
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON, load_json
 from zarrfs.zarr.keys import DRAFT, KeyTemplate
-from zarrfs.zarr.members import required
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
-from zarrfs.zarr.v2 import data_type, is_order_f
+from zarrfs.zarr.pipelines import pipeline_from_v2
 
 META_ROOT, DATA_ROOT = "meta/root", "data/root"
 _PROTOCOL = "https://purl.org/zarr/spec/protocol/core/3."
@@ -24,13 +24,13 @@ _KINDS = ("array", "group")
 
 
 class EntryPoint(NamedTuple):
-    """What the zarr.json at the root says."""
+    """The `zarr.json` at the root of an experimental store."""
 
-    suffix: str = ".json"  # of metadata documents
+    suffix: str = ".json"  # of the names of metadata documents
 
 
 def entry_point(data: Buffer) -> EntryPoint | None:
-    """The entry point of an experimental store; None for a zarr.json of Zarr v3. MetadataError."""
+    """Parse the entry point of an experimental store; None for a `zarr.json` of Zarr v3. Raises MetadataError."""
     document = load_json(data)
     version = document.get("zarr_format") if isinstance(document, dict) else None
     if not isinstance(version, str):
@@ -45,13 +45,13 @@ def entry_point(data: Buffer) -> EntryPoint | None:
 
 
 def document_keys(path: str, entry: EntryPoint) -> tuple[str, str]:
-    """The keys of the documents that would make the array, and the group, at `path` ("" is the root)."""
+    """Return the keys of the document of an array at `path`, and of that of a group ("" is the root)."""
     head = f"{META_ROOT}/{path}" if path else META_ROOT
     return f"{head}.array{entry.suffix}", f"{head}.group{entry.suffix}"
 
 
 def node_of_key(key: str, entry: EntryPoint) -> tuple[str, str] | None:
-    """(path, "array" or "group") of the node that the document at `key` makes; None for other keys."""
+    """Return (path, "array" or "group") of the node whose document is at `key`; None for other keys."""
     for kind in _KINDS:
         end = f".{kind}{entry.suffix}"
         if key == META_ROOT + end:
@@ -63,12 +63,12 @@ def node_of_key(key: str, entry: EntryPoint) -> tuple[str, str] | None:
 
 
 def data_directory(path: str) -> str:
-    """The key of the directory that the chunk keys of the array at `path` are relative to."""
+    """Return the key of the directory to which the chunk keys of the array at `path` are relative."""
     return f"{DATA_ROOT}/{path}" if path else DATA_ROOT
 
 
 def parse(kind: str, data: Buffer) -> ArrayMetadata | GroupMetadata:
-    """The node that a document of `kind` ("array" or "group") makes. MetadataError."""
+    """Parse the document of a node of `kind` ("array" or "group"). Raises MetadataError."""
     document = load_json(data)
     if not isinstance(document, dict):
         raise MetadataError("not a JSON object")
@@ -96,29 +96,28 @@ def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetad
     if document.get("storage_transformers"):
         raise MetadataError("storage_transformers: none is known")
     attributes = dict(attributes)
-    filters = attributes.pop("filters", None) or []  # that is where zarr-python 2 kept them
+    filters = attributes.pop("filters", None) or []  # where zarr-python 2 kept them
     if not isinstance(filters, list):
         raise MetadataError("filters: not a list")
     value = required(document, "data_type")
-    if isinstance(value, dict):  # of an extension, which zarr-python 2 used for all that is no number
+    if isinstance(value, dict):  # an extension, which zarr-python 2 used for every type that is no number
         value = required(value, "type")
     dtype = data_type(value, filters)
     grid_document = required(document, "chunk_grid")
     if not isinstance(grid_document, dict) or grid_document.get("type", "regular") != "regular":
         raise MetadataError("chunk_grid: not a regular one")
-    grid = members.regular_grid(required(document, "shape"), required(grid_document, "chunk_shape"), dtype)
+    grid = regular_grid(required(document, "shape"), required(grid_document, "chunk_shape"), dtype)
     fill, fill_object = fillvalues.from_v2(document.get("fill_value"), dtype)
     order_f = is_order_f(document.get("chunk_memory_layout", "C"), "chunk_memory_layout")
-    codecs = members.from_v2(
-        dtype, len(grid.shape) if order_f else 0, filters, _compressor(document.get("compressor"))
-    )
+    compressor = _compressor(document.get("compressor"))
+    codecs = pipeline_from_v2(dtype, len(grid.shape) if order_f else 0, filters, compressor)
     return ArrayMetadata(
         "v3-draft", grid.shape, grid, dtype, fill, codecs, _keys(grid_document), attributes, fill_object=fill_object
     )
 
 
 def _compressor(value: JSON) -> JSON:
-    """A compressor as v2 has it."""
+    """Return a compressor in the form of v2."""
     if value is None:
         return None
     name, configuration = (value.get("codec"), value.get("configuration", {})) if isinstance(value, dict) else ("", {})

@@ -1,4 +1,4 @@
-"""Data types of arrays, as Zarr v2 (numpy's typestrs, lists of fields) and Zarr v3 (names) tell them.
+"""Data types of arrays, in the notation of Zarr v2 (numpy's typestrs, lists of fields) and of Zarr v3 (names).
 
 Source: Zarr v2 specification, "Data type encoding"; Zarr v3 core, "Data types"; zarr-extensions (struct, string,
 bytes); what zarr-python 2.18 and 3.1 write.
@@ -12,7 +12,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Endian = Literal["little", "big"]
 Text = str | tuple[Any, ...]
 
-ITEM_MAX = 16 << 20  # bytes: a fill value is held as one item, whatever a document declares
+ITEM_MAX = 16 << 20  # bytes; bounds the memory of fill values, which are stored as one item
 _NESTED_MAX = 32  # fields within fields
 _TYPESTR = re.compile(r"([<>|=]?)([biufcmMSUVO])([0-9]{0,10})(?:\[([0-9]{0,10})([A-Za-zμ]{1,7})\])?")
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 16), "c": (8, 16, 32), "m": (8,), "M": (8,)}
@@ -31,17 +32,17 @@ _SIGNS = {"little": "<", "big": ">", None: "|"}
 
 @dataclasses.dataclass(frozen=True)
 class DataType:
-    """The type of an item. `text` is that of Zarr v2, always in one spelling: equal types have equal texts."""
+    """The type of an item. `text` is its dtype in Zarr v2 in canonical form: equal types have equal texts."""
 
     text: Text  # numpy's typestr, or a tuple of fields: (name, text) or (name, text, shape)
-    itemsize: int  # bytes; 0: no fixed size (kinds O, T, B)
+    itemsize: int  # bytes; 0 without a fixed size (kinds O, T, B)
     kind: str  # numpy's: b i u f c m M S U V; also T (text of any length), B (bytes of any length), O (other objects)
-    endian: Endian | None  # None: items of single bytes, no fixed size, or mixed
-    mixed: bool = False  # fields of different byte order
+    endian: Endian | None  # None: single bytes, no fixed size, or mixed
+    mixed: bool = False  # fields have different byte orders
 
     @property
     def fields(self) -> tuple[tuple[str, DataType, tuple[int, ...]], ...] | None:
-        """(name, type of an item, shape) of each field, named as numpy does; None for a type without fields."""
+        """(name, type of an item, shape) of each field, with numpy's names; None for a type without fields."""
         if isinstance(self.text, str):
             return None
         return tuple(
@@ -50,7 +51,10 @@ class DataType:
         )
 
     def numpy(self) -> np.dtype[Any]:
-        """The numpy dtype; object where there is no fixed size. Padding is a field of its own: no byte is lost."""
+        """Return the numpy dtype, object if there is no fixed size.
+
+        Padding is a field of its own, so that no byte is lost. Raises MetadataError if numpy has no such type.
+        """
         return _numpy(self.text)
 
 
@@ -75,7 +79,7 @@ def _numpy(text: Text) -> np.dtype[Any]:
 
 
 def parse_v2(value: JSON) -> DataType:
-    """The dtype of a v2 document, also of v0 and v1. MetadataError."""
+    """Parse the dtype of a document of v2, v1 or v0. Raises MetadataError."""
     if isinstance(value, str):
         return _typestr(value)
     if not isinstance(value, list | tuple):
@@ -84,7 +88,7 @@ def parse_v2(value: JSON) -> DataType:
 
 
 def _text(value: JSON, depth: int) -> Text:
-    """The text of a type or of fields; MetadataError."""
+    """Return the canonical text of a type or of fields. Raises MetadataError."""
     if isinstance(value, str):
         return _typestr(value).text
     if not isinstance(value, list | tuple) or not value:
@@ -113,7 +117,7 @@ def _shape(value: JSON) -> tuple[int, ...]:
 def _typestr(value: str) -> DataType:
     match = _TYPESTR.fullmatch(value)
     if match is None:
-        if value in _NAMES:  # older writers: numpy understands them
+        if value in _NAMES:  # written by old releases, and accepted by numpy
             return _of_text(_NAMES[value])
         raise MetadataError(f"dtype: {value[:60]!r} is not known")
     order, kind, digits, factor, unit = match.groups()
@@ -131,7 +135,7 @@ def _typestr(value: str) -> DataType:
 
 
 def _names(text: tuple[Any, ...]) -> list[str]:
-    """The names of fields: padding is called as numpy calls it (f1), or so that no other field is."""
+    """Return the names of fields. Padding gets numpy's name (f1), made unique."""
     taken = {field[0] for field in text}
     found = []
     for at, field in enumerate(text):
@@ -154,7 +158,7 @@ def _unit_text(unit: str | None, factor: str | None) -> str:
 
 
 def _of_text(text: Text) -> DataType:
-    """The type of a text that is known to be right."""
+    """Return the type with a canonical text."""
     return _typestr(text) if isinstance(text, str) else _struct(text)
 
 
@@ -179,7 +183,7 @@ def _struct(text: Text) -> DataType:
 
 
 def as_v2(dtype: DataType) -> JSON:
-    """The dtype of a v2 document: a typestr or lists of fields. What objects are is told by a filter."""
+    """Return the dtype for a v2 document: a typestr or lists of fields. The kind of objects is left to a filter."""
     return _as_lists(dtype.text)
 
 
@@ -205,7 +209,7 @@ _LENGTHS = {"fixed_length_utf32": ("U", 4), "null_terminated_bytes": ("S", 1), "
 
 
 def parse_v3(value: JSON, endian: Endian = "little") -> DataType:
-    """The data_type of a v3 document; `endian`: that of its bytes codec. MetadataError."""
+    """Parse the data_type of a v3 document; `endian` is that of its codec "bytes". Raises MetadataError."""
     if isinstance(value, str):
         return _named_v3(value, endian)
     return _of_text(_v3_text(value, endian, 0)) if not _is_any_length(value) else _ANY_LENGTH[value["name"]]
@@ -267,7 +271,7 @@ def _v3_field(field: JSON, endian: Endian, depth: int) -> tuple[str, Text]:
     name, inner = None, None
     if isinstance(field, dict):  # struct
         name, inner = field.get("name"), field.get("data_type")
-    elif isinstance(field, list | tuple) and len(field) == 2:  # structured, of zarr-python 3.1
+    elif isinstance(field, list | tuple) and len(field) == 2:  # structured, as zarr-python 3.1 writes it
         name, inner = field
     if not isinstance(name, str) or not name:
         raise MetadataError("data_type: expected fields of a name and a data type")
@@ -277,7 +281,10 @@ def _v3_field(field: JSON, endian: Endian, depth: int) -> tuple[str, Text]:
 
 
 def as_v3(dtype: DataType) -> JSON:
-    """The data_type of a v3 document, as zarr-python 3.1 writes it. MetadataError says why v3 has none."""
+    """Return the data_type for a v3 document, as zarr-python 3.1 writes it.
+
+    Raises MetadataError with the reason if v3 has no such type.
+    """
     if dtype.kind in "TB":
         return "string" if dtype.kind == "T" else "variable_length_bytes"
     if dtype.mixed:

@@ -1,21 +1,22 @@
-"""Errors of metadata documents and chunks, and the type of parsed JSON."""
+"""Errors of metadata documents, codecs and chunks."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from zarrfs.errors import ZarrfsError
-
-JSON = Any  # what json.loads() returns
 
 
 class MetadataError(ZarrfsError):
-    """A metadata document that breaks a rule, or asks for what nobody here understands; str() is the rule."""
+    """A metadata document that breaks a rule of its format or uses an unsupported feature; str() says which."""
 
 
 class CodecError(MetadataError):
-    """A chunk that does not decode, or a codec that is missing; str() names the codec first."""
+    """A chunk that cannot be decoded, or a codec that is not available; str() begins with the codec's name."""
 
     def __init__(self, codec: str, reason: str) -> None:
         self.codec, self.reason = codec, reason
         super().__init__(f"{codec}: {reason}")
+
+
+def library_error(exc: Exception) -> str:
+    """Return the message of another library's exception on one line, in at most 200 characters."""
+    return " ".join(str(exc).split())[:200] or type(exc).__name__

@@ -1,4 +1,4 @@
-"""Fill values: from the JSON of each generation to the bytes of one item, and back.
+"""Fill values: conversion between the JSON of each generation and the bytes of one item.
 
 Source: Zarr v2 specification, "Fill value encoding"; Zarr v3 core, "Fill value"; zarr-extensions (struct, string,
 bytes); numpy 1 for v0 and v1; what zarr-python 2.18 and 3.1 write.
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from zarrfs.zarr.dtypes import DataType
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.model import ArrayMetadata
 
-Fill = tuple[bytes | None, JSON]  # the bytes of an item, and the value itself where items have no fixed size
+Fill = tuple[bytes | None, JSON]  # the bytes of an item, or the value itself if items have no fixed size
 Read = Callable[[JSON, DataType], bytes]
 
 _DIGITS = re.compile(r"-?[0-9]{1,20}", re.ASCII)
@@ -28,30 +29,30 @@ _SIGNS = {"little": "<", "big": ">", None: "<"}
 
 
 def from_v0_v1(value: JSON, dtype: DataType) -> Fill:
-    """A fill value cast as numpy 1 did it; null: undefined. MetadataError."""
+    """Cast a fill value of v0 or v1 as numpy 1 did; null is undefined. Raises MetadataError."""
     return (None if value is None else _cast(value, dtype)), None
 
 
 def from_v2(value: JSON, dtype: DataType) -> Fill:
-    """A fill value of v2; null: undefined. MetadataError."""
+    """Parse a fill value of v2; null is undefined. Raises MetadataError."""
     if value is None:
         return None, None
     if dtype.itemsize:
         return _read_v2(value, dtype), None
     if dtype.kind == "O":
         return None, value
-    if type(value) in (int, float):  # zarr-python 2 wrote 0 for objects of any kind
+    if type(value) in (int, float):  # zarr-python 2 wrote 0 for all kinds of objects
         return None, (str(value) if dtype.kind == "T" else b"")
     return None, _object(value, dtype)
 
 
 def from_v3(value: JSON, dtype: DataType) -> Fill:
-    """A fill value of v3, in any form that the specification allows. MetadataError."""
+    """Parse a fill value of v3, in every form that the specification allows. Raises MetadataError."""
     return (_read_v3(value, dtype), None) if dtype.itemsize else (None, _object(value, dtype))
 
 
 def value_of(data: bytes, dtype: DataType) -> Any:
-    """What the bytes of an item of fixed size are in Python: complex numbers are pairs, times are whole numbers."""
+    """Convert the bytes of an item of fixed size to Python: complex numbers to pairs, times to whole numbers."""
     kind, order = dtype.kind, dtype.endian or "little"
     if kind == "b":
         return data != b"\0"
@@ -74,7 +75,7 @@ def value_of(data: bytes, dtype: DataType) -> Any:
 
 
 def as_v2(array: ArrayMetadata) -> JSON:
-    """The fill_value of a v2 document, strict JSON; None where it is undefined."""
+    """Return the fill_value for a v2 document as strict JSON; None if it is undefined."""
     if not array.dtype.itemsize:
         value = array.fill_object
         return _base64(value) if isinstance(value, bytes) else value
@@ -82,7 +83,7 @@ def as_v2(array: ArrayMetadata) -> JSON:
 
 
 def as_v3(array: ArrayMetadata) -> JSON:
-    """The fill_value of a v3 document, strict JSON; the type's zero where it is undefined."""
+    """Return the fill_value for a v3 document as strict JSON; the zero of the data type if it is undefined."""
     dtype = array.dtype
     if not dtype.itemsize:
         value = array.fill_object
@@ -98,11 +99,11 @@ def as_v3(array: ArrayMetadata) -> JSON:
 
 def _wrong(value: JSON, dtype: DataType) -> MetadataError:
     try:
-        shown = repr(value)
-    except (RecursionError, ValueError):  # too deep, too many digits
-        shown = f"such a {type(value).__name__}"
+        quoted = repr(value)
+    except (RecursionError, ValueError):  # nests too deep, or has too many digits
+        quoted = f"an object of type {type(value).__name__}"
     text = dtype.text if isinstance(dtype.text, str) else "fields"
-    return MetadataError(f"fill_value: {shown[:60]} is none of dtype {text}")
+    return MetadataError(f"fill_value: {quoted[:60]} is not a value of dtype {text}")
 
 
 def _whole(value: int, dtype: DataType) -> bytes:
@@ -113,7 +114,7 @@ def _whole(value: int, dtype: DataType) -> bytes:
 
 
 def _part(dtype: DataType) -> DataType:
-    """The type of the real part of a complex number."""
+    """Return the type of the parts of a complex number."""
     half = dtype.itemsize // 2
     return DataType(f"{_SIGNS[dtype.endian]}f{half}", half, "f", dtype.endian)
 
@@ -123,7 +124,7 @@ def _real(value: float, dtype: DataType) -> bytes:
         form = _SIGNS[dtype.endian] + _FORMATS[dtype.itemsize]
         try:
             return struct.pack(form, value)
-        except OverflowError:  # rounds to infinity
+        except OverflowError:  # rounds to infinity, which struct does not do
             return struct.pack(form, math.inf if value > 0 else -math.inf)
     import numpy as np
 
@@ -143,8 +144,8 @@ def _float(value: JSON, dtype: DataType) -> bytes:
     raise _wrong(value, dtype)
 
 
-def _fitting(data: bytes, value: JSON, dtype: DataType) -> bytes:
-    """Bytes of an item, zeros at the end where they are fewer."""
+def _padded(data: bytes, value: JSON, dtype: DataType) -> bytes:
+    """Pad with zeros to the size of an item. Raises MetadataError for more bytes than that."""
     if len(data) > dtype.itemsize:
         raise _wrong(value, dtype)
     return data.ljust(dtype.itemsize, b"\0")
@@ -152,7 +153,7 @@ def _fitting(data: bytes, value: JSON, dtype: DataType) -> bytes:
 
 def _text(value: str, dtype: DataType) -> bytes:
     order = "be" if dtype.endian == "big" else "le"
-    return _fitting(value.encode("utf-32-" + order, "surrogatepass"), value, dtype)
+    return _padded(value.encode("utf-32-" + order, "surrogatepass"), value, dtype)
 
 
 def _from_base64(value: JSON, dtype: DataType) -> bytes:
@@ -163,7 +164,7 @@ def _from_base64(value: JSON, dtype: DataType) -> bytes:
 
 
 def _object(value: JSON, dtype: DataType) -> str | bytes:
-    """Text or bytes of any length."""
+    """Parse text or bytes of any length."""
     if dtype.kind == "T" and isinstance(value, str):
         return value
     if dtype.kind == "B" and isinstance(value, str):
@@ -189,7 +190,7 @@ def _pair(value: JSON, dtype: DataType, read: Read) -> bytes:
 def _integral(value: JSON, dtype: DataType) -> bytes:
     text = isinstance(value, str) and dtype.kind in "iu" and _DIGITS.fullmatch(value)
     if text or (type(value) is float and value.is_integer()):
-        value = int(value)  # zarr-python 2 and 3 read these too
+        value = int(value)  # zarr-python 2 and 3 accept these, too
     if type(value) is not int:
         raise _wrong(value, dtype)
     return _whole(value, dtype)
@@ -212,12 +213,12 @@ def _read_v2(value: JSON, dtype: DataType) -> bytes:
     if kind == "S" and isinstance(value, str | int | float):
         return _bytes_v2(value, dtype)
     if kind == "V":
-        return bytes(dtype.itemsize) if value == 0 else _fitting(_from_base64(value, dtype), value, dtype)
+        return bytes(dtype.itemsize) if value == 0 else _padded(_from_base64(value, dtype), value, dtype)
     raise _wrong(value, dtype)
 
 
 def _bytes_v2(value: str | float, dtype: DataType) -> bytes:
-    """Base64; before zarr-python 2.2 it was plain text, or a number."""
+    """Decode base64. Before 2.2, zarr-python wrote plain text or a number."""
     try:
         data = binascii.a2b_base64(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -251,9 +252,9 @@ def _read_v3(value: JSON, dtype: DataType) -> bytes:
             raise MetadataError("fill_value: not the fields of the data type")
         return b"".join(_read_v3(value[name], inner) for name, inner, _shape in dtype.fields)
     if kind in "SV" and isinstance(value, list):
-        return _fitting(_from_numbers(value, dtype), value, dtype)
+        return _padded(_from_numbers(value, dtype), value, dtype)
     if kind in "SV" and isinstance(value, str):
-        return _fitting(_from_base64(value, dtype), value, dtype)
+        return _padded(_from_base64(value, dtype), value, dtype)
     raise _wrong(value, dtype)
 
 
@@ -270,7 +271,7 @@ def _float_v3(value: JSON, dtype: DataType) -> bytes:
 
 
 def _cast(value: JSON, dtype: DataType) -> bytes:
-    """As numpy 1 did in array.fill(value): numbers wrap, what is none becomes text for kinds S and U."""
+    """Convert as numpy 1 did in array.fill(value): integers wrap, and kinds S and U take the text of other values."""
     kind = dtype.kind
     if dtype.fields:
         return _cast_fields(value, dtype)
@@ -285,13 +286,13 @@ def _cast(value: JSON, dtype: DataType) -> bytes:
         return _cast_time(value, dtype) if kind in "mM" else _cast_number(_number(value, dtype), dtype)
     if isinstance(value, int | float) and kind != "V":
         return _cast_number(value, dtype)
-    if kind == "c" and isinstance(value, list):  # of the pickled predecessor
+    if kind == "c" and isinstance(value, list):  # from pickles of zarr 0.3
         return _pair(value, dtype, _cast_number)
     raise _wrong(value, dtype)
 
 
 def _number(value: str, dtype: DataType) -> int | float:
-    """Text cast to a number: what it says; to a bool: whether there is any."""
+    """Cast text to the number that it spells; to a bool: False if empty."""
     try:
         return bool(value) if dtype.kind == "b" else int(value) if dtype.kind in "iu" else float(value)
     except ValueError:
@@ -307,13 +308,13 @@ def _cast_number(value: JSON, dtype: DataType) -> bytes:
     if kind == "c":
         return _pair(int(value) if type(value) is bool else value, dtype, _float)
     number = _truncated(value, dtype) if type(value) is float else int(value)
-    if not -(1 << 63) <= number < 1 << 64:  # numpy refused these
+    if not -(1 << 63) <= number < 1 << 64:  # numpy rejected these
         raise _wrong(value, dtype)
     return (number % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, dtype.endian or "little")
 
 
 def _truncated(value: float, dtype: DataType) -> int:
-    """As x86 converts to whole numbers: by way of 32 or 64 bits, and what they cannot hold is the least of them."""
+    """Convert to an integer as x86 does: to 32 or 64 bits, with the lowest number in place of those out of range."""
     wide = dtype.itemsize == 8 or dtype.text[1:] == "u4"
     limit = 1 << (63 if wide else 31)
     if dtype.kind == "u" and dtype.itemsize == 8 and value >= limit:
@@ -331,7 +332,7 @@ def _cast_time(value: str, dtype: DataType) -> bytes:
 
 
 def _cast_fields(value: JSON, dtype: DataType) -> bytes:
-    """One value for all fields, or one for each."""
+    """Cast one value for all fields, or one value for each."""
     fields = dtype.fields or ()
     values = value if isinstance(value, list | tuple) else [value] * len(fields)
     if len(values) != len(fields):
@@ -348,14 +349,14 @@ def _base64(data: bytes) -> str:
 
 
 def _as_token(value: float, _data: bytes, _dtype: DataType) -> JSON:
-    """JSON has no names for what is no finite number."""
+    """Return a number for JSON, with NaN and infinities as text."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _as_token_or_bits(value: float, data: bytes, dtype: DataType) -> JSON:
-    """As _as_token; a NaN that is not the usual one is told by its bits."""
+    """Return a number for JSON as _as_token() does, but a NaN with sign or payload as its bits in hexadecimal."""
     if math.isnan(value) and dtype.itemsize in _FORMATS and data != _real(math.nan, dtype):
         return "0x" + (data if dtype.endian == "big" else data[::-1]).hex()
     return _as_token(value, data, dtype)

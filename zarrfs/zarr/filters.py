@@ -1,7 +1,7 @@
-"""Codecs from arrays to arrays, and objects in bytes: what numcodecs calls filters.
+"""Codecs that numcodecs calls filters: from arrays to arrays, and from arrays of objects to bytes.
 
-numcodecs decodes them; here is checked that no more comes out of them than the chunk has. Source: Zarr v3 core and
-its registered codecs; the documents of numcodecs.
+numcodecs decodes most of them; this module checks that they return no more than the chunk can have. Source: Zarr v3
+core and its registered codecs; the documentation of numcodecs.
 """
 
 from __future__ import annotations
@@ -13,36 +13,40 @@ from typing import Any
 
 import numpy as np
 
-from zarrfs.zarr.errors import JSON, CodecError
-from zarrfs.zarr.forms import OBJECTS_LIMIT, Array, Builder, Context, Decode, Form
-from zarrfs.zarr.frames import unshuffle
+from zarrfs.zarr.blosc import unshuffle
+from zarrfs.zarr.errors import CodecError
+from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.representation import OBJECTS_LIMIT, Array, Codec, CodecFactory, PipelineContext, Representation
 
-_NUMBERS = "biufcmM"  # kinds of dtypes that filters have to do with
+_NUMBERS = "biufcmM"  # kinds of dtypes that filters convert
 _OBJECT = np.dtype(object)
 
 
-def transpose(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    """The axes in another order; nothing is copied."""
+def transpose(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec that permutes axes; decoding copies nothing."""
     order = configuration.get("order")
-    axes = range(len(form.shape))
-    if order in ("C", "F"):  # of drafts
+    axes = range(len(decoded.shape))
+    if order in ("C", "F"):  # as in drafts of v3
         order = list(axes if order == "C" else reversed(axes))
-    if form.dtype is None or not isinstance(order, list | tuple) or sorted(order) != list(axes):
+    if decoded.dtype is None or not isinstance(order, list | tuple) or sorted(order) != list(axes):
         raise CodecError("transpose", f"order {order} is not one of {len(axes)} axes")
-    stored = form._replace(shape=tuple(form.shape[axis] for axis in order))
+    stored = decoded._replace(shape=tuple(decoded.shape[axis] for axis in order))
     inverse = tuple(order.index(axis) for axis in axes)
     return lambda value: value.transpose(inverse), stored
 
 
-def converting(name: str, inner: str = "dtype", outer: str = "astype") -> Builder:
-    """A filter of numcodecs that goes from dtype `inner` (of the array) to dtype `outer`, item by item."""
+def converting(name: str, inner: str = "dtype", outer: str = "astype") -> CodecFactory:
+    """Return the factory of a filter that converts items between two dtypes.
 
-    def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
+    `inner` and `outer` are the members of its configuration with the dtype of the array and the encoded one.
+    """
+
+    def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
 
         options = dict(configuration)
-        if form.dtype is not None:
-            options.setdefault(inner, form.dtype.str)
+        if decoded.dtype is not None:
+            options.setdefault(inner, decoded.dtype.str)
         codec = numcodecs.get_codec({**options, "id": name})
         plain, coded = np.dtype(getattr(codec, inner)), np.dtype(getattr(codec, outer))
         for dtype in (plain, coded):
@@ -54,32 +58,34 @@ def converting(name: str, inner: str = "dtype", outer: str = "astype") -> Builde
                 found: Array = codec.decode(value)
             return found
 
-        return decode, _converted(name, form, plain, coded, context)
+        return decode, _converted(name, decoded, plain, coded, context)
 
     return build
 
 
-def _converted(name: str, form: Form, plain: np.dtype[Any], coded: np.dtype[Any], context: Context) -> Form:
-    """What items of `plain` are after each was made one of `coded`."""
-    if form.dtype is None:  # a filter after one that makes bytes
-        return Form(None, (), form.limit // plain.itemsize * coded.itemsize, form.exact)
-    if form.dtype.newbyteorder("=") == plain.newbyteorder("="):
-        return Form.array(coded, form.shape)
-    if not context.lax or form.dtype.hasobject or form.limit % plain.itemsize:
-        raise CodecError(name, f"made for {plain}, the array has {form.dtype}")
-    return Form.array(coded, (form.limit // plain.itemsize,))
+def _converted(
+    name: str, decoded: Representation, plain: np.dtype[Any], coded: np.dtype[Any], context: PipelineContext
+) -> Representation:
+    """Return the representation after a filter that encodes items of `plain` as items of `coded`."""
+    if decoded.dtype is None:  # the filter follows one that makes bytes
+        return Representation(None, (), decoded.limit // plain.itemsize * coded.itemsize, decoded.exact)
+    if decoded.dtype.newbyteorder("=") == plain.newbyteorder("="):
+        return Representation.array(coded, decoded.shape)
+    if not context.untyped or decoded.dtype.hasobject or decoded.limit % plain.itemsize:
+        raise CodecError(name, f"made for {plain}, the array has {decoded.dtype}")
+    return Representation.array(coded, (decoded.limit // plain.itemsize,))
 
 
-def unchanged(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    """bitround: bits were set to zero, nothing is to be undone."""
-    return lambda value: value, form
+def unchanged(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec bitround: encoding set bits to zero, and decoding has nothing to undo."""
+    return lambda value: value, decoded
 
 
-def packbits(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    """Eight booleans to a byte, after a byte that says how many bits of the last are unused."""
-    if form.dtype is None or form.dtype.itemsize != 1:
+def packbits(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec of eight booleans to a byte, after a byte with the number of unused bits in the last one."""
+    if decoded.dtype is None or decoded.dtype.itemsize != 1:
         raise CodecError("packbits", "packs nothing but booleans")
-    items, dtype = form.items, form.dtype
+    items, dtype = decoded.items, decoded.dtype
 
     def decode(value: Array) -> Array:
         packed = np.asarray(value).reshape(-1).view(np.uint8)
@@ -87,12 +93,12 @@ def packbits(configuration: Mapping[str, JSON], form: Form, context: Context) ->
             raise CodecError("packbits", f"{packed[0]} unused bits where {items} items leave {-items % 8}")
         return np.unpackbits(packed[1:], count=items).view(dtype)
 
-    return decode, Form.array(np.dtype(np.uint8), (1 + -(-items // 8),))
+    return decode, Representation.array(np.dtype(np.uint8), (1 + -(-items // 8),))
 
 
-def shuffle(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    """First bytes of all items, then second ones, ..."""
-    form.need_bytes(context.lax)
+def shuffle(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec that stores the first bytes of all items, then the second ones, and so on."""
+    decoded.require_bytes(context.untyped)
     itemsize = configuration.get("elementsize", 4)
     if type(itemsize) is not int or itemsize < 0:
         raise CodecError("shuffle", f"elementsize {itemsize} is no number of bytes")
@@ -107,27 +113,27 @@ def shuffle(configuration: Mapping[str, JSON], form: Form, context: Context) -> 
         unshuffle(coded, target, itemsize)
         return target
 
-    return decode, form.longer(0)
+    return decode, decoded.longer(0)
 
 
-def categorize(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    """Numbers of labels, 0 for the empty text."""
+def categorize(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec that stores labels as numbers, with 0 for the empty text."""
     import numcodecs
 
     codec = numcodecs.get_codec({**configuration, "id": "categorize"})
-    if form.dtype is None or codec.dtype != form.dtype or codec.astype.kind not in "iu":
-        raise CodecError("categorize", f"from {codec.dtype} to {codec.astype}, the array has {form.dtype}")
-    return codec.decode, Form.array(codec.astype, form.shape)
+    if decoded.dtype is None or codec.dtype != decoded.dtype or codec.astype.kind not in "iu":
+        raise CodecError("categorize", f"from {codec.dtype} to {codec.astype}, the array has {decoded.dtype}")
+    return codec.decode, Representation.array(codec.astype, decoded.shape)
 
 
-def variable(name: str) -> Builder:
-    """Objects of any length, each after its length, all after their number."""
+def variable(name: str) -> CodecFactory:
+    """Return the factory of a codec that stores the number of objects, then each after its length in bytes."""
 
-    def build(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
+    def build(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
         import numcodecs
 
-        _objects(name, form)
-        items, codec = form.items, numcodecs.get_codec({**configuration, "id": name})
+        _require_objects(name, decoded)
+        items, codec = decoded.items, numcodecs.get_codec({**configuration, "id": name})
         if name == "vlen-array" and codec.dtype.kind not in _NUMBERS:
             raise CodecError(name, f"dtype {codec.dtype} is not one of numbers")
 
@@ -137,33 +143,33 @@ def variable(name: str) -> Builder:
             found: Array = codec.decode(value)
             return found
 
-        return decode, Form(None, (), OBJECTS_LIMIT, False)
+        return decode, Representation(None, (), OBJECTS_LIMIT, False)
 
     return build
 
 
-def json2(configuration: Mapping[str, JSON], form: Form, context: Context) -> tuple[Decode, Form]:
-    """A list in JSON: the items, nested as the array is, then its dtype and shape."""
-    _objects("json2", form)
+def json2(configuration: Mapping[str, JSON], decoded: Representation, context: PipelineContext) -> Codec:
+    """Make the codec of a JSON list: the items, nested as in the array, then its dtype and shape."""
+    _require_objects("json2", decoded)
     encoding = configuration.get("encoding", "utf-8")
 
     def decode(value: Any) -> Array:
         document = json.loads(str(value, encoding), strict=bool(configuration.get("strict", True)))
         *values, dtype, shape = document
-        if not isinstance(shape, list) or np.prod(shape, dtype=object) != form.items or dtype != "|O":
-            raise CodecError("json2", f"{dtype} of shape {shape} where {form.items} objects are expected")
+        if not isinstance(shape, list) or np.prod(shape, dtype=object) != decoded.items or dtype != "|O":
+            raise CodecError("json2", f"{dtype} of shape {shape} where {decoded.items} objects are expected")
         for _ in shape[1:]:
             values = [item for row in values for item in row]
-        if len(values) != form.items:
-            raise CodecError("json2", f"{len(values)} objects where {form.items} are expected")
-        found = np.empty(form.items, object)
+        if len(values) != decoded.items:
+            raise CodecError("json2", f"{len(values)} objects where {decoded.items} are expected")
+        found = np.empty(decoded.items, object)
         for at, item in enumerate(values):
             found[at] = item
         return found
 
-    return decode, Form(None, (), OBJECTS_LIMIT, False)
+    return decode, Representation(None, (), OBJECTS_LIMIT, False)
 
 
-def _objects(name: str, form: Form) -> None:
-    if form.dtype is None or form.dtype != _OBJECT:
-        raise CodecError(name, f"holds objects, the array has {'bytes' if form.dtype is None else form.dtype}")
+def _require_objects(name: str, decoded: Representation) -> None:
+    if decoded.dtype is None or decoded.dtype != _OBJECT:
+        raise CodecError(name, f"holds objects, the array has {'bytes' if decoded.dtype is None else decoded.dtype}")

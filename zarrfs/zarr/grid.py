@@ -1,4 +1,4 @@
-"""The regular chunk grid: which chunks an array has, what they are called, and how they are counted.
+"""The regular chunk grid: the chunks of an array, their names and their numbers.
 
 Source: Zarr v2 specification, "Chunks"; Zarr v3 core specification, "Regular grids".
 """
@@ -10,28 +10,28 @@ import re
 from collections.abc import Iterator
 
 _NAME = re.compile(r"(?:0|[1-9][0-9]*)(?:\.(?:0|[1-9][0-9]*))*", re.ASCII)
-_DIGITS_MAX = 255  # of a name: no longer one is that of a file
-_SURE, _SURE_IN = 10**60, 64  # chunks, dimensions: with no more, no name is that long
+_NAME_MAX = 255  # characters: the limit of file names (NAME_MAX)
+_SHORT_SIZE, _SHORT_NDIM = 10**60, 64  # no grid within these bounds has a name over _NAME_MAX
 
 
 class Grid:
-    """Chunks numbered in C order (the last dimension varies fastest), from 0 to `size` - 1.
+    """A regular grid whose chunks are numbered in C order (the last dimension varies fastest), from 0 to `size` - 1.
 
-    A chunk's name joins its index in each dimension with "."; the one chunk of a scalar is "0". Numbers are
-    plain ints: a grid may have more chunks than anything could hold.
+    A chunk's name joins its index in each dimension with "."; the only chunk of a scalar is "0". Numbers are
+    Python ints: a grid may have more chunks than 64 bits can count.
     """
 
     def __init__(self, shape: object, chunks: object) -> None:
-        """`shape` and `chunks` as JSON has them; ValueError names the rule that they break."""
+        """`shape` and `chunks` are lists of whole numbers, in items. Raises ValueError if they break a rule."""
         self.shape = _whole_numbers("shape", shape, 0)
         self.chunks = _whole_numbers("chunks", chunks, 1)
         if len(self.shape) != len(self.chunks):
             raise ValueError(f"shape has {len(self.shape)} dimensions, chunks has {len(self.chunks)}")
         self.counts = tuple(-(-extent // step) for extent, step in zip(self.shape, self.chunks, strict=True))
         self.size = math.prod(self.counts)
-        long = self.size > _SURE or len(self.shape) > _SURE_IN
-        if long and self.size and len(self.name(self.size - 1)) > _DIGITS_MAX:
-            raise ValueError(f"shape: names of chunks over {_DIGITS_MAX} characters")
+        large = self.size > _SHORT_SIZE or len(self.shape) > _SHORT_NDIM
+        if large and self.size and len(self.name(self.size - 1)) > _NAME_MAX:
+            raise ValueError(f"shape: names of chunks over {_NAME_MAX} characters")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Grid) and (self.shape, self.chunks) == (other.shape, other.chunks)
@@ -40,7 +40,7 @@ class Grid:
         return hash((self.shape, self.chunks))
 
     def index(self, number: int) -> tuple[int, ...]:
-        """The index of chunk `number`, which is in range."""
+        """Return the index of chunk `number`, which must be in range."""
         found = []
         for count in reversed(self.counts):
             number, at = divmod(number, count)
@@ -48,18 +48,18 @@ class Grid:
         return tuple(reversed(found))
 
     def number_at(self, index: tuple[int, ...]) -> int:
-        """The number of the chunk at `index`, which is in range."""
+        """Return the number of the chunk at `index`, which must be in range."""
         found = 0
         for at, count in zip(index, self.counts, strict=True):
             found = found * count + at
         return found
 
     def name(self, number: int) -> str:
-        """The name of chunk `number`, which is in range."""
+        """Return the name of chunk `number`, which must be in range."""
         return ".".join(map(str, self.index(number))) or "0"
 
     def number(self, name: str) -> int | None:
-        """The number of the chunk `name`; None where no chunk is called so."""
+        """Return the number of the chunk `name`; None if no chunk has that name."""
         if not self.counts:
             return 0 if name == "0" else None
         parts = name.split(".")
@@ -67,7 +67,7 @@ class Grid:
             return None
         found = 0
         for part, count in zip(parts, self.counts, strict=True):
-            if len(part) > _DIGITS_MAX:
+            if len(part) > _NAME_MAX:
                 return None
             at = int(part)
             if at >= count:
@@ -76,7 +76,7 @@ class Grid:
         return found
 
     def names(self, start: int, stop: int) -> Iterator[str]:
-        """The names of the chunks `start` to `stop` - 1, in order; far quicker than name() of each."""
+        """Yield the names of the chunks `start` to `stop` - 1 in order, far faster than calling name() for each."""
         if not self.counts:
             yield from ["0"][start:stop]
             return

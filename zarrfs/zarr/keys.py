@@ -1,4 +1,4 @@
-"""How chunks are called: one template covers the keys of every generation.
+"""Chunk keys: one template covers the keys of every generation.
 
 Source: Zarr v3 core protocol draft, "Regular grids" (prefix, separator, suffix); Zarr v2, "Chunks"; Zarr v3 core,
 "Chunk key encoding"; zarr-legacy-persistence (0.4.0).
@@ -11,52 +11,51 @@ import functools
 import re
 from collections.abc import Iterator
 
+from zarrfs.zarr import DOCUMENTS
 from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.grid import Grid
 
 _NUMBER = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _DIGITS = frozenset("0123456789")
-_DIGITS_MAX = 255  # of a number in a key: a name is no longer
-# documents.DOCUMENTS, which is defined in terms of this module
-_DOCUMENTS = {"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata", "__zmeta__", "__zattr__", "meta", "attrs"}
-Part = tuple[str | int, ...]  # one name in a key: literal text, and the axes whose numbers stand there
+_DIGITS_MAX = 255  # of a number in a key: the limit of file names (NAME_MAX)
+_Part = tuple[str | int, ...]  # one path component of a key: literal text, and axes whose chunk numbers go there
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyTemplate:
-    """Names of chunks, relative to the array: directory/ prefix 0 separator 0 suffix. Prefix and suffix are literal.
+    """The form of chunk keys, relative to the array: directory/ prefix 0 separator 0 suffix.
 
-    "c/0/0" has the prefix "c/", "0.0.blosc" the suffix ".blosc", "c0/1" (experimental v3) the prefix "c".
-    MetadataError where chunks could not be told apart by such names, or names were none.
+    Prefix and suffix are literal: "c/0/0" has the prefix "c/", "0.0.blosc" the suffix ".blosc", "c0/1" (experimental
+    v3) the prefix "c". Raises MetadataError if keys would be ambiguous, or would not be valid keys of chunks.
     """
 
-    directory: str = ""  # without "/" at its end
+    directory: str = ""  # without a trailing "/"
     prefix: str = ""
     separator: str = "."
     suffix: str = ""
-    scalar: str = "0"  # the whole name of the only chunk of a 0-D array, below the directory
+    scalar: str = "0"  # the name of the only chunk of a 0-D array, below the directory
 
     def __post_init__(self) -> None:
         if not self.separator or _DIGITS & set(self.separator) or self.suffix[:1] in _DIGITS:
-            raise MetadataError("chunk keys: a separator or suffix that numbers cannot be told from")
+            raise MetadataError("chunk keys: the separator is empty or has digits, or the suffix begins with one")
         for name in (self.prefix + "0" + self.separator + "0" + self.suffix, self.scalar):
             parts = f"{self.directory}/{name}".removeprefix("/").split("/")
-            if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[0] in _DOCUMENTS:
+            if any(part in ("", ".", "..") or "\0" in part for part in parts) or parts[0] in DOCUMENTS:
                 raise MetadataError(f"chunk keys: {name[:60]!r} is not a key")
 
     @classmethod
     def joined(cls, prefix: str = "", separator: str = ".", suffix: str = "") -> KeyTemplate:
-        """The template of the v3 core protocol draft: prefix, indices and suffix, joined by the separator."""
+        """Make the template of the v3 core protocol draft, which joins prefix, indices and suffix by the separator."""
         scalar = separator.join(filter(None, (prefix, suffix))) or "0"
         return cls("", prefix and prefix + separator, separator, suffix and separator + suffix, scalar)
 
     def key(self, index: tuple[int, ...]) -> str:
-        """The key of the chunk at `index`, relative to the array."""
+        """Return the key of the chunk at `index`, relative to the array."""
         name = self.prefix + self.separator.join(map(str, index)) + self.suffix if index else self.scalar
         return f"{self.directory}/{name}" if self.directory else name
 
     def index(self, key: str, grid: Grid) -> tuple[int, ...] | None:
-        """The index of the chunk called `key`; None for what is no chunk of this grid: the strict inverse of key()."""
+        """Return the index of the chunk at `key`, None if the grid has no such chunk: the strict inverse of key()."""
         if self.directory:
             directory, key = key[: len(self.directory) + 1], key[len(self.directory) + 1 :]
             if directory != self.directory + "/":
@@ -81,22 +80,23 @@ class KeyTemplate:
 
     @property
     def directories(self) -> bool:
-        """Whether keys of chunks go through directories (where there is more than one dimension)."""
+        """True if keys contain directories (given more than one dimension)."""
         return "/" in (self.directory and "/") + self.prefix + self.separator + self.suffix
 
     def is_directory(self, key: str, grid: Grid) -> bool:
-        """Whether keys of chunks of this grid go through the directory `key` (relative to the array; "" too)."""
+        """Return True if chunks of this grid lie below the directory `key`, relative to the array (also for "")."""
         return self._below(key, grid) is not None
 
     def children(self, directory: str, grid: Grid, after: str = "") -> Iterator[tuple[str, bool]]:
-        """(name, whether a directory) of what chunks make in `directory`, sorted by name, after the name `after`.
+        """Yield (name, is a directory) of the entries that chunks make in `directory`, sorted, after the name `after`.
 
-        Streams: a million chunks take no memory. Nothing where `directory` is none of chunks.
+        Entries are generated one by one: a million chunks take no memory. Yields nothing for directories without
+        chunks.
         """
         parts = self._below(directory, grid)
         if not parts:
             return
-        if not grid.size:  # the directory is there without chunks: __zdata__
+        if not grid.size:  # __zdata__ exists without chunks, too
             above = f"{directory}/" if directory else ""
             name = self.directory.removeprefix(above).split("/")[0] if self.directory.startswith(above) else ""
             if name > after:
@@ -106,8 +106,8 @@ class KeyTemplate:
         for name in _names(parts[0], grid, after):
             yield name, inner
 
-    def _below(self, key: str, grid: Grid) -> tuple[Part, ...] | None:
-        """The parts of the keys of chunks in the directory `key`; None where keys go nowhere through it."""
+    def _below(self, key: str, grid: Grid) -> tuple[_Part, ...] | None:
+        """Return the components that keys have below the directory `key`; None if no chunk lies below it."""
         parts = _parts(self, len(grid.counts))
         if not key:
             return parts
@@ -121,8 +121,8 @@ class KeyTemplate:
 
 
 @functools.lru_cache(256)
-def _parts(template: KeyTemplate, ndim: int) -> tuple[Part, ...]:
-    """The names, one below the other, in keys of chunks with so many dimensions."""
+def _parts(template: KeyTemplate, ndim: int) -> tuple[_Part, ...]:
+    """Return the path components of the keys of an array with `ndim` dimensions."""
     tokens: list[str | int] = [template.directory + "/" if template.directory else ""]
     if ndim:
         tokens.append(template.prefix)
@@ -146,8 +146,8 @@ def _parts(template: KeyTemplate, ndim: int) -> tuple[Part, ...]:
     return tuple(map(tuple, parts))
 
 
-def _matches(part: Part, name: str, grid: Grid) -> bool:
-    """Whether `name` is one that `part` stands for: numbers inside the grid."""
+def _matches(part: _Part, name: str, grid: Grid) -> bool:
+    """Return True if `name` has the form of `part`, with numbers inside the grid."""
     at = 0
     for token in part:
         if isinstance(token, str):
@@ -162,8 +162,8 @@ def _matches(part: Part, name: str, grid: Grid) -> bool:
     return at == len(name)
 
 
-def _names(part: Part, grid: Grid, after: str, head: str = "") -> Iterator[str]:
-    """The names that begin with `head` and that `part` stands for, sorted by code points, after `after`."""
+def _names(part: _Part, grid: Grid, after: str, head: str = "") -> Iterator[str]:
+    """Yield the names of the form `head` + `part` that sort after `after`, in code point order."""
     if part and isinstance(part[0], str):
         head, part = head + part[0], part[1:]
     if not part:
@@ -184,31 +184,32 @@ def _names(part: Part, grid: Grid, after: str, head: str = "") -> Iterator[str]:
 
 
 def _sorted_numbers(head: str, text: str, count: int, after: str) -> Iterator[int]:
-    """The numbers below `count` in the order of names head + number + text...; names up to `after` are skipped.
+    """Yield the numbers below `count` in the order of the names head + number + text..., which follow `after`.
 
-    What is skipped are whole subtrees (12 is below 1), so that to go on in a long listing costs nothing.
+    The numbers are walked as a tree (12 is a child of 1). A subtree that sorts before `after` is skipped whole, so
+    that resuming a long listing is cheap.
     """
-    first = text[:1] < "0"  # 1 comes before 12, for "1." is less than "12."
-    waiting = [(number, False) for number in range(min(10, count) - 1, -1, -1)]
-    while waiting:
-        number, opened = waiting.pop()
-        if opened:
+    parent_first = text[:1] < "0"  # 1 precedes 12 because "1." < "12."
+    stack = [(number, False) for number in range(min(10, count) - 1, -1, -1)]
+    while stack:
+        number, children_done = stack.pop()
+        if children_done:
             yield number
             continue
         name = f"{head}{number}"
         if name < after and not after.startswith(name):
-            continue  # and so is every name that begins with it
-        if first:
+            continue  # every name that begins with it is less than `after`, too
+        if parent_first:
             yield number
         else:
-            waiting.append((number, True))
+            stack.append((number, True))
         if number and number * 10 < count:
             stop = min(number * 10 + 10, count)
-            waiting += [(inner, False) for inner in range(stop - 1, number * 10 - 1, -1)]
+            stack += [(child, False) for child in range(stop - 1, number * 10 - 1, -1)]
 
 
 V0 = KeyTemplate("__zdata__", suffix=".blosc")
-FLAT = KeyTemplate()  # v1, v2, and v3's encoding "v2"
+FLAT = KeyTemplate()  # v1, v2, and the encoding "v2" of v3
 NESTED = KeyTemplate(separator="/")
-DEFAULT = KeyTemplate.joined("c", "/")  # of v3
-DRAFT = KeyTemplate(prefix="c", separator="/", scalar="c0")  # experimental v3
+DEFAULT = KeyTemplate.joined("c", "/")  # the encoding "default" of v3
+DRAFT = KeyTemplate(prefix="c", separator="/", scalar="c0")  # the experimental v3

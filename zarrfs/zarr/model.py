@@ -1,7 +1,7 @@
-"""What the documents of every Zarr generation say, in one form: ArrayMetadata, GroupMetadata and their parts.
+"""Arrays and groups of every Zarr generation in one form: ArrayMetadata, GroupMetadata and their parts.
 
-The codec pipeline is told in the words of Zarr v3, whatever the generation: order F is a transpose codec, filters and
-compressors are `numcodecs.ID`, but for those that v3 names itself. Source: Zarr v3 core specification; Zarr v2
+Codec pipelines have the form of Zarr v3 whatever the generation: memory order F is a transpose codec, and filters and
+compressors are `numcodecs.ID`, unless v3 has a name for them. Source: Zarr v3 core specification; Zarr v2
 specification; zarr-legacy-persistence (0.4.0).
 """
 
@@ -11,18 +11,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from zarrfs.zarr.errors import JSON
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import NESTED, KeyTemplate
 
 if TYPE_CHECKING:
     from zarrfs.zarr.dtypes import DataType
     from zarrfs.zarr.grid import Grid
 
-Generation = Literal["v0", "v1", "v2", "v3", "v3-draft"]  # v0: also its pickled predecessor
+Generation = Literal["v0", "v1", "v2", "v3", "v3-draft"]  # v0 includes the pickled documents of zarr 0.3
 
 
 class CodecSpec(NamedTuple):
-    """One step of a codec pipeline."""
+    """One codec of a pipeline, as in a document of v3."""
 
     name: str  # bytes, transpose, blosc, gzip, zstd, crc32c, sharding_indexed, vlen-utf8, ..., or numcodecs.ID
     configuration: Mapping[str, JSON] = {}
@@ -30,29 +30,29 @@ class CodecSpec(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayMetadata:
-    """An array. `shape` in items; `grid` counts chunks, the last of which may overhang the shape."""
+    """An array. `shape` is in items; `grid` counts chunks, of which the last in a dimension may exceed the shape."""
 
     generation: Generation
     shape: tuple[int, ...]
-    grid: Grid  # of stored chunks: of shards, where the array is sharded
+    grid: Grid  # of stored chunks; of shards if the array is sharded
     dtype: DataType
-    fill: bytes | None  # one item as decoded chunks hold it (dtype.itemsize bytes, its byte order); None: undefined
-    codecs: tuple[CodecSpec, ...]  # in the order of encoding: array -> array, array -> bytes, bytes -> bytes
-    keys: KeyTemplate  # of chunks, below the array
+    fill: bytes | None  # one item as in decoded chunks (dtype.itemsize bytes, its byte order); None: undefined
+    codecs: tuple[CodecSpec, ...]  # in encoding order: array -> array, array -> bytes, bytes -> bytes
+    keys: KeyTemplate  # of chunks, relative to the array
     attributes: Mapping[str, JSON]
     dimension_names: tuple[str | None, ...] | None = None
     storage_transformers: tuple[JSON, ...] = ()
-    fill_object: JSON = None  # of dtypes without a size (strings of any length): the value itself
-    keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see keys.nested()
+    fill_object: JSON = None  # the fill value of a dtype without a fixed size, such as text of any length
+    keys_assumed: bool = False  # v2 without dimension_separator: old stores may nest chunks, see nested()
 
     @property
     def ndim(self) -> int:
-        """Dimensions; 0 for a scalar."""
+        """The number of dimensions; 0 for a scalar."""
         return len(self.shape)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a decoded chunk, always of full chunk shape."""
+        """The size in bytes of a decoded chunk, which always has the full chunk shape."""
         size = self.dtype.itemsize
         for extent in self.grid.chunks:
             size *= extent
@@ -61,7 +61,7 @@ class ArrayMetadata:
 
 @dataclasses.dataclass(frozen=True)
 class GroupMetadata:
-    """A group; `implied`: no document says so, only nodes below it."""
+    """A group. An `implied` one has no document of its own, only nodes below it."""
 
     generation: Generation
     attributes: Mapping[str, JSON]
@@ -69,8 +69,8 @@ class GroupMetadata:
 
 
 def nested(array: ArrayMetadata) -> KeyTemplate | None:
-    """The other way in which chunks of `array` may be called ("0/0"), where its document leaves that open.
+    """Return the nested chunk keys ("0/0") that `array` may have instead of its flat ones, as old stores do.
 
-    None where the document says it, or both are the same. Who can look at names decides: old stores nest.
+    None if the document determines the keys, or both are the same. The caller has to look at the keys that exist.
     """
     return NESTED if array.keys_assumed and array.ndim > 1 else None

@@ -1,6 +1,6 @@
-"""Raw blocks of Snappy, as old Blosc frames hold them. Source: Snappy's format_description.txt.
+"""Decompression of raw Snappy blocks, which old Blosc frames contain. Source: Snappy's format_description.txt.
 
-No wheel reads them any more. Where Python walks the elements of a block, it takes about a microsecond for one.
+This is pure Python, because no maintained wheel reads them; it takes about a microsecond per element of a block.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAME = "snappy"
 
 
 def decompress(data: Buffer, size: int) -> bytearray:
-    """The `size` bytes that a raw block holds; CodecError where it holds others, or is damaged."""
+    """Decompress a raw block to `size` bytes. Raises CodecError if it is damaged or has another size."""
     source = bytes(data)
     claimed, at = _varint(source)
     if claimed != size:
@@ -29,7 +29,7 @@ def decompress(data: Buffer, size: int) -> bytearray:
         if kind == 0:
             length, at = (tag >> 2) + 1, at + 1
             if length > 60:
-                extra = length - 60  # bytes that hold the length - 1
+                extra = length - 60  # the number of bytes that encode length - 1
                 length = int.from_bytes(source[at : at + extra], "little") + 1
                 at += extra
             if length > end - at or length > size - have:
@@ -47,22 +47,22 @@ def decompress(data: Buffer, size: int) -> bytearray:
         else:
             length, offset = 1 + (tag >> 2), int.from_bytes(source[at + 1 : at + 5], "little")
         if not 0 < offset <= have or length > size - have:
-            raise CodecError(_NAME, "a copy goes beyond what there is")
+            raise CodecError(_NAME, "a copy goes beyond the output")
         at, start, have = at + width, have - offset, have + length
         if length <= offset:
             out += out[start : start + length]
-        else:  # it overlaps itself: a pattern repeated
+        else:  # the copy overlaps its own output: it repeats a pattern
             out += (out[start:] * (length // offset + 1))[:length]
     if have != size:
         raise CodecError(_NAME, "the block ends early")
     return out
 
 
-_WIDTHS = (0, 2, 3, 5)  # bytes of a copy element, by its kind
+_WIDTHS = (0, 2, 3, 5)  # bytes of a copy element, by its tag
 
 
 def _varint(source: bytes) -> tuple[int, int]:
-    """The number that `source` begins with, and where it ends."""
+    """Return the varint at the start of `source`, and the position after it."""
     value = 0
     for at, byte in enumerate(source[:5]):
         value |= (byte & 0x7F) << 7 * at

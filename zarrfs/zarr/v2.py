@@ -1,35 +1,37 @@
-"""Zarr v2: `.zarray` and `.zgroup`.
+"""Zarr v2: parse `.zarray` and `.zgroup`, and write nodes of any generation as such documents.
 
-Source: Zarr v2 specification; what zarr-python 2.18 and 3.1 read. Members that are not known are ignored, as there.
+Source: Zarr v2 specification; what zarr-python 2.18 and 3.1 read (unknown members are ignored, as they do); xarray's
+convention for dimension names.
 """
 
 from __future__ import annotations
 
-from zarrfs.zarr import dtypes, fillvalues, members
-from zarrfs.zarr.dtypes import DataType
-from zarrfs.zarr.errors import JSON, MetadataError
-from zarrfs.zarr.keys import FLAT, NESTED
-from zarrfs.zarr.members import required
-from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+from zarrfs.zarr import dtypes, fillvalues
+from zarrfs.zarr.common import check_format, data_type, is_order_f, regular_grid, required
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON, strict_json
+from zarrfs.zarr.keys import FLAT, NESTED, KeyTemplate
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
+from zarrfs.zarr.pipelines import BLOSC_SHUFFLES, PREFIX, pipeline_from_v2
 
-_SEPARATORS = {None: FLAT, ".": FLAT, "/": NESTED}
+DIMENSIONS = "_ARRAY_DIMENSIONS"  # xarray's attribute for what v3 calls dimension_names
+GROUP_DOCUMENT: dict[str, JSON] = {"zarr_format": 2}
 
-
-def check_format(document: dict[str, JSON], number: int) -> None:
-    """MetadataError where `zarr_format` is not `number`."""
-    found = required(document, "zarr_format")
-    if type(found) is not int or found != number:
-        raise MetadataError(f"zarr_format is not {number}")
+_KEYS = {None: FLAT, ".": FLAT, "/": NESTED}  # by dimension_separator
+_OBJECT_CODECS = ("vlen-utf8", "vlen-bytes")  # they turn arrays into bytes in v3; v2 calls them filters
 
 
-def group(document: dict[str, JSON], attributes: dict[str, JSON]) -> GroupMetadata:
-    """The group of a `.zgroup`. MetadataError."""
+# -- reading
+
+
+def parse_group(document: dict[str, JSON], attributes: dict[str, JSON]) -> GroupMetadata:
+    """Parse the members of a `.zgroup`. Raises MetadataError."""
     check_format(document, 2)
     return GroupMetadata("v2", attributes)
 
 
-def array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    """The array of a `.zarray`. MetadataError."""
+def parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
+    """Parse the members of a `.zarray`. Raises MetadataError."""
     check_format(document, 2)
     filters = document.get("filters") or []
     if not isinstance(filters, list):
@@ -39,30 +41,122 @@ def array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetada
     separator = document.get("dimension_separator")
     if separator not in (None, ".", "/"):
         raise MetadataError("dimension_separator: neither . nor /")
-    grid = members.regular_grid(required(document, "shape"), required(document, "chunks"), dtype)
+    grid = regular_grid(required(document, "shape"), required(document, "chunks"), dtype)
     fill, fill_object = fillvalues.from_v2(document.get("fill_value"), dtype)
-    dimensions = len(grid.shape) if is_order_f(document.get("order", "C"), "order") else 0
-    codecs = members.from_v2(dtype, dimensions, filters, compressor)
+    transposed = len(grid.shape) if is_order_f(document.get("order", "C"), "order") else 0
+    codecs = pipeline_from_v2(dtype, transposed, filters, compressor)
     return ArrayMetadata(
-        "v2", grid.shape, grid, dtype, fill, codecs, _SEPARATORS[separator], attributes,
+        "v2", grid.shape, grid, dtype, fill, codecs, _KEYS[separator], attributes,
         fill_object=fill_object, keys_assumed=separator is None,
     )  # fmt: skip
 
 
-def is_order_f(value: JSON, name: str) -> bool:
-    """Whether a member says that chunks are in order F; MetadataError for what is neither."""
-    if value not in ("C", "F"):
-        raise MetadataError(f"{name}: neither C nor F")
-    return bool(value == "F")
+# -- writing
 
 
-def data_type(value: JSON, codecs: list[JSON]) -> DataType:
-    """A dtype; which objects `|O` are is told by the codec that makes bytes of them. MetadataError."""
-    dtype = dtypes.parse_v2(value)
-    if dtype.kind == "O":
-        names = {codec.get("id") for codec in codecs if isinstance(codec, dict) and isinstance(codec.get("id"), str)}
-        if "vlen-utf8" in names:
-            return dtypes.TEXT
-        if "vlen-bytes" in names:
-            return dtypes.BYTES
-    return dtype
+def array_document(array: ArrayMetadata) -> bytes:
+    """Serialise an array as a `.zarray`. Raises MetadataError with the reason if v2 cannot express it."""
+    return strict_json(array_json(array))
+
+
+def array_json(array: ArrayMetadata) -> dict[str, JSON]:
+    """Return the members of the `.zarray` of an array. Raises MetadataError as array_document() does."""
+    if array.storage_transformers:
+        raise MetadataError("storage transformers, which Zarr v2 does not have")
+    order, filters, compressor = _codecs(array)
+    document: dict[str, JSON] = {
+        "zarr_format": 2,
+        "shape": list(array.shape),
+        "chunks": list(array.grid.chunks),
+        "dtype": dtypes.as_v2(array.dtype),
+        "compressor": compressor,
+        "fill_value": _fill_value(array),
+        "order": order,
+        "filters": filters or None,
+    }
+    if chunk_keys(array).separator != ".":
+        document["dimension_separator"] = chunk_keys(array).separator
+    return document
+
+
+def attributes_json(node: ArrayMetadata | GroupMetadata) -> dict[str, JSON]:
+    """Return the members of the `.zattrs` of a node, with its dimension names; empty if it needs no such document."""
+    attributes = dict(node.attributes)
+    names = node.dimension_names if isinstance(node, ArrayMetadata) else None
+    if names is not None and DIMENSIONS not in attributes and all(name is not None for name in names):
+        attributes[DIMENSIONS] = list(names)
+    return attributes
+
+
+def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
+    """Return the v2 chunk keys of an array of any generation; they nest in directories if its own keys do.
+
+    Raises MetadataError if its keys have directories that do not stand for a dimension.
+    """
+    keys = array.keys
+    if "/" in keys.suffix or ("/" in keys.separator and keys.separator != "/"):
+        raise MetadataError("chunk keys with directories that are not of a dimension")
+    return NESTED if keys.separator == "/" else FLAT
+
+
+def _fill_value(array: ArrayMetadata) -> JSON:
+    """Return the fill value for v2. Raises MetadataError if readers of v2 would take it for another value."""
+    value, dtype = fillvalues.as_v2(array), array.dtype
+    if array.generation != "v3" or array.fill is None:
+        return value
+    if dtype.kind == "M" and "[" not in dtype.text:  # numpy converts no number to a date without a unit
+        if fillvalues.from_v2("NaT", dtype)[0] != array.fill:
+            raise MetadataError(f"fill_value: {value}, a date without a unit, which no reader of Zarr v2 takes")
+        return "NaT"
+    if fillvalues.from_v2(value, dtype)[0] != array.fill:
+        text = fillvalues.as_v3(array)
+        raise MetadataError(f"fill_value: {text}, a NaN with a sign or bits of its own, which Zarr v2 does not have")
+    return value
+
+
+def _codecs(array: ArrayMetadata) -> tuple[str, list[JSON], JSON]:
+    """Return (order, filters, compressor)."""
+    order, filters, rest = "C", list[JSON](), list(array.codecs)
+    if rest and rest[0].name == "transpose":
+        axes = rest.pop(0).configuration.get("order")
+        if axes in ("F", [*range(array.ndim)][::-1]):
+            order = "F"
+        elif axes not in ("C", [*range(array.ndim)]):
+            raise MetadataError(f"codec transpose of {axes}, where Zarr v2 has the orders C and F")
+    makes_bytes = False
+    for spec in rest:
+        if spec.name == "bytes":
+            makes_bytes = True
+            continue
+        if spec.name in _OBJECT_CODECS:
+            makes_bytes = True
+        codec = _numcodec(spec)
+        if codec["id"] == "crc32c" and spec.name == "crc32c":
+            codec["location"] = "end"
+        filters.append(codec)
+    if not makes_bytes:
+        raise MetadataError("no codec that makes bytes of the array")
+    if array.generation == "v3" and array.dtype.endian == "big" and rest[0].name.startswith(PREFIX):
+        raise MetadataError("filters followed by a change of byte order, which Zarr v2 does not have")
+    last = rest[-1].name
+    compressor = None if last == "bytes" or last in _OBJECT_CODECS else filters.pop()
+    return order, filters, compressor
+
+
+def _numcodec(spec: CodecSpec) -> dict[str, JSON]:
+    """Return a codec as a filter or compressor of v2. Raises MetadataError if v2 does not have it."""
+    configuration = dict(spec.configuration)
+    if spec.name.startswith(PREFIX):
+        return {"id": spec.name.removeprefix(PREFIX), **configuration}
+    if spec.name == "blosc":
+        shuffle = configuration.get("shuffle", 1)
+        number = BLOSC_SHUFFLES.index(shuffle) if shuffle in BLOSC_SHUFFLES else shuffle
+        configuration.pop("typesize", None)
+        return {"id": "blosc", **configuration, "shuffle": number}
+    if spec.name == "zstd" and configuration.get("checksum") is False:  # the default; old readers reject the member
+        del configuration["checksum"]
+    if spec.name in ("gzip", "zstd", "crc32c", *_OBJECT_CODECS):
+        return {"id": spec.name, **configuration}
+    if spec.name == "sharding_indexed":
+        raise MetadataError("chunks in shards, which Zarr v2 does not have")
+    raise MetadataError(f"codec {spec.name}, which Zarr v2 does not have")

@@ -1,36 +1,48 @@
-"""Zarr v3: `zarr.json`.
+"""Zarr v3: parse `zarr.json`, and write nodes of any generation as such documents.
 
-Source: Zarr v3 core specification; zarr-extensions (chunk key encodings prefix and suffix); zarr-python 3.1.
+Source: Zarr v3 core specification; zarr-extensions (chunk key encodings prefix and suffix); what zarr-python 3.1
+reads and writes; xarray's conventions for v2 and v3 (dimension names, _FillValue).
 """
 
 from __future__ import annotations
 
+import base64
 import functools
+import math
+import struct
 from collections.abc import Collection
 from typing import Any
 
-from zarrfs.zarr import dtypes, fillvalues, members
+from zarrfs.zarr import dtypes, fillvalues, v2
+from zarrfs.zarr.common import check_format, regular_grid, required
 from zarrfs.zarr.dtypes import Endian
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.keys import DEFAULT, FLAT, KeyTemplate
-from zarrfs.zarr.members import required
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
-from zarrfs.zarr.v2 import check_format
+from zarrfs.zarr.pipelines import PREFIX, check_v3_order
 
-_GROUP = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
-_ARRAY = {
+_GROUP_MEMBERS = {"zarr_format", "node_type", "attributes", "consolidated_metadata"}
+_ARRAY_MEMBERS = {
     "zarr_format", "node_type", "attributes", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "fill_value",
     "codecs", "storage_transformers", "dimension_names",
 }  # fmt: skip
-_NESTED_MAX = 8  # sharding within sharding, encodings within encodings
+_NESTED_MAX = 8  # shards within shards, and key encodings within key encodings
+_FILL_ATTRIBUTE = "_FillValue"  # of the CF conventions; in v2 arrays, xarray uses the fill_value for it
 
 
 class Experimental(MetadataError):
-    """A `zarr.json` that is the entry point of another version: draft.entry_point() says which."""
+    """A `zarr.json` that is the entry point of the experimental v3; draft.entry_point() parses it."""
 
 
-def node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
-    """The node of a `zarr.json`. MetadataError names also extensions that must be understood and are not."""
+# -- reading
+
+
+def parse_node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
+    """Parse the members of a `zarr.json`.
+
+    Raises MetadataError, also for unknown extensions that the document says must be understood, and Experimental.
+    """
     if isinstance(document.get("zarr_format"), str):
         raise Experimental("zarr_format: an entry point of the experimental v3 of zarr-python 2, and no node")
     check_format(document, 3)
@@ -40,21 +52,21 @@ def node(document: dict[str, JSON]) -> ArrayMetadata | GroupMetadata:
     attributes = document.get("attributes", {})
     if not isinstance(attributes, dict):
         raise MetadataError("attributes: not a JSON object")
-    _check_extensions(document, _ARRAY if kind == "array" else _GROUP)
-    return _array(document, attributes) if kind == "array" else GroupMetadata("v3", attributes)
+    _check_extensions(document, _ARRAY_MEMBERS if kind == "array" else _GROUP_MEMBERS)
+    return _parse_array(document, attributes) if kind == "array" else GroupMetadata("v3", attributes)
 
 
 def _check_extensions(document: dict[str, JSON], known: Collection[str]) -> None:
     for name in document.keys() - known:
         value = document[name]
         optional = isinstance(value, dict) and value.get("must_understand") is False
-        # early releases of zarr-python 3 wrote these without content
+        # early releases of zarr-python 3 wrote these two empty
         if not optional and not (name in ("extensions", "consolidated_metadata") and not value):
             raise MetadataError(f"{name[:60]!r} must be understood, and is not known")
 
 
-def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
-    codecs = _codecs(required(document, "codecs"), 0)
+def _parse_array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetadata:
+    codecs = _parse_codecs(required(document, "codecs"), 0)
     endian = _endian(codecs, 0)
     dtype = dtypes.parse_v3(required(document, "data_type"), endian or "little")
     if endian is None and dtype.endian and _takes_items(codecs):
@@ -63,27 +75,28 @@ def _array(document: dict[str, JSON], attributes: dict[str, JSON]) -> ArrayMetad
     if name != "regular":
         raise MetadataError(f"chunk_grid {name[:60]!r} is not known")
     chunks = required(grid_configuration, "chunk_shape")
-    grid = members.regular_grid(required(document, "shape"), chunks, dtype)
+    grid = regular_grid(required(document, "shape"), chunks, dtype)
     fill, fill_object = fillvalues.from_v3(required(document, "fill_value"), dtype)
+    keys = _parse_encoding(required(document, "chunk_key_encoding"))
     return ArrayMetadata(
-        "v3", grid.shape, grid, dtype, fill, codecs, _encoding(required(document, "chunk_key_encoding")), attributes,
+        "v3", grid.shape, grid, dtype, fill, codecs, keys, attributes,
         _dimension_names(document.get("dimension_names"), len(grid.shape)),
         _storage_transformers(document.get("storage_transformers") or []), fill_object,
     )  # fmt: skip
 
 
-def _named(value: JSON, where: str) -> tuple[str, dict[str, JSON]]:
-    """Name and configuration of an extension point, which may be only a name."""
+def _named(value: JSON, member: str) -> tuple[str, dict[str, JSON]]:
+    """Return name and configuration of an extension point, which may be a name alone."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, dict):
         name, configuration = value.get("name"), value.get("configuration", {})
         if isinstance(name, str) and isinstance(configuration, dict):
             return name, configuration
-    raise MetadataError(f"{where}: expected a name, or an object with name and configuration")
+    raise MetadataError(f"{member}: expected a name, or an object with name and configuration")
 
 
-def _codecs(value: JSON, depth: int) -> tuple[CodecSpec, ...]:
+def _parse_codecs(value: JSON, depth: int) -> tuple[CodecSpec, ...]:
     if not isinstance(value, list) or not value:
         raise MetadataError("codecs: not a list, or empty")
     if depth == _NESTED_MAX:
@@ -91,14 +104,14 @@ def _codecs(value: JSON, depth: int) -> tuple[CodecSpec, ...]:
     found = []
     for item in value:
         name, configuration = _named(item, "codecs")
-        if name == "endian":  # what the codec "bytes" was called before the specification was accepted
+        if name == "endian":  # the name of the codec "bytes" before the specification was accepted
             name = "bytes"
         found.append(CodecSpec(name, configuration))
     return tuple(found)
 
 
 def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
-    """The byte order of items in chunks; None where no codec says it."""
+    """Return the byte order of items in chunks; None if no codec gives it."""
     for codec in codecs:
         if codec.name == "bytes":
             endian = codec.configuration.get("endian")
@@ -106,30 +119,29 @@ def _endian(codecs: tuple[CodecSpec, ...], depth: int) -> Endian | None:
                 raise MetadataError("codecs: bytes with an endian that is neither little nor big")
             return endian
         if codec.name == "sharding_indexed":
-            return _endian(_codecs(codec.configuration.get("codecs"), depth + 1), depth + 1)
+            return _endian(_parse_codecs(codec.configuration.get("codecs"), depth + 1), depth + 1)
     return None
 
 
 def _takes_items(codecs: tuple[CodecSpec, ...]) -> bool:
-    """Whether the codec "bytes" gets items of the data type, and not what a filter made of them."""
+    """Return True if the input of the codec "bytes" is items of the data type, not the output of a filter."""
     names = [codec.name for codec in codecs]
     return "bytes" in names and all(name == "transpose" for name in names[: names.index("bytes")])
 
 
-def _encoding(value: JSON, depth: int = 0) -> KeyTemplate:
-    """The chunk keys that an encoding makes."""
+def _parse_encoding(value: JSON, depth: int = 0) -> KeyTemplate:
     name, configuration = _named(value, "chunk_key_encoding")
     if name in ("prefix", "suffix"):
         base = configuration.get("base_encoding", configuration.get("base-encoding", "default"))
         if depth == _NESTED_MAX:
             raise MetadataError(f"chunk_key_encoding: more than {_NESTED_MAX} within each other")
-        return _extended(name, _text(configuration, name), _encoding(base, depth + 1))
+        return _extended(name, _text(configuration, name), _parse_encoding(base, depth + 1))
     parts = (_text(configuration, part) for part in ("separator", "prefix", "suffix"))
     return _template(name, *parts)
 
 
 def _extended(name: str, text: str | None, base: KeyTemplate) -> KeyTemplate:
-    """A template with text before or behind all keys."""
+    """Add a text before ("prefix") or after ("suffix") every key of a template."""
     if name == "prefix":
         return KeyTemplate("", (text or "") + base.prefix, base.separator, base.suffix, (text or "") + base.scalar)
     return KeyTemplate("", base.prefix, base.separator, base.suffix + (text or ""), base.scalar + (text or ""))
@@ -144,7 +156,7 @@ def _text(configuration: dict[str, Any], name: str) -> str | None:
 
 @functools.lru_cache(256)
 def _template(name: str, separator: str | None, prefix: str | None, suffix: str | None) -> KeyTemplate:
-    """The encodings of the specification; prefix and suffix as its first draft let them be configured."""
+    """Return the template of an encoding; prefix and suffix are configured as in the specification's first draft."""
     if name not in ("default", "v2"):
         raise MetadataError(f"chunk_key_encoding {name[:60]!r} is not known")
     if prefix is None and suffix is None:
@@ -180,3 +192,103 @@ def _storage_transformers(value: JSON) -> tuple[JSON, ...]:
         if not isinstance(item, dict) or item.get("must_understand") is not False:
             raise MetadataError(f"storage transformer {name[:60]!r} must be understood, and is not known")
     return tuple(value)
+
+
+# -- writing
+
+
+def array_document(array: ArrayMetadata) -> bytes:
+    """Serialise an array as a `zarr.json`. Raises MetadataError with the reason if v3 cannot express it."""
+    return strict_json(array_json(array))
+
+
+def array_json(array: ArrayMetadata) -> dict[str, JSON]:
+    """Return the members of the `zarr.json` of an array. Raises MetadataError as array_document() does."""
+    names, attributes = _dimensions(array)
+    document: dict[str, JSON] = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(array.shape),
+        "data_type": _data_type(array),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(array.grid.chunks)}},
+        "chunk_key_encoding": _encoding(chunk_keys(array)),
+        "fill_value": fillvalues.as_v3(array),
+        "codecs": _codecs(array),
+        "attributes": attributes,
+        "storage_transformers": list(array.storage_transformers),
+    }
+    if names is not None:
+        document["dimension_names"] = list(names)
+    return document
+
+
+def group_json(group: GroupMetadata) -> dict[str, JSON]:
+    """Return the members of the `zarr.json` of a group."""
+    return {"zarr_format": 3, "node_type": "group", "attributes": dict(group.attributes)}
+
+
+def chunk_keys(array: ArrayMetadata) -> KeyTemplate:
+    """Return the v3 chunk keys of an array of any generation; they nest in directories if its own keys do.
+
+    Raises MetadataError as v2.chunk_keys() does.
+    """
+    keys = array.keys
+    return keys if keys == _default_keys(keys.separator) else v2.chunk_keys(array)
+
+
+@functools.lru_cache(16)
+def _default_keys(separator: str) -> KeyTemplate:
+    return KeyTemplate("", "c" + separator, separator, "", "c")
+
+
+def _encoding(keys: KeyTemplate) -> JSON:
+    return {"name": "default" if keys.prefix else "v2", "configuration": {"separator": keys.separator}}
+
+
+def _data_type(array: ArrayMetadata) -> JSON:
+    dtype = array.dtype
+    if not isinstance(dtype.text, str) and (dtype.mixed or dtype.endian == "big") and array.generation != "v3":
+        raise MetadataError("fields of a structured data type are little-endian in Zarr v3")
+    return dtypes.as_v3(dtype)
+
+
+def _codecs(array: ArrayMetadata) -> list[JSON]:
+    if array.generation != "v3":
+        check_v3_order(array)
+    return [_codec(spec) for spec in array.codecs]
+
+
+def _codec(spec: CodecSpec) -> JSON:
+    if not (spec.configuration or spec.name.startswith(PREFIX)):  # zarr-python demands a configuration for those
+        return {"name": spec.name}
+    if spec.name == "gzip" and spec.configuration.get("level") not in range(10):  # the levels of v3's gzip
+        return {"name": PREFIX + spec.name, "configuration": dict(spec.configuration)}
+    return {"name": spec.name, "configuration": dict(spec.configuration)}
+
+
+def _dimensions(array: ArrayMetadata) -> tuple[tuple[str | None, ...] | None, dict[str, JSON]]:
+    """Return (dimension names, attributes): xarray keeps the names of v2 arrays in an attribute, v3 has a member."""
+    attributes = dict(array.attributes)
+    names = attributes.get(v2.DIMENSIONS)
+    if array.generation == "v3" or array.dimension_names is not None:
+        return array.dimension_names, attributes
+    if not isinstance(names, list) or len(names) != array.ndim or not all(isinstance(name, str) for name in names):
+        return None, attributes
+    del attributes[v2.DIMENSIONS]
+    fill = attributes.pop(_FILL_ATTRIBUTE, None) if array.fill is None else fillvalues.as_v2(array)
+    if fill is not None:
+        attributes[_FILL_ATTRIBUTE] = _fill_attribute(fill, array.dtype.kind)
+    return tuple(names), attributes
+
+
+def _fill_attribute(value: JSON, kind: str) -> JSON:
+    """Encode a _FillValue as xarray does in attributes of v3: floats as base64 of a little-endian double."""
+    if kind == "c" and isinstance(value, list):
+        return [_fill_attribute(part, "f") for part in value]
+    if kind != "f" or isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return base64.b64encode(struct.pack("<d", math.nan if math.isnan(number) else number)).decode()

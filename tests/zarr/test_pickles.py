@@ -1,4 +1,4 @@
-"""The pickles of zarr 0.3.0: read by a whitelist of opcodes and names, and never unpickled."""
+"""The safe reader of zarr 0.3.0's pickles: a whitelist of opcodes and names, and no unpickling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.test_zarr_dtypes import STRUCTS
+from tests.zarr.test_dtypes import STRUCTS
 from tests.zarrsamples import SAMPLES, Sample
 from zarrfs.zarr.documents import parse_node
 from zarrfs.zarr.errors import MetadataError
@@ -26,7 +26,7 @@ PICKLED = [sample for sample in SAMPLES if sample.store.name.startswith("v0_pick
 
 
 def metadata(**members: Any) -> dict[str, Any]:
-    """What zarr 0.3.0 pickled."""
+    """Return the members that zarr 0.3.0 pickled."""
     return {
         "shape": (5, 4), "chunks": (2, 3), "dtype": np.dtype("<i4"), "cname": b"blosclz", "clevel": 5, "shuffle": 1,
         "fill_value": None, **members,
@@ -40,7 +40,7 @@ def read(data: bytes) -> ArrayMetadata:
 
 
 @pytest.mark.parametrize("sample", PICKLED, ids=lambda sample: sample.label)
-def test_stores_of_the_real_release(sample: Sample) -> None:
+def test_stores_of_zarr_0_3(sample: Sample) -> None:
     found = read((sample.store / "__zmeta__").read_bytes())
     expected = pickle.loads((sample.store / "__zmeta__").read_bytes())
     assert (found.shape, found.grid.chunks) == (expected["shape"], expected["chunks"])
@@ -53,14 +53,14 @@ def test_stores_of_the_real_release(sample: Sample) -> None:
         assert found.fill == np.array([expected["fill_value"]]).astype(expected["dtype"]).tobytes()
 
 
-def test_there_are_such_stores() -> None:
+def test_sample_stores_exist() -> None:
     assert len(PICKLED) == 8
 
 
 @settings(deadline=None)
 @given(STRUCTS, st.integers(0, 5), st.booleans())
 def test_every_dtype_in_every_protocol(dtype: np.dtype[Any], protocol: int, align: bool) -> None:
-    """As numpy pickles it; padding is kept as fields of bytes."""
+    """Dtypes are read as numpy pickles them, with padding as fields of bytes."""
     if align and dtype.fields:
         dtype = np.dtype(dtype.descr, align=True)
     found = read(pickle.dumps(metadata(dtype=dtype), protocol)).dtype
@@ -92,7 +92,7 @@ def test_fill_values(fill: Any, dtype: str, expected: Any, protocol: int) -> Non
 
 
 def test_a_pickle_of_python_2() -> None:
-    """Its strings are bytes, and its names of another module."""
+    """Strings of Python 2 are bytes, and builtins have another module."""
     data = (
         b"(dp0\nS'shape'\np1\n(I5\nI4\ntp2\nsS'chunks'\n(I2\nI3\ntsS'dtype'\ncnumpy\ndtype\np3\n(S'f8'\nI0\nI1\ntRp4\n"
         b"(I3\nS'>'\nNNNI-1\nI-1\nI0\ntbsS'cname'\nS'lz4'\nsS'clevel'\nL5L\nsS'shuffle'\nI01\nsS'fill_value'\n"
@@ -104,7 +104,7 @@ def test_a_pickle_of_python_2() -> None:
 
 
 class Evil:
-    """What runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -114,7 +114,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_nothing_is_run(protocol: int, tmp_path: Path) -> None:
+def test_no_code_runs(protocol: int, tmp_path: Path) -> None:
     for bad in (Evil(tmp_path / "x"), functools.partial(subprocess.run, ["touch", tmp_path / "x"])):
         data = pickle.dumps(metadata(fill_value=bad), protocol)
         with pytest.raises(MetadataError, match=r"a pickle (that names|with)"):
@@ -130,7 +130,7 @@ def test_nothing_is_run(protocol: int, tmp_path: Path) -> None:
         (np.zeros(3), "_reconstruct"), (np.dtype, "fill_value"), (1j, "complex"),
     ],
 )  # fmt: skip
-def test_what_is_not_on_the_whitelist(value: Any, rule: str) -> None:
+def test_names_off_the_whitelist_are_refused(value: Any, rule: str) -> None:
     for protocol in (0, 4):
         with pytest.raises(MetadataError, match=rule):
             parse_node("__zmeta__", pickle.dumps(metadata(fill_value=value), protocol))
@@ -150,7 +150,7 @@ def test_what_is_not_on_the_whitelist(value: Any, rule: str) -> None:
     ],
     ids=range(37),
 )  # fmt: skip
-def test_damaged_pickles(data: bytes) -> None:
+def test_damaged_pickles_are_refused(data: bytes) -> None:
     with pytest.raises(MetadataError):
         parse_node("__zmeta__", data)
 
@@ -166,22 +166,22 @@ OTHER_STATES = [
 
 
 @pytest.mark.parametrize(("old", "new"), OTHER_STATES)
-def test_dtypes_that_are_none(old: bytes, new: bytes) -> None:
+def test_invalid_dtypes_are_refused(old: bytes, new: bytes) -> None:
     data = pickle.dumps(metadata(), 0)
     assert old in data
     with pytest.raises(MetadataError):
         parse_node("__zmeta__", data.replace(old, new))
 
 
-def test_a_pickle_that_is_too_long() -> None:
+def test_long_pickles_are_refused() -> None:
     with pytest.raises(MetadataError, match="more than 1048576 bytes"):
         parse_node("__zmeta__", b"\x80\x02" + b"N" * (1 << 20) + b".")
 
 
 @settings(deadline=None)
 @given(st.sampled_from([(sample.store / "__zmeta__").read_bytes() for sample in PICKLED]), st.data())
-def test_whatever_is_changed(data: bytes, draw: st.DataObject) -> None:
-    """An array or a MetadataError, nothing else."""
+def test_mutated_pickles(data: bytes, draw: st.DataObject) -> None:
+    """The result is an array or a MetadataError."""
     changed = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, len(changed) - 1))
@@ -192,6 +192,6 @@ def test_whatever_is_changed(data: bytes, draw: st.DataObject) -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
-def test_whatever_is_there(data: bytes) -> None:
+def test_random_bytes(data: bytes) -> None:
     with pytest.raises(MetadataError):
         parse_node("__zmeta__", data)

@@ -38,7 +38,7 @@ STRUCTS = st.recursive(
 
 
 def described(dtype: np.dtype[Any]) -> Any:
-    """The dtype as zarr-python 2 writes it to JSON."""
+    """Return the dtype as zarr-python 2 writes it to JSON."""
     if dtype.fields is None:
         return dtype.str
     return [[name, described(dtype.fields[name][0])] for name in dtype.names or ()]
@@ -46,7 +46,7 @@ def described(dtype: np.dtype[Any]) -> Any:
 
 @settings(deadline=None)
 @given(STRUCTS)
-def test_as_numpy_says(dtype: np.dtype[Any]) -> None:
+def test_v2_dtypes_agree_with_numpy(dtype: np.dtype[Any]) -> None:
     found = parse_v2(json.loads(json.dumps(described(dtype))))
     assert found.numpy() == dtype
     assert (found.itemsize, found.kind) == (dtype.itemsize, dtype.kind)
@@ -66,8 +66,8 @@ def leaves(dtype: np.dtype[Any]) -> list[np.dtype[Any]]:
 
 @settings(deadline=None)
 @given(STRUCTS)
-def test_zarr_python_agrees_on_v3(dtype: np.dtype[Any]) -> None:
-    """What it writes is read, and what is written here it reads: the same type in either byte order."""
+def test_v3_data_types_agree_with_zarr_python(dtype: np.dtype[Any]) -> None:
+    """Each reads what the other writes as the same type, in either byte order."""
     found = parse_v2(json.loads(json.dumps(described(dtype))))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,13 +91,13 @@ def test_zarr_python_agrees_on_v3(dtype: np.dtype[Any]) -> None:
         (">M8[25μs]", ">M8[25us]"), ("<S3", "|S3"), (">V7", "|V7"), ("U2", "<U2"), ("<f16", "<f16"),
     ],
 )  # fmt: skip
-def test_one_spelling(value: str, text: str) -> None:
+def test_texts_are_canonical(value: str, text: str) -> None:
     assert parse_v2(value).text == text
     assert parse_v2(value).numpy() == np.dtype(text)
 
 
 def test_padding_and_arrays_in_fields() -> None:
-    """Padding keeps its bytes: it is a field that numpy names."""
+    """Padding becomes a field with numpy's name."""
     fields = [["a", "|i1"], ["", "|V7"], ["b", ">f8", [2, 3]], ["c", [["d", ">i2"]]]]
     found = parse_v2(fields)
     assert (found.itemsize, found.endian, found.mixed, as_v2(found)) == (58, "big", False, fields)
@@ -130,7 +130,7 @@ for _ in range(100):
         [["a", "<i4", ["x"]]], [["a", "<i4", [1] * 40]], [["a", "|S9000000"], ["b", "|S9000000"]], "|S16777217", DEEP,
     ],
 )  # fmt: skip
-def test_what_is_no_dtype(value: Any) -> None:
+def test_invalid_v2_dtypes_are_refused(value: Any) -> None:
     with pytest.raises(MetadataError, match="dtype"):
         parse_v2(value)
 
@@ -147,12 +147,12 @@ def test_what_is_no_dtype(value: Any) -> None:
         ({"name": "numpy.datetime64", "configuration": {"unit": "μs", "scale_factor": 1}}, ">M8[us]"),
     ],
 )  # fmt: skip
-def test_names_of_v3(value: Any, text: str) -> None:
+def test_v3_names(value: Any, text: str) -> None:
     assert parse_v3(value, "big") == parse_v2(text)
 
 
-def test_both_spellings_of_structs() -> None:
-    """That of the specification, and that of zarr-python 3.1."""
+def test_struct_and_structured_are_the_same() -> None:
+    """The specification says struct, zarr-python 3.1 writes structured."""
     point = {"name": "struct", "configuration": {"fields": [{"name": "x", "data_type": "float32"}]}}
     fields = [{"name": "p", "data_type": point}, {"name": "n", "data_type": "uint8"}]
     old = [["p", {"name": "structured", "configuration": {"fields": [["x", "float32"]]}}], ["n", "uint8"]]
@@ -162,7 +162,7 @@ def test_both_spellings_of_structs() -> None:
     assert as_v3(found) == {"name": "structured", "configuration": {"fields": old}}
 
 
-def test_items_of_any_length() -> None:
+def test_variable_length_types() -> None:
     for name in ("string", "bytes", "variable_length_bytes"):
         found = parse_v3(name)
         assert parse_v3({"name": name}) == found
@@ -172,7 +172,7 @@ def test_items_of_any_length() -> None:
 
 
 @pytest.mark.parametrize("text", ["|O", "<f16", ">c32"])
-def test_what_v3_cannot_say(text: str) -> None:
+def test_types_without_a_v3_name_are_refused(text: str) -> None:
     with pytest.raises(MetadataError, match="v3 has no"):
         as_v3(parse_v2(text))
 
@@ -202,18 +202,18 @@ def configured(name: str, **configuration: Any) -> dict[str, Any]:
         configured("numpy.datetime64", unit="s]i4[", scale_factor=1), NESTED, ["int8"],
     ],
 )  # fmt: skip
-def test_what_is_no_data_type(value: Any) -> None:
+def test_invalid_v3_data_types_are_refused(value: Any) -> None:
     with pytest.raises(MetadataError, match=r"dtype|data_type"):
         parse_v3(value)
 
 
-def test_equal_types_are_equal() -> None:
+def test_spellings_of_one_type_are_equal() -> None:
     assert parse_v2("i4") == parse_v2("<i4") == DataType("<i4", 4, "i", "little")
     assert len({parse_v2("i4"), parse_v2("=i4"), parse_v2(">i4")}) == 2
 
 
-def test_no_numpy_to_parse_documents() -> None:
-    """A mount starts without it."""
+def test_parsing_documents_does_not_import_numpy() -> None:
+    """A mount starts faster without numpy."""
     code = (
         "import sys, zarrfs.zarr.draft, zarrfs.zarr.consolidated; from zarrfs.zarr.documents import parse_node;"
         'data = b\'{"zarr_format":2,"shape":[4],"chunks":[2],"dtype":"<f4","fill_value":"NaN","order":"F"}\';'

@@ -1,9 +1,10 @@
-"""Frames of C-Blosc 1: checked before anything is allocated for them, and taken apart where numcodecs cannot.
+"""Decompression of C-Blosc 1 frames.
 
-numcodecs trusts a frame: of a stored one that was cut it returns what lies behind it in memory. It carries C-Blosc
-1.21 without snappy, and a zstd that does not read the frames of zstd 0.7, which Blosc wrote in 2016: those go
-through zarrfs.zarr.snappy, and through the system's libzstd, which mostly still reads them.
-Source: C-Blosc 1, README_HEADER.rst, and the frames that its releases wrote.
+Headers are checked before anything is allocated, because numcodecs trusts them: for a truncated frame of stored bytes
+it returns the memory behind it. numcodecs includes C-Blosc 1.21 without snappy, and a zstd that rejects frames of
+zstd 0.7, which Blosc wrote in 2016. Such frames are decoded here block by block, with zarrfs.zarr.snappy or with the
+system's libzstd, which usually still supports them. Source: C-Blosc 1, README_HEADER.rst, and frames that its
+releases wrote.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-Inner = Callable[[memoryview, int], "Buffer"]  # compressed bytes, and the size that they must come to
+InnerCodec = Callable[[memoryview, int], "Buffer"]  # (compressed bytes, decompressed size) -> decompressed bytes
 
 _HEADER = struct.Struct("<BBBBIII")
 _SHUFFLED, _STORED, _BIT_SHUFFLED, _NOT_SPLIT = 1, 2, 4, 16  # flags
-_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")  # by the number in the flags; lz4hc writes lz4
+_COMPRESSORS = ("blosclz", "lz4", "snappy", "zlib", "zstd")  # by their number in the flags; lz4hc has that of lz4
 _VERSIONS = (1, 2)
-_SPLITS_MAX = 16  # of a block: one for each byte of an item, where items are no larger
-_SPLIT_LEAST = 128  # bytes
-_ZSTD_7 = b"\x27\xb5\x2f\xfd"  # what a frame of zstd 0.7 begins with
+_SPLITS_MAX = 16  # splits of a block: one per byte of an item, for items up to this size
+_SPLIT_MIN = 128  # bytes
+_ZSTD_7 = b"\x27\xb5\x2f\xfd"  # magic number of zstd 0.7
 _LIBZSTD = ("libzstd.so.1", "libzstd.1.dylib")
-_PLANES_MAX = 8  # bytes of an item up to which one plane after another is the quicker way: four times for two
-_TURNS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))  # of 8 x 8 bits
+_PLANES_MAX = 8  # bytes of an item up to which copying plane by plane is faster (four times for two bytes)
+_TRANSPOSE = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))  # of 8 x 8 bits
 
 
 class Frame(NamedTuple):
@@ -49,25 +50,25 @@ class Frame(NamedTuple):
 
     @property
     def stored(self) -> bool:
-        """Whether the bytes lie there as they are."""
+        """True if the frame holds uncompressed bytes."""
         return bool(self.flags & _STORED)
 
     @property
     def blocks(self) -> int:
-        """How many there are; the last may be shorter."""
+        """The number of blocks; the last may be shorter than the others."""
         return -(-self.size // self.block_size) if self.size else 0
 
     @property
     def compressor(self) -> str:
-        """The inner codec."""
+        """The name of the inner codec. Raises CodecError if it is unknown."""
         number = self.flags >> 5
         if number >= len(_COMPRESSORS):
             raise CodecError("blosc", f"inner codec {number} is not known")
         return _COMPRESSORS[number]
 
 
-def check_blosc(data: Buffer, limit: int) -> Frame:
-    """The header of the frame in `data`, which is all there and holds at most `limit` bytes; CodecError."""
+def parse_header(data: Buffer, limit: int) -> Frame:
+    """Return the header of the frame in `data`. Raises CodecError if it is truncated or holds over `limit` bytes."""
     if len(data) < _HEADER.size:
         raise CodecError("blosc", f"{len(data)} bytes are shorter than a frame's header")
     version, _, flags, itemsize, size, block_size, length = _HEADER.unpack_from(data)
@@ -88,11 +89,11 @@ def check_blosc(data: Buffer, limit: int) -> Frame:
 
 
 def decompress(data: Buffer, limit: int) -> Buffer:
-    """What the frame at the start of `data` holds, at most `limit` bytes; CodecError.
+    """Decompress the frame at the start of `data` to at most `limit` bytes. Raises CodecError.
 
-    The inner codecs may take four times the size of a block beside it.
+    Inner codecs may use memory of four times the size of a block in addition.
     """
-    frame = check_blosc(data, limit)
+    frame = parse_header(data, limit)
     body = memoryview(data).cast("B")[: frame.length]
     if frame.stored:
         return body[_HEADER.size : _HEADER.size + frame.size]
@@ -102,22 +103,22 @@ def decompress(data: Buffer, limit: int) -> Buffer:
     if compressor == "snappy":
         from zarrfs.zarr import snappy
 
-        return take_apart(frame, body, snappy.decompress)
+        return decode_blocks(frame, body, snappy.decompress)
     import numcodecs.blosc
 
     try:
         found: bytes = numcodecs.blosc.decompress(body)
     except RuntimeError as exc:
         if compressor == "zstd" and _has_old_zstd(frame, body):
-            return take_apart(frame, body, _old_zstd)
+            return decode_blocks(frame, body, _old_zstd)
         if compressor not in numcodecs.blosc.list_compressors():
             raise CodecError("blosc", f"numcodecs is built without {compressor}") from exc
         raise CodecError("blosc", f"a damaged frame of {compressor}") from exc
     return found
 
 
-def take_apart(frame: Frame, data: memoryview, inner: Inner) -> Buffer:
-    """What a frame that is not stored holds, each block decoded by `inner`; CodecError where a block is damaged."""
+def decode_blocks(frame: Frame, data: memoryview, inner: InnerCodec) -> Buffer:
+    """Decompress a frame block by block with the codec `inner`. Raises CodecError if a block is damaged."""
     import numpy as np
 
     starts = np.frombuffer(data, "<u4", frame.blocks, _HEADER.size).tolist()
@@ -134,13 +135,13 @@ def take_apart(frame: Frame, data: memoryview, inner: Inner) -> Buffer:
     return out.data
 
 
-def _block(frame: Frame, source: memoryview, at: int, size: int, inner: Inner) -> Bytes:
-    """The block of `size` bytes that begins at `at`, its splits put together, its items still shuffled."""
+def _block(frame: Frame, source: memoryview, at: int, size: int, inner: InnerCodec) -> Bytes:
+    """Decompress the splits of the block of `size` bytes that begins at `at`; its items are still shuffled."""
     import numpy as np
 
     splits = 1
     if not frame.flags & _NOT_SPLIT and frame.itemsize <= _SPLITS_MAX and size == frame.block_size:
-        splits = frame.itemsize if size // frame.itemsize >= _SPLIT_LEAST else 1
+        splits = frame.itemsize if size // frame.itemsize >= _SPLIT_MIN else 1
     each = size // splits
     if splits * each != size:
         raise CodecError("blosc", f"a block of {size} bytes in {splits} parts")
@@ -153,7 +154,7 @@ def _block(frame: Frame, source: memoryview, at: int, size: int, inner: Inner) -
 
 
 def _split(source: memoryview, at: int) -> tuple[memoryview, int]:
-    """The compressed bytes of the split at `at`, which begins with their number, and where it ends."""
+    """Return the compressed bytes of the split at `at`, which begins with their number, and the end of the split."""
     if at + 4 > len(source):
         raise CodecError("blosc", "a block begins beyond the end of the frame")
     end = at + 4 + int.from_bytes(source[at : at + 4], "little")
@@ -163,7 +164,10 @@ def _split(source: memoryview, at: int) -> tuple[memoryview, int]:
 
 
 def unshuffle(coded: Bytes, target: Bytes, itemsize: int) -> None:
-    """First bytes of all items, then second ones, ...; what is less than an item stays where it is."""
+    """Undo byte shuffle: `coded` has the first bytes of all items, then the second ones, and so on.
+
+    Trailing bytes that make no whole item are copied.
+    """
     whole = len(coded) // itemsize * itemsize
     items, planes = target[:whole].reshape(-1, itemsize), coded[:whole].reshape(itemsize, -1)
     if itemsize <= _PLANES_MAX:
@@ -175,18 +179,21 @@ def unshuffle(coded: Bytes, target: Bytes, itemsize: int) -> None:
 
 
 def _unshuffle_bits(coded: Bytes, target: Bytes, itemsize: int) -> None:
-    """First bits of all items, then second ones, ...; eight items to a byte, the first in its lowest bit."""
+    """Undo bit shuffle: `coded` has the first bits of all items, then the second ones, and so on.
+
+    A byte holds bits of eight items, that of the first item in its lowest bit.
+    """
     import numpy as np
 
     items = len(coded) // itemsize
     whole = items * itemsize
     rows, wide = coded[:whole].reshape(itemsize, 8, items // 8), target[:whole].reshape(items, itemsize)
     for at, bits in enumerate(rows):
-        # a number holds one byte of eight items, bit by bit: turn this square of 8 x 8 bits around its diagonal
+        # a 64-bit number holds one byte of each of eight items, bit by bit: transpose this square of 8 x 8 bits
         squares = np.ascontiguousarray(bits.T).view("<u8").reshape(-1)
-        for distance, mask in _TURNS:
-            turned = (squares ^ (squares >> np.uint64(distance))) & np.uint64(mask)
-            squares ^= turned ^ (turned << np.uint64(distance))
+        for distance, mask in _TRANSPOSE:
+            swapped = (squares ^ (squares >> np.uint64(distance))) & np.uint64(mask)
+            squares ^= swapped ^ (swapped << np.uint64(distance))
         wide[:, at] = squares.view(np.uint8)
     target[whole:] = coded[whole:]
 
@@ -197,7 +204,7 @@ def _has_old_zstd(frame: Frame, data: memoryview) -> bool:
 
 
 def _old_zstd(coded: memoryview, size: int) -> Buffer:
-    """A frame of zstd 0.7, by the system's libzstd."""
+    """Decompress a frame of zstd 0.7 with the system's libzstd."""
     import numpy as np
 
     library = _libzstd()
@@ -212,7 +219,7 @@ def _old_zstd(coded: memoryview, size: int) -> Buffer:
 
 @functools.cache
 def _libzstd() -> ctypes.CDLL | None:
-    """The system's libzstd; None: there is none. The loader finds it by its own name, nothing is searched for."""
+    """Return the system's libzstd, which the dynamic loader finds by its soname; None if it is not installed."""
     import ctypes
 
     for name in _LIBZSTD:

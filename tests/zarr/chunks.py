@@ -1,4 +1,4 @@
-"""Arrays put together from their stored chunks by zarrfs.zarr alone; arrays made of nothing but codecs."""
+"""Helpers that assemble arrays from stored chunks with zarrfs.zarr alone, and arrays of given codecs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, Generation
 
-Get = Callable[[str], bytes | None]  # a key below the array -> what is stored there
+Get = Callable[[str], bytes | None]  # key relative to the array -> stored value
 
 
 def parsed(get: Get) -> ArrayMetadata:
-    """The array that one of the documents tells of."""
+    """Parse the metadata document of an array."""
     for name in documents.NODE_DOCUMENTS:
         data = get(name)
         if data is not None:
@@ -29,7 +29,7 @@ def parsed(get: Get) -> ArrayMetadata:
 
 
 def assembled(array: ArrayMetadata, get: Get) -> np.ndarray[Any, Any]:
-    """All of the array, C order; missing chunks are the fill value."""
+    """Return the whole array in C order; missing chunks have the fill value."""
     out = np.empty(array.shape, array.dtype.numpy())
     out[...] = _fill(array)
     for number in range(array.grid.size):
@@ -56,7 +56,7 @@ def _fill(array: ArrayMetadata) -> Any:
 def array_of(
     dtype: str, shape: tuple[int, ...], *codecs: tuple[str, Mapping[str, Any]], generation: Generation = "v3"
 ) -> ArrayMetadata:
-    """An array of one chunk. The dtype is one of v2."""
+    """Make an array of one chunk with a dtype of v2."""
     parsed_dtype = dtypes.parse_v2(dtype)
     fill = bytes(parsed_dtype.itemsize) if parsed_dtype.itemsize else None
     specs = tuple(CodecSpec(name, configuration) for name, configuration in codecs)
@@ -64,12 +64,12 @@ def array_of(
 
 
 def bytes_of(size: int, *codecs: tuple[str, Mapping[str, Any]]) -> ArrayMetadata:
-    """An array of `size` single bytes."""
+    """Make an array of `size` single bytes."""
     return array_of("|u1", (size,), ("bytes", {}), *codecs)
 
 
 def decoded(size: int, data: bytes, *codecs: tuple[str, Mapping[str, Any]]) -> bytes:
-    """What `data` holds as a chunk of `size` bytes."""
+    """Decode `data` as a chunk of `size` bytes."""
     chunk = decode_chunk(bytes_of(size, *codecs), data)
     assert math.prod(chunk.shape) == size
     return chunk.tobytes()

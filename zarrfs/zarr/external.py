@@ -1,8 +1,8 @@
-"""Codecs of other packages, each decoding in a child process of bounded memory.
+"""Codecs of packages other than numcodecs, which run in child processes with bounded memory.
 
-Nobody bounds what such a codec allocates: the size in a chunk's header is enough to take all memory. The child may
-take little more than the decoded chunk does; what it cannot do within that, or dies of, is a CodecError.
-A request is a line of JSON and the bytes that it announces, and so is the answer.
+Such a codec may trust the size in a chunk's header and allocate all memory of the machine. The child process may use
+little more than the decoded chunk needs; running out of that, or dying, is a CodecError. Requests and answers are a
+line of JSON each, followed by as many bytes as it announces.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ import numpy as np
 
 from zarrfs.errors import reason_of
 from zarrfs.system.machine import readable
-from zarrfs.zarr.errors import JSON, CodecError
+from zarrfs.zarr.errors import CodecError, library_error
+from zarrfs.zarr.jsontext import JSON
 
-_COPIES = 4  # of the decoded chunk and of the stored one, that a codec may need on its way
-_SLACK = 256 << 20  # bytes: stacks of threads, tables
-_PATIENCE = 60.0  # seconds for one chunk
-_KEPT = 4  # children that wait for the next chunk
-_HERE = "foreign"  # in place of the codec's name, where that is not known
-_PROGRAM = "import sys; sys.path = sys.argv[1:]; from zarrfs.zarr import foreign; foreign.serve()"
+_COPIES = 4  # of the decoded and of the stored chunk, which a codec may have in memory
+_SLACK = 256 << 20  # bytes for thread stacks and tables
+_TIMEOUT = 60.0  # seconds per chunk
+_IDLE_MAX = 4  # idle child processes
+_UNNAMED = "external"  # stands for the codec's name in errors of functions that do not know it
+_PROGRAM = "import sys; sys.path = sys.argv[1:]; from zarrfs.zarr import external; external.serve()"
 
 Header = dict[str, Any]
 
 
-class ForeignCodec:
-    """A codec that numcodecs has from another package. Threads may share it."""
+class ExternalCodec:
+    """A codec that another package registered with numcodecs. Thread-safe."""
 
     def __init__(self, name: str, configuration: Mapping[str, JSON], limit: int) -> None:
-        """`limit`: bytes of a decoded chunk. CodecError where the codec cannot be made."""
+        """`limit` is the size in bytes of a decoded chunk. Raises CodecError if the codec cannot be created."""
         self._name, self._limit = name, limit
         self._codec = {**configuration, "id": name}
-        self._ask(None)
+        self._request(None)
 
     def decode(self, data: Any) -> Any:
-        """Bytes, or an array; at most `limit` bytes. CodecError."""
-        header, body = self._ask(data)
+        """Decode to bytes or an array of at most `limit` bytes. Raises CodecError."""
+        header, body = self._request(data)
         return _from_wire(header, body)
 
-    def _ask(self, data: Any) -> tuple[Header, bytearray]:
-        asked = {"codec": self._codec, "limit": self._limit, **_described(data)}
+    def _request(self, data: Any) -> tuple[Header, bytearray]:
+        request = {"codec": self._codec, "limit": self._limit, **_header(data)}
         try:
             child = _take()
         except OSError as exc:
             raise CodecError(self._name, f"no process to decode it in: {reason_of(exc)}") from exc
         try:
-            header, body = child.ask(asked, data, self._limit)
+            header, body = child.request(request, data, self._limit)
         except CodecError as exc:
             child.end()
             raise CodecError(self._name, exc.reason) from None
@@ -68,8 +69,8 @@ class ForeignCodec:
         return header, body
 
 
-class _Child:
-    """A child process that decodes one chunk after another."""
+class _CodecProcess:
+    """A child process that decodes chunks one by one."""
 
     def __init__(self) -> None:
         self.parent = os.getpid()
@@ -78,22 +79,22 @@ class _Child:
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, cwd="/",
         )  # fmt: skip
 
-    def ask(self, header: Header, data: Any, limit: int) -> tuple[Header, bytearray]:
-        """Send a request; the answer. CodecError where the child ends instead, or gives none in time."""
+    def request(self, header: Header, data: Any, limit: int) -> tuple[Header, bytearray]:
+        """Send a request and return the answer. Raises CodecError if the child ends or does not answer in time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is met below
+        with contextlib.suppress(BrokenPipeError):  # the child has ended: reading its answer finds that out
             _send(self._process.stdin, header, data)
-        if not readable(self._process.stdout.fileno(), _PATIENCE):
-            raise CodecError(_HERE, f"no answer within {_PATIENCE:g} s")
+        if not readable(self._process.stdout.fileno(), _TIMEOUT):
+            raise CodecError(_UNNAMED, f"no answer within {_TIMEOUT:g} s")
         found = _received(self._process.stdout, limit)
         if found is None:
             self._process.kill()
-            raise CodecError(_HERE, f"the process that decoded has ended with status {self._process.wait()}")
+            raise CodecError(_UNNAMED, f"the process that decoded has ended with status {self._process.wait()}")
         return found
 
     def end(self) -> None:
-        """End it at once."""
+        """Kill the process and close its pipes."""
         if self.parent == os.getpid():
             self._process.kill()
             self._process.wait()
@@ -102,33 +103,33 @@ class _Child:
             pipe.close()
 
 
-_free: list[_Child] = []
+_idle: list[_CodecProcess] = []
 _lock = threading.Lock()
 
 
-def _take() -> _Child:
+def _take() -> _CodecProcess:
     with _lock:
-        while _free:
-            child = _free.pop()
+        while _idle:
+            child = _idle.pop()
             if child.parent == os.getpid():
                 return child
-            child.end()  # a fork has them from its parent, which uses them
-    return _Child()
+            child.end()  # inherited over a fork: the parent goes on using it
+    return _CodecProcess()
 
 
-def _put_back(child: _Child) -> None:
+def _put_back(child: _CodecProcess) -> None:
     with _lock:
-        if len(_free) < _KEPT:
-            _free.append(child)
+        if len(_idle) < _IDLE_MAX:
+            _idle.append(child)
             return
     child.end()
 
 
-def _described(data: Any) -> Header:
-    """The header for bytes, an array, or nothing."""
+def _header(data: Any) -> Header:
+    """Describe bytes, an array, or None."""
     if isinstance(data, np.ndarray):
         if data.dtype.hasobject:
-            raise CodecError(_HERE, "codecs of other packages are for bytes and numbers, not for objects")
+            raise CodecError(_UNNAMED, "codecs of other packages are for bytes and numbers, not for objects")
         return {"size": data.nbytes, "dtype": repr(np.lib.format.dtype_to_descr(data.dtype)), "shape": data.shape}
     return {"size": -1 if data is None else memoryview(data).nbytes}
 
@@ -154,14 +155,14 @@ def _write(stream: IO[bytes], data: Any) -> None:
 
 
 def _received(stream: IO[bytes], limit: int) -> tuple[Header, bytearray] | None:
-    """A header and its bytes, at most `limit`; None at the end of the stream."""
+    """Receive a header and its bytes, at most `limit`; None at the end of the stream."""
     line = stream.readline(1 << 20)
     if not line.endswith(b"\n"):
         return None
     header = json.loads(line)
     size = max(header.get("size", 0), 0)
     if size > limit:
-        raise CodecError(_HERE, f"decodes to {size} bytes, not {limit}")
+        raise CodecError(_UNNAMED, f"decodes to {size} bytes, not {limit}")
     body = bytearray(size)
     view = memoryview(body)
     while view:
@@ -173,37 +174,35 @@ def _received(stream: IO[bytes], limit: int) -> tuple[Header, bytearray] | None:
 
 
 def _answer(header: Header, body: bytearray) -> tuple[Header, Any]:
-    """Decode one chunk, in the child."""
+    """Decode one chunk, in the child process."""
     import numcodecs
 
     codec = numcodecs.get_codec(header["codec"])
     if header["size"] < 0:
         return {}, None
     with open("/proc/self/statm") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
-    most = now + _COPIES * (header["limit"] + header["size"]) + _SLACK
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    most = used + _COPIES * (header["limit"] + header["size"]) + _SLACK
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
     found = codec.decode(_from_wire(header, body))
-    described = _described(found)
-    if described["size"] > header["limit"]:
-        raise ValueError(f"decodes to {described['size']} bytes, not {header['limit']}")
-    return described, found
+    answer = _header(found)
+    if answer["size"] > header["limit"]:
+        raise ValueError(f"decodes to {answer['size']} bytes, not {header['limit']}")
+    return answer, found
 
 
 def serve() -> None:
-    """Be the child: answer requests until there are none."""
+    """Answer requests on standard input until it ends: the main function of the child process."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # a codec that prints
+    os.dup2(2, 1)  # the output of a codec that prints must not reach the answers
     while (request := _received(requests, sys.maxsize)) is not None:
         try:
             header, found = _answer(*request)
         except MemoryError:
             header, found = {"error": f"needs far more memory than the {request[0]['limit']} bytes of the chunk"}, None
         except Exception as exc:
-            said = exc.reason if isinstance(exc, CodecError) else str(exc)
-            header, found = {"error": " ".join(said.split())[:200] or type(exc).__name__}, None
+            header, found = {"error": exc.reason if isinstance(exc, CodecError) else library_error(exc)}, None
         request = None
         _send(answers, header, found)
         found = None
-

@@ -1,4 +1,4 @@
-"""Blosc frames: what they may say of themselves, and those that are taken apart without numcodecs."""
+"""Blosc frames: checks of their headers, and decoding without numcodecs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import DATA
-from tests.unit.zarrchunks import decoded
-from zarrfs.zarr import frames
+from tests.zarr.chunks import decoded
+from zarrfs.zarr import blosc
 from zarrfs.zarr.codecs import CodecError
 
 BLOSC: tuple[str, dict[str, Any]] = ("blosc", {})
@@ -31,7 +31,7 @@ def framed(content: bytes, cname: str = "lz4", shuffle: int = 1, typesize: int =
     )
 
 
-def test_a_frame_may_be_followed_by_anything() -> None:
+def test_bytes_after_a_frame_are_ignored() -> None:
     for shuffle, content in ((1, CONTENT), (0, bytes(range(256)))):
         assert decoded(len(content), bytes(framed(content, shuffle=shuffle)) + b"more", BLOSC) == content
 
@@ -58,7 +58,7 @@ def test_a_frame_may_be_followed_by_anything() -> None:
         (2, "<B", 7 << 5, "inner codec 7 is not known"),
     ],
 )
-def test_what_a_header_says_is_checked(at: int, form: str, value: int, says: str) -> None:
+def test_invalid_headers_are_refused(at: int, form: str, value: int, says: str) -> None:
     frame = framed(CONTENT)
     struct.pack_into(form, frame, at, value)
     with pytest.raises(CodecError, match=f"blosc: .*{says}"):
@@ -66,12 +66,12 @@ def test_what_a_header_says_is_checked(at: int, form: str, value: int, says: str
 
 
 @pytest.mark.parametrize("content", [bytes(range(100)), CONTENT], ids=["stored", "compressed"])
-def test_frames_that_are_cut(content: bytes) -> None:
+def test_truncated_frames_are_refused(content: bytes) -> None:
     frame = bytes(framed(content))
     for length in range(len(frame)):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:length], BLOSC)
-    # and those that say so: numcodecs would read what lies behind them
+    # also if the header says so: numcodecs would read beyond their end
     for length in range(16, len(frame)):
         with pytest.raises(CodecError, match="blosc"):
             decoded(len(content), frame[:12] + struct.pack("<I", length) + frame[16:length], BLOSC)
@@ -81,7 +81,7 @@ def test_frames_that_are_cut(content: bytes) -> None:
 def test_snappy(path: Path) -> None:
     expected = (np.arange(1500) // 60 % 9).astype("<u4").tobytes()[:5987]
     frame = path.read_bytes()
-    header = frames.check_blosc(frame, len(expected))
+    header = blosc.parse_header(frame, len(expected))
     assert (header.stored, header.compressor) == (False, "snappy")
     assert decoded(len(expected), frame, BLOSC) == expected
 
@@ -102,7 +102,7 @@ def test_damaged_snappy(path: Path) -> None:
             assert len(found) == 5987
 
 
-INNER: dict[str, frames.Inner] = {  # zstd is what Blosc does not split blocks for
+INNER: dict[str, blosc.InnerCodec] = {  # Blosc does not split blocks for zstd
     "zlib": lambda data, size: zlib.decompress(data),
     "zstd": lambda data, size: zstandard.decompress(data),
 }
@@ -110,30 +110,30 @@ INNER: dict[str, frames.Inner] = {  # zstd is what Blosc does not split blocks f
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_taking_apart_is_what_blosc_does(data: st.DataObject) -> None:
-    """C-Blosc's own frames, of inner codecs that both know."""
+def test_decoding_by_blocks_equals_blosc(data: st.DataObject) -> None:
+    """Blocks of frames that C-Blosc wrote, with inner codecs that Python has, too."""
     cname = data.draw(st.sampled_from(sorted(INNER)))
     typesize = data.draw(st.sampled_from([1, 2, 3, 4, 7, 8, 12, 16, 17, 20, 64, 255]))
     size = data.draw(st.integers(200, 20000))
     content = (np.arange(size) * data.draw(st.integers(1, 5)) // 7 % 251).astype("<u4").tobytes()[:size]
     blocksize = data.draw(st.sampled_from([0, 128, 1000, 4096]))
     frame = bytes(framed(content, cname, data.draw(st.sampled_from([0, 1, 2])), typesize, blocksize))
-    header = frames.check_blosc(frame, size)
+    header = blosc.parse_header(frame, size)
     if not header.stored:
-        assert bytes(frames.take_apart(header, memoryview(frame), INNER[cname])) == content
+        assert bytes(blosc.decode_blocks(header, memoryview(frame), INNER[cname])) == content
 
 
-def test_zstd_of_2016(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_0_7_needs_the_system_library(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = OLD_ZSTD.read_bytes()
-    if frames._libzstd() is not None:
+    if blosc._libzstd() is not None:
         assert np.frombuffer(decoded(384, frame, BLOSC), "<f8")[:2] == pytest.approx([-1.63386325, -1.5857786])
         with pytest.raises(CodecError, match="blosc: a damaged frame of zstd 0"):
             decoded(384, frame[:31] + b"\xc0" + frame[32:], BLOSC)  # its only block ends it
-    monkeypatch.setattr(frames, "_LIBZSTD", ("libzstd.so.nowhere",))
-    frames._libzstd.cache_clear()
+    monkeypatch.setattr(blosc, "_LIBZSTD", ("libzstd.so.nowhere",))
+    blosc._libzstd.cache_clear()
     with pytest.raises(CodecError, match=r"blosc: written by zstd 0[.]7, which only the system's libzstd reads"):
         decoded(384, frame, BLOSC)
-    frames._libzstd.cache_clear()
+    blosc._libzstd.cache_clear()
 
 
 @settings(max_examples=500, deadline=None)

@@ -1,4 +1,4 @@
-"""Compressed streams: members, what follows them, and how far they are decoded."""
+"""Compressed streams: consecutive members, trailing bytes, and the bound on decompression."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.zarrchunks import decoded
+from tests.zarr.chunks import decoded
 from zarrfs.zarr.codecs import CodecError
 
 Codec = tuple[str, dict[str, Any]]
@@ -41,7 +41,7 @@ CONTENT = b"".join(b"%d," % (number // 3) for number in range(2000))
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_a_stream_of_other_than_the_size_expected(name: str) -> None:
+def test_streams_of_another_size_are_refused(name: str) -> None:
     codec, pack = PACK[name]
     assert decoded(len(CONTENT), pack(CONTENT), codec) == CONTENT
     for size in (1, len(CONTENT) - 1, len(CONTENT) + 1, 2 * len(CONTENT)):
@@ -50,7 +50,7 @@ def test_a_stream_of_other_than_the_size_expected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_a_stream_that_is_cut(name: str) -> None:
+def test_truncated_streams_are_refused(name: str) -> None:
     codec, pack = PACK[name]
     stream = pack(CONTENT)
     for length in [*range(0, len(stream), 7), len(stream) - 1]:
@@ -60,7 +60,7 @@ def test_a_stream_that_is_cut(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("parts", [(0,), (1, 5000), (0, 300, 300, 9000)])
-def test_members_one_after_another(name: str, parts: tuple[int, ...]) -> None:
+def test_consecutive_members(name: str, parts: tuple[int, ...]) -> None:
     codec, pack = PACK[name]
     cuts = [0, *parts, len(CONTENT)]
     members = [pack(CONTENT[start:stop]) for start, stop in itertools.pairwise(cuts)]
@@ -71,7 +71,7 @@ def test_members_one_after_another(name: str, parts: tuple[int, ...]) -> None:
         decoded(len(CONTENT), b"".join(members)[:-1], codec)
 
 
-def test_what_follows_the_last_member() -> None:
+def test_bytes_after_the_last_member() -> None:
     for name in ("gzip", "bz2", "lzma", "zlib"):
         codec, pack = PACK[name]
         assert decoded(len(CONTENT), pack(CONTENT) + bytes(9000), codec) == CONTENT
@@ -92,9 +92,9 @@ def test_skippable_frames_of_zstd() -> None:
         assert decoded(len(expected), data, PACK["zstd"][0]) == expected
 
 
-def test_many_small_members_end() -> None:
-    """What is left is not copied for each of them: with 6 MB of members that would take hours."""
-    value = b"abc" * (3 << 20)  # a chunk that may be stored as so much
+def test_many_small_members_take_linear_time() -> None:
+    """The rest of the data is not copied per member: with 6 MB of members, that would take hours."""
+    value = b"abc" * (3 << 20)  # large enough for a stored chunk of that size
     for name, count in (("gzip", 150_000), ("bz2", 2000), ("zstd", 2000)):
         codec, pack = PACK[name]
         assert decoded(len(value), pack(b"") * count + pack(value) + pack(b"") * count, codec) == value
@@ -103,10 +103,10 @@ def test_many_small_members_end() -> None:
 DICTIONARY = """
 import lzma, resource
 from pathlib import Path
-from tests.unit.test_zarr_streams import CONTENT, PACK
-from tests.unit.zarrchunks import decoded
+from tests.zarr.test_compressors import CONTENT, PACK
+from tests.zarr.chunks import decoded
 
-codec, pack = PACK["lzma raw"]  # which asks for a dictionary of 1 GiB
+codec, pack = PACK["lzma raw"]  # which requests a dictionary of 1 GiB
 stream = pack(CONTENT)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (128 << 20),) * 2)
@@ -114,7 +114,7 @@ assert decoded(len(CONTENT), stream, codec) == CONTENT
 """
 
 
-def test_dictionaries_of_lzma_are_no_larger_than_they_need_be() -> None:
+def test_lzma_dictionaries_are_bounded() -> None:
     subprocess.run([sys.executable, "-c", DICTIONARY], timeout=60, check=True)
     stream = bytearray(lzma.compress(CONTENT, lzma.FORMAT_ALONE))
     stream[1:5] = (1 << 30).to_bytes(4, "little")
@@ -122,13 +122,13 @@ def test_dictionaries_of_lzma_are_no_larger_than_they_need_be() -> None:
         decoded(len(CONTENT), bytes(stream), PACK["lzma alone"][0])
 
 
-def test_lz4_says_no_more_than_is_expected() -> None:
+def test_lz4_sizes_over_the_limit_are_refused() -> None:
     for size in (4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF):
         with pytest.raises(CodecError, match=f"lz4: holds {size} bytes where at most 3 are expected"):
             decoded(3, size.to_bytes(4, "little") + b"0abc", PACK["lz4"][0])
 
 
-def test_one_compressor_within_another() -> None:
+def test_nested_compressors() -> None:
     stream = gzip.compress(zlib.compress(CONTENT))
     assert decoded(len(CONTENT), stream, PACK["zlib"][0], PACK["gzip"][0]) == CONTENT
     with pytest.raises(CodecError, match=f"gzip: holds more than {2 * len(CONTENT) + 65536} bytes"):
@@ -151,13 +151,13 @@ def test_mutated_streams(data: st.DataObject) -> None:
 
 BOMBS = """
 import resource, sys
-from tests.unit.test_zarr_streams import PACK, bomb, frame_bomb
-from tests.unit.zarrchunks import decoded
+from tests.zarr.test_compressors import PACK, bomb, frame_bomb
+from tests.zarr.chunks import decoded
 from zarrfs.zarr.codecs import CodecError
 
 name = sys.argv[1]
 codec, stream = (("blosc", {}), frame_bomb()) if name == "blosc" else (PACK[name][0], bomb(name))
-decoded(1, b"0", *[])  # what is imported is imported
+decoded(1, b"0", *[])  # completes imports
 try:
     decoded(1000, stream[:50], codec)
 except CodecError:
@@ -172,7 +172,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 
 
 def bomb(name: str) -> bytes:
-    """A stream of 64 MiB of zeros, made in pieces: who makes it needs no memory for it."""
+    """Compress 64 MiB of zeros in pieces, so that this process does not need the memory."""
     piece = bytes(1 << 16)
     if name == "gzip":
         stream: Any = zlib.compressobj(1, wbits=31)
@@ -189,15 +189,15 @@ def bomb(name: str) -> bytes:
 
 
 def frame_bomb() -> bytes:
-    """A frame of blosc that says that it holds 2 GiB."""
+    """Make a Blosc frame whose header claims 2 GiB."""
     frame = bytearray(numcodecs.blosc.compress(bytes(100_000), b"lz4", 5))
     frame[4:8] = (0x7FFFFFFF - 16).to_bytes(4, "little")
     return bytes(frame)
 
 
 @pytest.mark.parametrize("name", ["zlib", "gzip", "bz2", "lzma", "zstd", "zstd unsized", "blosc"])
-def test_bombs(name: str) -> None:
-    """64 MiB in a chunk of 100 kB: it is refused, and the process has grown by a few MiB."""
+def test_decompression_bombs_are_refused(name: str) -> None:
+    """A chunk of 100 kB that expands to 64 MiB is refused, and the process grows by a few MiB only."""
     done = subprocess.run([sys.executable, "-c", BOMBS, name], capture_output=True, text=True, timeout=60, check=True)
     error, growth = done.stdout.splitlines()
     assert "holds" in error or "are stored" in error  # before or while it is decoded

@@ -1,4 +1,4 @@
-"""Keys of chunks: one template for every generation, its inverse, and the directories that keys make."""
+"""Chunk keys of every generation: the template, its inverse, and listings of directories."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zarrfs.zarr.model import ArrayMetadata, nested
         (KeyTemplate.joined("data", "-", "bin"), (), "data-bin"), (KeyTemplate.joined(), (1, 23, 45), "1.23.45"),
     ],
 )  # fmt: skip
-def test_names(template: KeyTemplate, index: tuple[int, ...], key: str) -> None:
+def test_keys_of_every_generation(template: KeyTemplate, index: tuple[int, ...], key: str) -> None:
     assert template.key(index) == key
     assert template.index(key, Grid([100] * len(index), [1] * len(index))) == index
 
@@ -39,7 +39,7 @@ def test_names(template: KeyTemplate, index: tuple[int, ...], key: str) -> None:
         ".zarray", "0.0.blosc", "0.0.1f2e.partial", "9" * 5000 + ".0", "0." + "9" * 5000,
     ],
 )  # fmt: skip
-def test_what_is_no_chunk(key: str) -> None:
+def test_other_keys_are_no_chunks(key: str) -> None:
     assert FLAT.index(key, Grid([3, 10], [1, 1])) is None
 
 
@@ -58,7 +58,7 @@ def test_prefix_and_suffix_do_not_overlap() -> None:
         {"directory": "meta"}, {"directory": "zarr.json"},
     ],
 )  # fmt: skip
-def test_templates_that_are_none(parts: dict[str, str]) -> None:
+def test_invalid_templates_are_refused(parts: dict[str, str]) -> None:
     with pytest.raises(MetadataError, match="chunk keys"):
         KeyTemplate(**parts)
 
@@ -76,7 +76,7 @@ def keys_of(template: KeyTemplate, grid: Grid) -> dict[str, tuple[int, ...]]:
 
 @settings(deadline=None)
 @given(TEMPLATES, SHAPES)
-def test_the_inverse(template: KeyTemplate, shape: list[int]) -> None:
+def test_index_is_the_inverse_of_key(template: KeyTemplate, shape: list[int]) -> None:
     grid = Grid(shape, [1] * len(shape))
     found = keys_of(template, grid)
     assert len(found) == grid.size
@@ -85,7 +85,7 @@ def test_the_inverse(template: KeyTemplate, shape: list[int]) -> None:
 
 @settings(deadline=None)
 @given(TEMPLATES, SHAPES, st.text("0123456789./c-_xbinlos", max_size=8))
-def test_whatever_has_an_index_is_a_key(template: KeyTemplate, shape: list[int], key: str) -> None:
+def test_random_text_with_an_index_is_a_key(template: KeyTemplate, shape: list[int], key: str) -> None:
     grid = Grid(shape, [1] * len(shape))
     index = template.index(key, grid)
     assert index is None or template.key(index) == key
@@ -93,8 +93,8 @@ def test_whatever_has_an_index_is_a_key(template: KeyTemplate, shape: list[int],
 
 @settings(deadline=None)
 @given(TEMPLATES, SHAPES, st.data())
-def test_directories_are_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
-    """Against the plain way: all keys, cut at every "/"."""
+def test_listings_equal_those_of_all_keys(template: KeyTemplate, shape: list[int], data: st.DataObject) -> None:
+    """Listings equal those computed from all keys, split at every "/"."""
     grid = Grid(shape, [1] * len(shape))
     paths = [*keys_of(template, grid), *([f"{template.directory}/"] if template.directory else [])]
     listed: dict[str, set[str]] = {"": set()}
@@ -122,19 +122,19 @@ def test_directories_are_those_of_all_keys(template: KeyTemplate, shape: list[in
 
 
 @pytest.mark.parametrize("key", ["d", "c/3", "c/0/0", "c/00", "c/x", "0", "c/", "/", "c/0/0/0", "c/٣"])
-def test_what_is_no_directory(key: str) -> None:
+def test_other_keys_are_no_directories(key: str) -> None:
     grid = Grid([3, 3], [1, 1])
     assert not DEFAULT.is_directory(key, grid)
     assert not list(DEFAULT.children(key, grid))
 
 
 @pytest.mark.parametrize(("directory", "names"), [("", ["a"]), ("a", ["b"]), ("a/b", []), ("b", [])])
-def test_a_directory_without_chunks(directory: str, names: list[str]) -> None:
+def test_directory_of_an_array_without_chunks(directory: str, names: list[str]) -> None:
     assert [name for name, _inner in KeyTemplate("a/b").children(directory, Grid([0], [1]))] == names
 
 
-def test_a_listing_streams() -> None:
-    """A grid that nothing could hold is listed from anywhere at once."""
+def test_listings_of_a_huge_grid_are_lazy() -> None:
+    """A grid larger than any memory is listed from any name without delay."""
     grid = Grid([10**40, 10**40], [1, 1])
     assert [name for name, _inner in itertools.islice(FLAT.children("", grid), 3)] == ["0.0", "0.1", "0.10"]
     after = "5" * 40 + ".7"
@@ -151,8 +151,8 @@ def array_of(**members: object) -> ArrayMetadata:
     return found
 
 
-def test_old_nested_stores() -> None:
-    """Without dimension_separator the names decide; with it they do not."""
+def test_nested_keys_of_old_stores() -> None:
+    """Nested keys are possible only without dimension_separator."""
     assert array_of().keys == FLAT
     assert nested(array_of()) == NESTED
     assert nested(array_of(shape=[4], chunks=[2])) is None
@@ -162,6 +162,6 @@ def test_old_nested_stores() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_no_chunk_has_the_name_of_a_document(name: str) -> None:
+def test_keys_never_equal_names_of_documents(name: str) -> None:
     with pytest.raises(MetadataError, match="is not a key"):
         KeyTemplate(scalar=name)

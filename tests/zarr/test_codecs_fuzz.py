@@ -1,4 +1,4 @@
-"""Chunks of any bytes under any configuration: values of the declared form, or one line that says why not."""
+"""Random chunks and configurations decode to an array of the declared shape and type, or raise a one-line error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.zarrchunks import array_of
+from tests.zarr.chunks import array_of
 from zarrfs.zarr.codecs import CodecError, decode_chunk
 from zarrfs.zarr.model import ArrayMetadata
 
@@ -36,7 +36,7 @@ NAMES = [
 
 
 def value_or_error(array: ArrayMetadata, data: bytes) -> None:
-    """A chunk as it is declared, or one line that says why not."""
+    """Decode a chunk to the declared shape and type, or to an error of one line."""
     try:
         found = decode_chunk(array, data)
     except CodecError as exc:
@@ -49,7 +49,7 @@ def value_or_error(array: ArrayMetadata, data: bytes) -> None:
 
 @RELAXED
 @given(st.data())
-def test_any_configuration_and_any_bytes(data: st.DataObject) -> None:
+def test_random_configurations_and_bytes(data: st.DataObject) -> None:
     specs = st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(OPTIONS), JSON_VALUES, max_size=3))
     codecs = data.draw(st.lists(specs, max_size=4))
     dtype = data.draw(st.sampled_from(["<i4", ">f8", "|b1", "|O", "|S3"]))
@@ -59,7 +59,7 @@ def test_any_configuration_and_any_bytes(data: st.DataObject) -> None:
 
 @RELAXED
 @given(st.data())
-def test_mutated_objects(data: st.DataObject) -> None:
+def test_mutated_chunks_of_filters(data: st.DataObject) -> None:
     values = np.array(["x", "yy", "", "zzz"] * 3, object)
     codec = data.draw(st.sampled_from(FILTERS))
     dtype = "|O"

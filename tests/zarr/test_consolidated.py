@@ -1,4 +1,4 @@
-"""Consolidated metadata is what the documents of the hierarchy are."""
+"""Consolidated metadata against the documents of the hierarchy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 
 from tests.zarrsamples import ROOT
 from zarrfs.zarr.consolidated import consolidated
-from zarrfs.zarr.documents import NODE_DOCUMENTS, load_json, parse_document
+from zarrfs.zarr.documents import NODE_DOCUMENTS, parse_document
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.model import ArrayMetadata
 
 
 @pytest.mark.parametrize(("store", "name"), [("v2_hier", ".zmetadata"), ("v3_hier", "zarr.json")])
-def test_samples(store: str, name: str) -> None:
+def test_consolidated_metadata_equals_the_documents(store: str, name: str) -> None:
     found = consolidated(name, (ROOT / store / name).read_bytes())
     assert found is not None
     documents: dict[str, dict[str, Any]] = {}
@@ -25,7 +26,7 @@ def test_samples(store: str, name: str) -> None:
             documents.setdefault(node, {})[path.name] = load_json(path.read_bytes())
     if name == "zarr.json":
         documents[""]["zarr.json"].pop("consolidated_metadata")
-        for nodes in (documents, found):  # zarr-python writes an empty one for groups within
+        for nodes in (documents, found):  # zarr-python writes an empty one for inner groups
             for node in nodes.values():
                 node["zarr.json"].pop("consolidated_metadata", None)
     assert found == documents
@@ -36,19 +37,19 @@ def test_samples(store: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [".zmetadata", "zarr.json"])
-def test_none_is_there(name: str) -> None:
+def test_documents_without_consolidated_metadata(name: str) -> None:
     assert consolidated(name, b'{"zarr_format": 3, "node_type": "group"}') is None
     assert consolidated(name, b'{"consolidated_metadata": null, "metadata": null}') is None
 
 
-def test_other_keys_are_left_out() -> None:
+def test_other_keys_are_ignored() -> None:
     document = {"metadata": {".zgroup": {"zarr_format": 2}, "a/.zarray": {}, "a/0.0": "x", "b": {}}, "record_size": 10}
     found = consolidated(".zmetadata", json.dumps(document).encode())
     assert found == {"": {".zgroup": {"zarr_format": 2}}, "a": {".zarray": {}}}
 
 
 @pytest.mark.parametrize("path", ["..", "a/../b", "/a", "a//b", "a/.", "a\0b", "/"])
-def test_paths_that_lead_elsewhere(path: str) -> None:
+def test_invalid_paths_are_refused(path: str) -> None:
     for name, document in (
         (".zmetadata", {"metadata": {f"{path}/.zarray": {}}}),
         ("zarr.json", {"consolidated_metadata": {"metadata": {path: {}}}}),
@@ -65,6 +66,6 @@ def test_paths_that_lead_elsewhere(path: str) -> None:
         ("zarr.json", {"consolidated_metadata": {"kind": "elsewhere", "metadata": {}}}),
     ],
 )  # fmt: skip
-def test_rules(name: str, document: Any) -> None:
+def test_malformed_consolidated_metadata_is_refused(name: str, document: Any) -> None:
     with pytest.raises(MetadataError):
         consolidated(name, json.dumps(document).encode())

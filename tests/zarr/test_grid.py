@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zarrfs.zarr.grid import Grid
@@ -19,8 +19,9 @@ def grid_of(pairs: list[tuple[int, int]]) -> Grid:
     return Grid([shape for shape, _ in pairs], [chunk for _, chunk in pairs])
 
 
+@settings(deadline=None)
 @given(SHAPES)
-def test_names_and_numbers_are_those_of_itertools(pairs: list[tuple[int, int]]) -> None:
+def test_names_and_numbers_equal_those_of_itertools(pairs: list[tuple[int, int]]) -> None:
     grid = grid_of(pairs)
     assert grid.counts == tuple(math.ceil(shape / chunk) for shape, chunk in pairs)
     indices = list(itertools.product(*map(range, grid.counts)))
@@ -31,14 +32,16 @@ def test_names_and_numbers_are_those_of_itertools(pairs: list[tuple[int, int]]) 
         assert (grid.index(number), grid.name(number), grid.number(name)) == (index, name, number)
 
 
+@settings(deadline=None)
 @given(SHAPES, st.data())
-def test_any_part_of_the_names(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_ranges_of_names(pairs: list[tuple[int, int]], data: st.DataObject) -> None:
     grid = grid_of(pairs)
     start = data.draw(st.integers(0, grid.size))
     stop = data.draw(st.integers(start, grid.size))
     assert list(grid.names(start, stop)) == [grid.name(number) for number in range(start, stop)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 10**12), min_size=1, max_size=5), st.data())
 def test_huge_grids(counts: list[int], data: st.DataObject) -> None:
     grid = Grid(counts, [1] * len(counts))
@@ -58,18 +61,18 @@ def test_huge_grids(counts: list[int], data: st.DataObject) -> None:
     ["", ".", "0", "0.", ".0", "0.0.0", "00.0", "0.01", "-1.0", "+1.0", "0.4", "3.0", "0 .0", "0.0\n", "0,0", "0/0",
      "٠.0", "²", "0x0.0", "1e0.0", "0.0.", "9" * 400, "0." + "9" * 5000, ".zarray"],
 )  # fmt: skip
-def test_what_is_no_name(name: str) -> None:
+def test_other_names_are_no_chunks(name: str) -> None:
     assert Grid([3, 4], [1, 1]).number(name) is None
 
 
 @pytest.mark.parametrize("name", ["", "1", "00", "0.0", ".zarray"])
-def test_what_is_no_name_of_a_scalar(name: str) -> None:
+def test_a_scalar_has_one_name(name: str) -> None:
     grid = Grid([], [])
     assert grid.number(name) is None
     assert (grid.size, grid.name(0), grid.number("0")) == (1, "0", 0)
 
 
-def test_no_chunks_at_all() -> None:
+def test_grids_without_chunks() -> None:
     grid = Grid([3, 0], [1, 1])
     assert (grid.counts, grid.size, list(grid.names(0, 0)), grid.number("0.0")) == ((3, 0), 0, [], None)
 
@@ -92,6 +95,6 @@ def test_no_chunks_at_all() -> None:
         ([10**200, 10**200], [1, 1], "over 255 characters"),
     ],
 )
-def test_what_is_no_grid(shape: object, chunks: object, rule: str) -> None:
+def test_invalid_grids_are_refused(shape: object, chunks: object, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         Grid(shape, chunks)

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tests.unit.test_zarr_dtypes import SCALARS, described
+from tests.zarr.test_dtypes import SCALARS, described
 from zarrfs.zarr import dtypes
 from zarrfs.zarr.documents import parse_node
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
 from zarrfs.zarr.fillvalues import as_v2, as_v3, from_v0_v1, from_v2, from_v3, value_of
 from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.jsontext import JSON
 from zarrfs.zarr.keys import FLAT
 from zarrfs.zarr.model import ArrayMetadata
 
@@ -30,7 +31,7 @@ def data_type(text: Any) -> dtypes.DataType:
 
 
 def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> ArrayMetadata:
-    """An array of one item."""
+    """Make an array of one item."""
     return ArrayMetadata("v2", (1,), Grid([1], [1]), dtype, fill, (), FLAT, {}, fill_object=fill_object)
 
 
@@ -57,7 +58,7 @@ def filled(fill: bytes | None, fill_object: JSON, dtype: dtypes.DataType) -> Arr
         ([1, 2.5], [["a", "|i1"], ["b", ">i2", [2]]], "0100020002"), (0, [["a", "|i1"], ["", "|V2"]], "000000"),
     ],
 )  # fmt: skip
-def test_cast_as_numpy_1_did(value: Any, text: Any, expected: str) -> None:
+def test_v0_and_v1_values_are_cast_as_numpy_1_did(value: Any, text: Any, expected: str) -> None:
     fill, fill_object = from_v0_v1(value, data_type(text))
     assert fill is not None
     assert (fill.hex(), fill_object) == (expected, None)
@@ -72,7 +73,7 @@ def test_cast_as_numpy_1_did(value: Any, text: Any, expected: str) -> None:
         ("never", "<M8[s]"), (1, "|V3"), ("", "|V3"), ([1], [["a", "|i1"], ["b", "|i1"]]),
     ],
 )  # fmt: skip
-def test_what_numpy_did_not_cast(value: Any, text: Any) -> None:
+def test_values_that_numpy_1_refused(value: Any, text: Any) -> None:
     with pytest.raises(MetadataError, match="fill_value"):
         from_v0_v1(value, data_type(text))
 
@@ -89,7 +90,7 @@ def test_null_is_undefined() -> None:
 
 
 def documents_of(dtype: np.dtype[Any], fill: Any, version: int) -> bytes:
-    """The metadata document that zarr-python writes."""
+    """Return the metadata document that zarr-python writes."""
     store = zarr.storage.MemoryStore()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -105,8 +106,8 @@ def values_of(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
 
 @settings(deadline=None)
 @given(SCALARS.flatmap(lambda dtype: st.tuples(st.just(dtype), values_of(dtype))), st.sampled_from([2, 3]))
-def test_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], version: int) -> None:
-    """The bytes are numpy's, and what is written here zarr-python reads as the same value."""
+def test_values_as_zarr_python_writes_them(case: tuple[np.dtype[Any], Any], version: int) -> None:
+    """Parsed bytes equal numpy's, and zarr-python reads written values as the same ones."""
     dtype, fill = case
     document = documents_of(dtype, fill, version)
     found = parse_node("zarr.json" if version == 3 else ".zarray", document)
@@ -142,7 +143,7 @@ def test_structs_as_zarr_python_writes_them(dtype: np.dtype[Any], data: st.DataO
 @settings(deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.sampled_from("<>"), st.data())
 def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> None:
-    """Also each NaN: by its bits, where it is not the usual one."""
+    """NaNs with sign or payload survive as well, as their bits."""
     bits = data.draw(st.binary(min_size=size, max_size=size))
     dtype = data_type(f"{order}f{size}")
     told = json.loads(json.dumps(as_v3(filled(bits, None, dtype)), allow_nan=False))
@@ -163,17 +164,17 @@ def test_every_float_survives_v3(size: int, order: str, data: st.DataObject) -> 
         ({"p": {"x": 1}}, [["p", [["x", "|i1"]]]], "01"),
     ],
 )  # fmt: skip
-def test_the_forms_of_v3(value: Any, text: Any, expected: str) -> None:
+def test_every_form_of_v3(value: Any, text: Any, expected: str) -> None:
     fill, fill_object = from_v3(value, data_type(text))
     assert fill is not None
     assert (fill.hex(), fill_object) == (expected, None)
 
 
-def test_items_of_any_length() -> None:
+def test_variable_length_values() -> None:
     text, data = data_type("T"), data_type("B")
     assert from_v3("né", text) == from_v2("né", text) == (None, "né")
     assert from_v3("Af8=", data) == from_v3([1, 255], data) == from_v2("Af8=", data) == (None, b"\1\xff")
-    assert from_v2(0, text) == (None, "0")  # of zarr-python 2; so reads it zarr-python 3
+    assert from_v2(0, text) == (None, "0")  # as zarr-python 2 wrote and zarr-python 3 reads it
     assert from_v2(0, data) == (None, b"")
     assert from_v2({"a": 1}, data_type("|O")) == (None, {"a": 1})
     assert (as_v3(filled(None, "né", text)), as_v3(filled(None, None, text))) == ("né", "")
@@ -189,7 +190,7 @@ def test_items_of_any_length() -> None:
         ("-12", "<i2", "f4ff"), (5, "<c8", "0000a04000000000"), (math.nan, "<f4", "0000c07f"),
     ],
 )  # fmt: skip
-def test_what_old_writers_left_in_v2(value: Any, text: Any, expected: str) -> None:
+def test_v2_values_of_old_writers(value: Any, text: Any, expected: str) -> None:
     assert from_v2(value, data_type(text)) == (bytes.fromhex(expected), None)
 
 
@@ -208,13 +209,13 @@ def test_what_old_writers_left_in_v2(value: Any, text: Any, expected: str) -> No
         (["a"], "|S2"), ({}, "|S3"), ({}, "T"), ([256], "B"), ("é", "B"), ([], "T"),
     ],
 )  # fmt: skip
-def test_what_is_no_fill_value(read: Any, value: Any, text: Any) -> None:
+def test_invalid_values_are_refused(read: Any, value: Any, text: Any) -> None:
     with pytest.raises(MetadataError, match="fill_value"):
         read(value, data_type(text))
 
 
-def test_a_number_with_too_many_digits_to_show() -> None:
-    with pytest.raises(MetadataError, match="fill_value: such a int is none of dtype <i4"):
+def test_an_integer_with_too_many_digits_is_refused() -> None:
+    with pytest.raises(MetadataError, match="fill_value: an object of type int is not a value of dtype <i4"):
         from_v3(10**5000, data_type("<i4"))
 
 

@@ -1,9 +1,9 @@
-"""Compressed streams, decoded no further than the bytes that a chunk may have.
+"""Decompression with a bound on the size of the output.
 
-Every function takes the compressed bytes and `limit`, and returns at most `limit` bytes; where the stream holds more,
-or ends early, it raises (CodecError, or the error of the library, which the pipeline turns into one). What a library
-needs beside its output is small, but for the windows that a stream may ask for: 128 MiB of zstd, 256 MiB of lzma,
-which become memory only where they are written to.
+Every function takes the compressed bytes and `limit`, and returns at most `limit` bytes. If the stream holds more, or
+is truncated, it raises CodecError, or the library's own error, which the pipeline converts to one. Libraries need
+little memory besides the output, except for the window that a stream may request: up to 128 MiB for zstd and 256 MiB
+for lzma, of which only pages that are written become resident.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from zarrfs.zarr.errors import JSON, CodecError
+from zarrfs.zarr.errors import CodecError
+from zarrfs.zarr.jsontext import JSON
 
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
 _GZIP = 16 + 15  # wbits of zlib: gzip's header and trailer
-_FIRST_PIECE = 4 << 10  # bytes fed to a further member at first: what it leaves over is copied
-_ZSTD_PIECE = 256  # bytes; at 128 KiB to a block of 4 bytes no piece goes further than 8 MiB beyond the limit
+_FIRST_PIECE = 4 << 10  # bytes of the first input to each further member: what it does not consume is copied
+_ZSTD_PIECE = 256  # bytes; a block of 4 bytes can hold 128 KiB, so a piece exceeds the limit by at most 8 MiB
 _LZMA_MEMORY = 256 << 20
-_LZ4_LARGEST = (1 << 31) - 1
+_LZ4_MAX = (1 << 31) - 1  # bytes
 
 
-class _Stream(Protocol):
-    """A decompressor of the standard library: of zlib, bz2 or lzma."""
+class _Decompressor(Protocol):
+    """The interface of decompressors in zlib, bz2 and lzma."""
 
     @property
     def eof(self) -> bool:
-        """Whether the end was seen."""
+        """True after the end of the stream."""
 
     @property
     def unused_data(self) -> bytes:
-        """What came after it."""
+        """The input after the end of the stream."""
 
     def decompress(self, data: memoryview, room: int, /) -> bytes:
-        """At most `room` bytes."""
+        """Return the next bytes, at most `room`."""
 
 
 def zlib(data: Buffer, limit: int) -> bytes:
-    """A zlib stream; bytes after its end are not looked at, as by every reader."""
+    """Decompress a zlib stream. Bytes after its end are ignored, as all readers do."""
     import zlib
 
     return _members("zlib", data, limit, zlib.decompressobj, lambda _: False)
 
 
 def gzip(data: Buffer, limit: int) -> bytes:
-    """Members of gzip one after another, and zeros after the last."""
+    """Decompress consecutive members of gzip. Zeros may follow the last one."""
     import zlib
 
     def more(rest: memoryview) -> bool:
@@ -59,14 +60,14 @@ def gzip(data: Buffer, limit: int) -> bytes:
 
 
 def bz2(data: Buffer, limit: int) -> bytes:
-    """Streams of bzip2 one after another."""
+    """Decompress consecutive streams of bzip2."""
     import bz2
 
     return _members("bz2", data, limit, bz2.BZ2Decompressor, lambda rest: bytes(rest[:3]) == b"BZh")
 
 
 def lzma(data: Buffer, limit: int, configuration: Mapping[str, JSON]) -> bytes:
-    """Streams of xz one after another, a stream of lzma, or what raw `filters` left (`format` 3)."""
+    """Decompress consecutive xz streams, an lzma stream, or the output of raw `filters` (`format` 3)."""
     import lzma
 
     form = configuration.get("format", lzma.FORMAT_XZ)
@@ -76,7 +77,7 @@ def lzma(data: Buffer, limit: int, configuration: Mapping[str, JSON]) -> bytes:
             return lzma.LZMADecompressor(form, _LZMA_MEMORY)
         filters = [dict(step) for step in configuration["filters"]]
         for step in filters:
-            if "dict_size" in step:  # allocated whole, and never used beyond what was written
+            if "dict_size" in step:  # the library allocates all of it, and uses no more than the output
                 step["dict_size"] = min(step["dict_size"], max(limit, 4096))
         return lzma.LZMADecompressor(form, None, filters)
 
@@ -84,12 +85,12 @@ def lzma(data: Buffer, limit: int, configuration: Mapping[str, JSON]) -> bytes:
 
 
 def _members(
-    name: str, data: Buffer, limit: int, make: Callable[[], _Stream], more: Callable[[memoryview], bool]
+    name: str, data: Buffer, limit: int, make: Callable[[], _Decompressor], more: Callable[[memoryview], bool]
 ) -> bytes:
-    """Decode members until none is left, or `more` says of what follows that it is not one."""
+    """Decompress members, each with a decompressor of its own, while `more` accepts the rest of the data."""
     view = memoryview(data).cast("B")
     parts: list[bytes] = []
-    room = limit + 1  # one more: the byte that is too many
+    room = limit + 1  # one more, to notice a stream that exceeds the limit
     at, piece = 0, max(len(view), 1)
     while True:
         stream = make()
@@ -112,18 +113,18 @@ def _members(
 
 
 def zstd(data: Buffer, limit: int) -> bytes:
-    """Frames of Zstandard one after another, skippable ones among them."""
+    """Decompress consecutive Zstandard frames, some of which may be skippable."""
     import zstandard
 
     decompressor = zstandard.ZstdDecompressor()
-    claimed = zstandard.frame_content_size(data)  # -1: the frame does not say; 0 also of a skippable one
+    claimed = zstandard.frame_content_size(data)  # -1: unknown; 0 also for a skippable frame
     if claimed > limit:
         raise CodecError("zstd", f"holds {claimed} bytes where at most {limit} are expected")
     if claimed > 0:
         try:
             return decompressor.decompress(data, allow_extra_data=False)
         except zstandard.ZstdError:
-            pass  # more frames follow, or it is damaged: below it will be seen which
+            pass  # the loop below finds out if more frames follow or this one is damaged
     view = memoryview(data).cast("B")
     parts, room, at = [], limit, 0
     while at < len(view):
@@ -141,13 +142,13 @@ def zstd(data: Buffer, limit: int) -> bytes:
 
 
 def lz4(data: Buffer, limit: int) -> bytes:
-    """A block of LZ4 after its size in four bytes, as numcodecs writes it."""
+    """Decompress a block of LZ4 that follows its decompressed size in four bytes, as numcodecs writes it."""
     import numcodecs.lz4
 
     if len(data) < 4:
         raise CodecError("lz4", "shorter than its header")
     (size,) = struct.unpack_from("<I", data)
-    if size > min(limit, _LZ4_LARGEST):
+    if size > min(limit, _LZ4_MAX):
         raise CodecError("lz4", f"holds {size} bytes where at most {limit} are expected")
     found: bytes = numcodecs.lz4.decompress(data)
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.zarrdocuments import V3
+from tests.zarr.sample_documents import V3
 from tests.zarrsamples import DRAFT, Sample
 from zarrfs.zarr import draft, dtypes
 from zarrfs.zarr.errors import MetadataError
@@ -15,7 +15,7 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 
 @pytest.mark.parametrize("sample", DRAFT, ids=lambda sample: sample.label)
-def test_experimental_v3(sample: Sample) -> None:
+def test_arrays_of_sample_stores(sample: Sample) -> None:
     entry = draft.entry_point((sample.store / "zarr.json").read_bytes())
     assert entry is not None
     key, _group = draft.document_keys(sample.path, entry)
@@ -30,7 +30,7 @@ def test_experimental_v3(sample: Sample) -> None:
     assert all(found.keys.index(key, found.grid) is not None for key in keys)
 
 
-def test_experimental_v3_in_detail() -> None:
+def test_entry_point_keys_and_nodes() -> None:
     store = DRAFT[0].store
     entry = draft.EntryPoint()
     assert draft.entry_point((store / "zarr.json").read_bytes()) == entry
@@ -72,7 +72,7 @@ def test_experimental_v3_in_detail() -> None:
         ({"extensions": 1}, "extens"),
     ],
 )  # fmt: skip
-def test_rules_of_the_experimental_v3(members: dict[str, Any], rule: str) -> None:
+def test_invalid_documents_are_refused(members: dict[str, Any], rule: str) -> None:
     document = json.loads((DRAFT[0].store / "meta/root/S.array.json").read_text())
     with pytest.raises(MetadataError, match=rule):
         draft.parse("array", json.dumps({**document, **members}).encode())
@@ -82,6 +82,6 @@ def test_rules_of_the_experimental_v3(members: dict[str, Any], rule: str) -> Non
     b'{"zarr_format": "x"}', b'{"zarr_format": "https://purl.org/zarr/spec/protocol/core/4.0"}',
     b'{"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0", "metadata_key_suffix": "/x"}', b"{",
 ])  # fmt: skip
-def test_entry_points_that_are_none(data: bytes) -> None:
+def test_invalid_entry_points_are_refused(data: bytes) -> None:
     with pytest.raises(MetadataError):
         draft.entry_point(data)

@@ -1,7 +1,8 @@
-"""The `__zmeta__` of zarr 0.3.0, a pickle: its opcodes are read by a whitelist, and nothing is ever unpickled.
+"""A safe reader of pickles, for the `__zmeta__` of zarr 0.3.0.
 
-No function is called and no name looked up: what a few names of numpy stand for is known here, all others are
-refused. Source: PEP 307 and pickletools; numpy's dtype.__reduce__ and scalar.__reduce__; zarr 0.3.0.
+It interprets a whitelist of opcodes and never unpickles: no function is called, and no name is imported. A few names
+of numpy are emulated, all others are refused. Source: PEP 307 and pickletools; numpy's dtype.__reduce__ and
+scalar.__reduce__; zarr 0.3.0.
 """
 
 from __future__ import annotations
@@ -11,34 +12,35 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zarrfs.zarr import dtypes, fillvalues
-from zarrfs.zarr.errors import JSON, MetadataError
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
 
-_LENGTH_MAX = 1 << 20  # bytes: such a document has less than 1000
-_VERSION = 3  # of the state of a dtype; 4 has a metadata member more
+_LENGTH_MAX = 1 << 20  # bytes; zarr 0.3 wrote less than 1000
+_VERSION = 3  # of the state of a dtype; version 4 adds a metadata member
 
 _MARK = object()
 _LITERALS = {
     "INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
 }  # fmt: skip
-_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # str of Python 2, which is bytes
 _CONSTANTS: dict[str, JSON] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _CODECS = ("_codecs encode",)
 _DTYPE = ("numpy dtype",)
 _SCALAR = ("numpy.core.multiarray scalar", "numpy._core.multiarray scalar")
-_BYTES = ("__builtin__ bytes", "builtins bytes")  # bytes() of protocol 0 is how an empty one is told
+_BYTES = ("__builtin__ bytes", "builtins bytes")  # protocol 0 pickles b"" as the call bytes()
 _KNOWN = {*_CODECS, *_DTYPE, *_SCALAR, *_BYTES}
 
 
 class _Name(NamedTuple):
-    """A name that the pickle would have looked up."""
+    """A name that an unpickler would import."""
 
     text: str
 
 
 class _Type:
-    """A dtype: its text, complete once its state is known."""
+    """A dtype under construction: `text` is complete once BUILD has set the state."""
 
     def __init__(self, text: str) -> None:
         self.text: Any = text
@@ -52,7 +54,7 @@ class _Scalar(NamedTuple):
 
 
 def load(data: bytes) -> dict[str, JSON]:
-    """The members of the document, as the JSON of 0.4.0 has them. MetadataError for any other pickle."""
+    """Return the members of the document in the form of zarr 0.4's JSON. Raises MetadataError for other pickles."""
     if len(data) > _LENGTH_MAX:
         raise MetadataError(f"a pickle of more than {_LENGTH_MAX} bytes")
     try:
@@ -78,7 +80,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _fill(value: Any) -> JSON:
-    """A fill value as fillvalues.from_v0_v1 takes it."""
+    """Convert a fill value to the form that fillvalues.from_v0_v1() takes."""
     if not isinstance(value, _Scalar):
         return value
     dtype = dtypes.parse_v2(value.type.text)
@@ -88,7 +90,7 @@ def _fill(value: Any) -> JSON:
 
 
 class _Machine:
-    """The stack and memo of a pickle."""
+    """An interpreter of pickle opcodes, with their stack and memo."""
 
     def __init__(self) -> None:
         self._stack: list[Any] = []
@@ -99,7 +101,7 @@ class _Machine:
         }  # fmt: skip
 
     def run(self, data: bytes) -> Any:
-        """What the pickle leaves on the stack; many kinds of error for one that is damaged."""
+        """Return the object that a pickle describes. Damaged ones raise many kinds of errors, see load()."""
         argument: Any
         for opcode, argument, _at in pickletools.genops(data):
             name = opcode.name
@@ -126,7 +128,7 @@ class _Machine:
             elif name in self._steps:
                 self._steps[name](argument)
             elif name not in ("PROTO", "FRAME"):
-                raise MetadataError(f"a pickle with {name}, which no zarr wrote")
+                raise MetadataError(f"a pickle with the opcode {name}, which zarr never wrote")
         raise ValueError("no end")
 
     def _top(self, number: int) -> list[Any]:
@@ -144,7 +146,7 @@ class _Machine:
 
     def _global(self, argument: str) -> None:
         if argument not in _KNOWN:
-            raise MetadataError(f"a pickle that names {argument[:60]!r}, which no zarr wrote")
+            raise MetadataError(f"a pickle that names {argument[:60]!r}, which zarr never wrote")
         self._stack.append(_Name(argument))
 
     def _stack_global(self, _argument: None) -> None:
@@ -152,7 +154,7 @@ class _Machine:
         self._global(f"{module} {name}")
 
     def _reduce(self, _argument: None) -> None:
-        """What the few known functions would give."""
+        """Emulate a call of one of the few known functions."""
         name, arguments = self._top(2)
         if not isinstance(name, _Name) or not isinstance(arguments, tuple):
             raise ValueError("a call of what is no function")  # noqa: TRY004
@@ -199,7 +201,7 @@ class _Machine:
 
 
 def _with_state(text: Any, state: tuple[Any, ...]) -> Any:
-    """The text of a dtype that was made as `text` ("i4", "V12") and got the state that numpy pickles."""
+    """Return the text of a dtype that was created as `text` ("i4", "V12") and then given numpy's pickled `state`."""
     if not isinstance(text, str) or state[0] not in (_VERSION, _VERSION + 1):
         raise ValueError("a dtype with a state that is not known")
     order, subarray, names, fields = state[1:5]
@@ -216,7 +218,7 @@ def _with_state(text: Any, state: tuple[Any, ...]) -> Any:
 
 
 def _fields(names: Any, fields: Any, itemsize: int) -> list[JSON]:
-    """A list of fields; padding where numpy aligned them."""
+    """Return a list of fields, with padding between fields that numpy aligned."""
     if not isinstance(names, tuple) or not names or not isinstance(fields, dict):
         raise ValueError("fields without names")
     found: list[JSON] = []

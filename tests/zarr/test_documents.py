@@ -1,4 +1,4 @@
-"""Metadata documents of every generation become one ArrayMetadata."""
+"""Parsing of metadata documents of every generation, and the errors of malformed ones."""
 
 from __future__ import annotations
 
@@ -10,27 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit import zarrdocuments
-from tests.unit.zarrdocuments import LITTLE, V2, array
+from tests.zarr import sample_documents
+from tests.zarr.sample_documents import DOCUMENTS, LITTLE, V2, array
 from tests.zarrsamples import ROOT, SAMPLES, Sample
 from zarrfs.zarr import dtypes
-from zarrfs.zarr.documents import (
-    ATTRIBUTE_DOCUMENTS,
-    NODE_DOCUMENTS,
-    dump_json,
-    is_litter,
-    load_json,
-    parse_document,
-    parse_node,
-)  # fmt: skip
+from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, is_litter, parse_document, parse_node
 from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.keys import DEFAULT, FLAT, NESTED, V0, KeyTemplate
 from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, CodecSpec, GroupMetadata
 
 
 def read(path: Path) -> ArrayMetadata | GroupMetadata:
-    """The node in a directory."""
+    """Parse the node in a directory."""
     name = next(name for name in NODE_DOCUMENTS if (path / name).exists())
     attributes = path / ATTRIBUTE_DOCUMENTS.get(name, "")
     return parse_node(name, (path / name).read_bytes(), attributes.read_bytes() if attributes.is_file() else None)
@@ -40,7 +33,7 @@ def read(path: Path) -> ArrayMetadata | GroupMetadata:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.label)
-def test_samples(sample: Sample) -> None:
+def test_documents_of_sample_stores(sample: Sample) -> None:
     found = read(sample.store / sample.path)
     assert isinstance(found, ArrayMetadata)
     assert (found.generation, found.shape) == (sample.store.name[:2], sample.shape)
@@ -54,15 +47,15 @@ def test_samples(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("path", ["v2_hier", "v3_hier", "v2_hier/sub", "v3_hier/sub/deep"])
-def test_groups(path: str) -> None:
+def test_groups_of_sample_stores(path: str) -> None:
     found = read(ROOT / path)
     assert isinstance(found, GroupMetadata)
     assert found.generation == path[:2]
     assert found.attributes == ({} if "/" in path else {"title": "t"})
 
 
-def test_pipelines_of_samples() -> None:
-    """In the words of v3, whatever the generation."""
+def test_codec_pipelines_of_sample_stores() -> None:
+    """Pipelines have the form of v3, whatever the generation."""
 
     def codecs(path: str) -> list[Any]:
         found = read(ROOT / path)
@@ -92,14 +85,14 @@ def test_pipelines_of_samples() -> None:
 
 
 @pytest.mark.parametrize(("release", "name"), [("0.4", "__zmeta__"), ("1.1", "meta"), ("2.18", ".zarray")])
-def test_documents_of_real_releases(release: str, name: str) -> None:
-    """Random types and fill values, with the bytes that the release itself reads for a missing chunk."""
+def test_random_documents_of_released_versions(release: str, name: str) -> None:
+    """Fill values equal the bytes that the release itself reads for a missing chunk."""
     for case in load_json((ROOT / f"documents-{release}.json").read_bytes()):
         found = parse_document(name, case["document"])
         assert isinstance(found, ArrayMetadata)
         assert found.dtype.itemsize == case["itemsize"]
         assert case["dtype"] in (None, found.dtype.numpy().str)
-        if case["fill"] is not None and found.dtype.text != "<f16":  # whose last bytes are any
+        if case["fill"] is not None and found.dtype.text != "<f16":  # whose padding is random
             assert found.fill is not None
             assert found.fill.hex() == case["fill"], case["document"]
 
@@ -112,15 +105,15 @@ def test_v0() -> None:
     assert (found.generation, found.keys, found.fill, found.chunk_bytes) == ("v0", V0, b"\3\0\0\0", 40)
     assert found.codecs[1].configuration["shuffle"] == "bitshuffle"
     assert array("__zmeta__", fill_value=None).fill is None
-    data = json.dumps({**zarrdocuments.V0, "fill_value": math.nan}).encode()
+    data = json.dumps({**sample_documents.V0, "fill_value": math.nan}).encode()
     assert b"NaN" in data
     nan = parse_node("__zmeta__", data)
     assert isinstance(nan, ArrayMetadata)
     assert nan.fill == np.float32("nan").tobytes()
 
 
-def test_v1_order_f() -> None:
-    """Only blosc got the bytes in order F."""
+def test_v1_order_f_applies_to_blosc_only() -> None:
+    """zarr 1.x passed bytes in order F to Blosc alone."""
     blosc = {"cname": "lz4", "clevel": 5, "shuffle": 1}
     names = [codec.name for codec in array("meta", order="F", compression="blosc", compression_opts=blosc).codecs]
     assert names == ["transpose", "bytes", "blosc"]
@@ -139,7 +132,7 @@ def test_v1_compressions() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\1", b"name: x\n", b"{}", b"[1]", b'{"version": "zarr_format"}', b"{" * 9])
-def test_a_meta_of_another_program(data: bytes) -> None:
+def test_meta_of_another_program_is_no_node(data: bytes) -> None:
     with pytest.raises(OtherFile, match="not a document of Zarr v1"):
         parse_node("meta", data)
 
@@ -169,9 +162,7 @@ def test_v2_filters(filters: Any, dtype: str, kind: str, names: list[str]) -> No
     assert [codec.name for codec in found.codecs] == names
 
 
-def test_v2_filters_that_change_the_type() -> None:
-    """The codec "bytes" has the byte order of what it gets."""
-
+def test_bytes_codec_has_the_byte_order_of_filtered_items() -> None:
     def endian(*filters: Any) -> Any:
         codecs = array(".zarray", dtype="<f8", filters=list(filters)).codecs
         return next(codec for codec in codecs if codec.name == "bytes").configuration.get("endian")
@@ -183,8 +174,8 @@ def test_v2_filters_that_change_the_type() -> None:
     assert endian({"id": "astype", "encode_dtype": ">f4", "decode_dtype": "<f8"}) == "big"
 
 
-def test_v2_blosc() -> None:
-    """Shuffle -1 leaves it to the size of items; typesize is one byte."""
+def test_v2_blosc_defaults() -> None:
+    """Shuffle -1 depends on the size of items; typesize is limited to one byte."""
 
     def blosc(dtype: str, **opts: Any) -> tuple[Any, Any]:
         found = array(".zarray", dtype=dtype, fill_value=None, compressor={"id": "blosc", **opts}).codecs[1]
@@ -196,13 +187,13 @@ def test_v2_blosc() -> None:
     assert blosc("<f8") == ("shuffle", 8)
 
 
-def test_v2_details() -> None:
+def test_v2_optional_members() -> None:
     assert array(".zarray", dimension_separator="/").keys == NESTED
     assert array(".zarray", dimension_separator=".").keys_assumed is False
     assert array(".zarray", dimension_separator=None).keys_assumed is True
     assert array(".zarray", order="F", shape=[4], chunks=[2]).codecs == (LITTLE,)
     assert array(".zarray", filters=[], compressor=..., order=..., unknown=1).codecs == (LITTLE,)
-    assert array(".zarray", shape=[0, 6], chunks=[0, 6]).grid.chunks == (1, 6)  # zarr-python writes that
+    assert array(".zarray", shape=[0, 6], chunks=[0, 6]).grid.chunks == (1, 6)  # as zarr-python writes them
     assert array(".zarray", shape=[], chunks=[]).keys.key(()) == "0"
     mixed = array(".zarray", dtype=[["a", "<i4"], ["b", ">i4"]], fill_value="AAAAAAAAAAA=")
     assert (mixed.codecs, mixed.dtype.mixed, mixed.fill) == ((CodecSpec("bytes"),), True, bytes(8))
@@ -214,7 +205,7 @@ def test_v2_details() -> None:
 
 
 def test_v3_byte_order() -> None:
-    """The dtype is that of chunks, also of those within shards."""
+    """The dtype has the byte order of chunks, also of those in shards."""
     big = {"name": "bytes", "configuration": {"endian": "big"}}
     assert array("zarr.json", codecs=[big]).dtype == dtypes.parse_v2(">f4")
     shard = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2, 5], "codecs": [big], "index_codecs": []}}
@@ -248,7 +239,7 @@ def test_v3_chunk_keys(encoding: Any, template: KeyTemplate) -> None:
     assert array("zarr.json", chunk_key_encoding=encoding).keys == template
 
 
-def test_v3_details() -> None:
+def test_v3_optional_members() -> None:
     found = array(
         "zarr.json", dimension_names=["y", None], storage_transformers=[{"name": "x", "must_understand": False}],
         hint={"must_understand": False}, attributes={"a": 1}, extensions=[],
@@ -259,25 +250,164 @@ def test_v3_details() -> None:
     assert parse_document("zarr.json", group) == GroupMetadata("v3", {})
 
 
-def test_documents_that_say_the_same_are_equal() -> None:
-    assert array(".zarray") == array(".zarray")  # so that what was made of one is not made anew
+def test_equal_documents_make_equal_arrays() -> None:
+    assert array(".zarray") == array(".zarray")  # callers need not process an equal array twice
     assert array(".zarray") != array(".zarray", shape=[7, 6])
     assert hash(array(".zarray").grid) == hash(array(".zarray").grid)
-
-
-def test_json() -> None:
-    assert load_json(b"\xef\xbb\xbf[Infinity]") == [math.inf]
-    assert load_json(memoryview(b'{"a": "\xc3\xa9"}')) == {"a": "é"}
-    assert dump_json({"a": ["é", 1]}) == b'{\n  "a": [\n    "\\u00e9",\n    1\n  ]\n}'
-    with pytest.raises(ValueError, match="JSON compliant"):
-        dump_json(math.nan)
-    with pytest.raises(MetadataError, match="two members of the same name"):
-        load_json(b'{"x": {"a": 1, "a": 2}}')
 
 
 @pytest.mark.parametrize(("name", "litter"), [
     ("__zattr__.lock", True), ("0.8f0c.partial", True), ("zarr.json.abc.partial", True), ("0.0", False),
     ("lock", False),
 ])  # fmt: skip
-def test_litter(name: str, litter: bool) -> None:
+def test_names_of_leftover_files(name: str, litter: bool) -> None:
     assert is_litter(name) == litter
+
+
+# -- malformed documents
+
+COMMON: list[tuple[dict[str, Any], str]] = [
+    ({"shape": [-1, 6]}, "shape: expected whole numbers, 0 or more"), ({"shape": ...}, "shape is missing"),
+    ({"shape": [4.0, 6]}, "shape"), ({"shape": [True, 6]}, "shape"), ({"shape": 4}, "shape"),
+    ({"shape": None}, "shape"),
+    ({"shape": [4]}, "shape has 1 dimensions, chunks has 2"), ({"shape": [1 << 63, 6]}, "2\\^63"),
+    ({"shape": [10**200, 6]}, "2\\^63|255"), ({"shape": ["4", 6]}, "shape"), ({"shape": {"0": 4}}, "shape"),
+    ({"shape": [math.nan, 6]}, "shape"), ({"shape": [math.inf, 6]}, "shape"),
+    ({"chunks": [0, 5]}, "chunks: expected whole numbers, 1 or more"), ({"chunks": [-2, 5]}, "chunks"),
+    ({"chunks": None}, "chunks"),
+    ({"chunks": [1 << 40, 1 << 40]}, "2\\^63"), ({"chunks": [2**63 - 1, 1]}, "2\\^63"),
+    ({"chunks": ...}, "is missing"),
+    ({"shape": [1] * 65, "chunks": [1] * 65}, "more than 64 dimensions"), ({"dtype": ...}, "is missing"),
+    ({"shape": [4] * 200, "chunks": [2] * 200}, "255 characters|64 dimensions"),
+    ({"dtype": "x"}, "not known"), ({"dtype": 3}, "type"), ({"dtype": []}, "type"),
+    ({"fill_value": "x"}, "fill_value"),
+    ({"fill_value": {}}, "fill_value"), ({"zarr_format": 7}, "zarr_format is not"),
+    ({"zarr_format": None}, "zarr_format is not"),
+]  # fmt: skip
+
+
+CASES = [
+    (name, members, rule)
+    for members, rule in COMMON
+    for name in DOCUMENTS
+    if not (name == "__zmeta__" and "zarr_format" in members)  # that document has no such member
+]
+
+
+@pytest.mark.parametrize(("name", "members", "rule"), CASES, ids=range(len(CASES)))
+def test_rules_of_every_generation_are_enforced(name: str, members: dict[str, Any], rule: str) -> None:
+    members = dict(members)
+    if name == "zarr.json" and "chunks" in members:
+        chunks = {"chunk_shape": members.pop("chunks")}
+        members["chunk_grid"] = {"name": "regular", "configuration": {k: v for k, v in chunks.items() if v is not ...}}
+    if name == "zarr.json" and "dtype" in members:
+        members["data_type"] = members.pop("dtype")
+    with pytest.raises(MetadataError, match=rule.replace("chunks:", "chunks?:")):
+        array(name, **members)
+
+
+def test_sixty_four_dimensions_are_accepted() -> None:
+    for name in DOCUMENTS:
+        members: dict[str, Any] = {"shape": [1] * 64, "chunks": [1] * 64}
+        if name == "zarr.json":
+            members["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": members.pop("chunks")}}
+        assert array(name, **members).ndim == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "rule"),
+    [
+        ("__zmeta__", {"dtype": "|O", "fill_value": None}, "addresses"),
+        ("__zmeta__", {"cname": ...}, "cname is missing"),
+        ("__zmeta__", {"shuffle": 3}, "blosc with"), ("__zmeta__", {"shuffle": []}, "blosc with"),
+        ("__zmeta__", {"clevel": "9"}, "blosc"),
+        ("__zmeta__", {"cname": None}, "blosc with"), ("__zmeta__", {"shape": [], "chunks": []}, "no dimensions"),
+        ("__zmeta__", {"fill_value": ...}, "fill_value is missing"),
+        ("__zmeta__", {"shape": [0, 6], "chunks": [0, 6]}, "chunks"),
+        ("meta", {"shape": [], "chunks": []}, "no dimensions"),
+        ("meta", {"compression": "lz77"}, "'lz77' is not known"),
+        ("meta", {"compression": []}, "not known"), ("meta", {"compression": "blosc"}, "not those of blosc"),
+        ("meta", {"compression": "zlib", "compression_opts": {}}, "not those of zlib"),
+        ("meta", {"order": "A"}, "order: neither"),
+        ("meta", {"compression": "lzma", "compression_opts": 3}, "not those of lzma"),
+        ("meta", {"dtype": "|O"}, "addresses"),
+        (".zarray", {"order": None}, "order: neither"), (".zarray", {"order": ["C"]}, "order"),
+        (".zarray", {"filters": {"a": 1}}, "filters: neither"),
+        (".zarray", {"filters": "x"}, "filters"),
+        (".zarray", {"filters": ["x"]}, "filters: expected objects with an id"),
+        (".zarray", {"filters": [{}]}, "filters"),
+        (".zarray", {"compressor": {}}, "compressor: expected objects with an id"),
+        (".zarray", {"compressor": "zlib"}, "compressor"), (".zarray", {"compressor": {"id": 3}}, "compressor"),
+        (".zarray", {"compressor": {"id": "blosc", "shuffle": 7}}, "blosc with"),
+        (".zarray", {"dimension_separator": "-"}, "dimension_sep"),
+        (".zarray", {"dimension_separator": ["."]}, "dimension_sep"),
+        (".zarray", {"filters": [{"id": "delta", "astype": "x9"}]}, "dtype"),
+        (".zarray", {"zarr_format": True}, "zarr_format"),
+        ("zarr.json", {"node_type": "x"}, "node_type"), ("zarr.json", {"node_type": ["array"]}, "node_type"),
+        ("zarr.json", {"zarr_format": "https://purl.org/zarr/spec/protocol/core/3.0"}, "experimental v3"),
+        ("zarr.json", {"attributes": []}, "attributes"),
+        ("zarr.json", {"new": 1}, "'new' must be understood, and is not known"),
+        ("zarr.json", {"new": {"must_understand": True}}, "'new' must be understood"),
+        ("zarr.json", {"fill_value": ...}, "fill_value"),
+        ("zarr.json", {"chunk_grid": {"name": "rectilinear"}}, "chunk_grid 'rectilinear' is not known"),
+        ("zarr.json", {"chunk_grid": 3}, "chunk_grid: expected"),
+        ("zarr.json", {"chunk_key_encoding": "fanout"}, "'fanout' is not known"),
+        ("zarr.json", {"chunk_key_encoding": ...}, "missing"),
+        ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": "-"}}}, "separator"),
+        ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"separator": 3}}}, "no text"),
+        ("zarr.json", {"chunk_key_encoding": {"name": "v2", "configuration": {"prefix": "../.."}}}, "is not a key"),
+        ("zarr.json", {"chunk_key_encoding": {"name": "suffix", "configuration": {"suffix": "7"}}}, "suffix begins"),
+        ("zarr.json", {"codecs": []}, "codecs"), ("zarr.json", {"codecs": [3]}, "codecs"),
+        ("zarr.json", {"codecs": {}}, "codecs"),
+        ("zarr.json", {"codecs": [{"name": "bytes", "configuration": {"endian": "middle"}}]}, "endian"),
+        ("zarr.json", {"codecs": [{"name": "bytes", "configuration": []}]}, "codecs"),
+        ("zarr.json", {"dimension_names": ["x"]}, "dimension"),
+        ("zarr.json", {"dimension_names": [1, 2]}, "dimension_names"),
+        ("zarr.json", {"storage_transformers": {"a": 1}}, "storage_tr"),
+        ("zarr.json", {"storage_transformers": [{"name": "indexed"}]}, "'indexed' must be understood"),
+        ("zarr.json", {"fill_value": None}, "fill_value"),
+    ],
+)  # fmt: skip
+def test_rules_of_one_generation_are_enforced(name: str, members: dict[str, Any], rule: str) -> None:
+    with pytest.raises(MetadataError, match=rule):
+        array(name, **members)
+
+
+def nested_json(depth: int) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+@pytest.mark.parametrize("name", NODE_DOCUMENTS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"null", b"[]", b'"x"', b"3", b"\xff\xfe{}", "{}".encode("utf-16"), b"{} x", b"{'a': 1}",
+        nested_json(100_000),
+        b'{"zarr_format": 2, "zarr_format": 2}', b'{"zarr_format": ' + b"9" * 10_000 + b"}",
+        b"{\"zarr_format\": 2, \"a\": \"\n\"}",
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_malformed_documents_are_refused(name: str, data: bytes) -> None:
+    with pytest.raises(MetadataError):
+        parse_node(name, data)
+
+
+def test_deeply_nested_extensions_are_refused() -> None:
+    codec: Any = "bytes"
+    for _ in range(50):
+        codec = {"name": "sharding_indexed", "configuration": {"codecs": [codec]}}
+    with pytest.raises(MetadataError, match="shards within shards"):
+        array("zarr.json", codecs=[codec])
+    encoding: Any = "default"
+    for _ in range(50):
+        encoding = {"name": "suffix", "configuration": {"suffix": ".x", "base_encoding": encoding}}
+    with pytest.raises(MetadataError, match="within each other"):
+        array("zarr.json", chunk_key_encoding=encoding)
+
+
+def test_malformed_attributes_are_refused() -> None:
+    cases = ((b"[]", r"\.zattrs is not a JSON object"), (b"{", "not JSON"), (nested_json(100_000), "too deep"))
+    for data, rule in cases:
+        with pytest.raises(MetadataError, match=rule):
+            parse_node(".zarray", json.dumps(V2).encode(), data)

@@ -1,4 +1,4 @@
-"""A usual metadata document of each generation, to be changed by tests."""
+"""A typical metadata document of each generation, which tests modify."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LITTLE = CodecSpec("bytes", {"endian": "little"})
 
 
 def array(name: str, /, **members: Any) -> ArrayMetadata:
-    """The array of a usual document with other members; `...` leaves one out."""
+    """Parse a typical document with other members; `...` removes one."""
     document = {key: value for key, value in {**DOCUMENTS[name], **members}.items() if value is not ...}
     found = parse_node(name, json.dumps(document).encode())
     assert isinstance(found, ArrayMetadata)

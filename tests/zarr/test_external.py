@@ -1,0 +1,118 @@
+"""Codecs that other packages register with numcodecs."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+
+from tests.zarr.chunks import array_of
+from zarrfs.zarr import external
+from zarrfs.zarr.codecs import CodecError, check_codecs, decode_chunk
+
+
+class RegisteredCodec(numcodecs.abc.Codec):  # type: ignore[misc]
+    """A codec that a program registers in its own process."""
+
+    codec_id = "zarrfs-tests-backwards"
+
+    def encode(self, buf: Any) -> Any:
+        return bytes(buf)[::-1]
+
+    decode = encode
+
+
+def test_codecs_registered_in_this_process() -> None:
+    numcodecs.register_codec(RegisteredCodec)
+    name = f"numcodecs.{RegisteredCodec.codec_id}"
+    for generation, codecs in (("v2", [(name, {})]), ("v3", [(name, {})]), ("v3", [("bytes", {}), (name, {})])):
+        array = array_of("<i2", (3,), *codecs, generation=generation)  # type: ignore[arg-type]
+        assert decode_chunk(array, b"fedcba").tobytes() == b"abcdef"
+        with pytest.raises(CodecError, match="zarrfs-tests-backwards: decodes to 5 bytes, not 6"):
+            decode_chunk(array, b"edcba")
+
+
+INSTALLED = """
+import os, time
+import numpy as np
+from numcodecs.abc import Codec
+
+class Bomb(Codec):
+    codec_id = "zarrfs-tests-bomb"
+
+    def __init__(self, does="fill"):
+        self.does = does
+
+    def encode(self, buf):
+        raise NotImplementedError
+
+    def decode(self, buf, out=None):
+        if self.does == "die":
+            os.abort()
+        if self.does == "hang":
+            time.sleep(60)
+        if self.does == "dtype":
+            return np.frombuffer(buf, "<i2") + np.int16(1)
+        if self.does == "print":
+            print("to standard output", flush=True)
+        return np.ones(int.from_bytes(bytes(buf), "little"), np.uint8)  # as many as the chunk claims
+"""
+
+
+@pytest.fixture
+def bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Install a package with a codec that allocates as much as a chunk claims; yield the name of the codec."""
+    (tmp_path / "zarrfs_tests_bomb.py").write_text(INSTALLED)
+    about = tmp_path / "zarrfs_tests_bomb-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: zarrfs-tests-bomb\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[numcodecs.codecs]\nzarrfs-tests-bomb = zarrfs_tests_bomb:Bomb\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    numcodecs.registry.run_entrypoints()
+    yield "numcodecs.zarrfs-tests-bomb"
+    monkeypatch.undo()
+    numcodecs.registry.run_entrypoints()
+    while external._idle:  # their sys.path has the directory of this test
+        external._idle.pop().end()
+
+
+def bombed(name: str, size: int, **configuration: Any) -> Any:
+    array = array_of("|u1", (1000,), ("bytes", {}), (name, configuration))
+    return decode_chunk(array, size.to_bytes(8, "little"))
+
+
+def test_memory_of_an_external_codec_is_bounded(bomb: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert bombed(bomb, 1000).tolist() == [1] * 1000
+    for size in (3 << 30, 1 << 45):
+        with pytest.raises(CodecError, match="bomb: needs far more memory than the 1000 bytes of the chunk"):
+            bombed(bomb, size)
+    with pytest.raises(CodecError, match="zarrfs-tests-bomb: decodes to 100000 bytes, not 1000"):
+        bombed(bomb, 100_000)
+    assert bombed(bomb, 1000).tolist() == [1] * 1000  # the codec works afterwards
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB, of this process
+
+
+def test_an_external_codec_that_dies_or_hangs_is_an_error(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bombed(bomb, 1000, does="print").tolist() == [1] * 1000
+    with pytest.raises(CodecError, match="zarrfs-tests-bomb: the process that decoded has ended with status -6"):
+        bombed(bomb, 1000, does="die")
+    bombed(bomb, 1000)  # starts the next child process
+    with monkeypatch.context() as patch:
+        array = array_of("|u1", (1000,), ("bytes", {}), (bomb, {"does": "hang"}))
+        assert check_codecs(array) == []  # a child process is idle
+        patch.setattr(external, "_TIMEOUT", 0.2)
+        with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: no answer within 0\.2 s"):
+            decode_chunk(array, (1000).to_bytes(8, "little"))
+    with pytest.raises(CodecError, match=r"zarrfs-tests-bomb: .*unexpected keyword argument 'nonsense'"):
+        bombed(bomb, 1000, nonsense=1)
+
+
+def test_an_external_codec_may_be_a_filter(bomb: str) -> None:
+    array = array_of("<i2", (3,), (bomb, {"does": "dtype"}), generation="v2")
+    assert decode_chunk(array, np.array([1, 2, 3], "<i2").tobytes()).tolist() == [2, 3, 4]

@@ -1,0 +1,74 @@
+"""Members that the metadata documents of several generations share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zarrfs.zarr import dtypes
+from zarrfs.zarr.dtypes import DataType
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.grid import Grid
+from zarrfs.zarr.jsontext import JSON
+
+DIMENSIONS_MAX = 64  # numpy's limit
+_EXTENT_MAX = (1 << 63) - 1  # items of a dimension, and bytes of a chunk: the address space of a process
+
+
+def required(document: Mapping[str, JSON], name: str) -> JSON:
+    """Return a member of a document. Raises MetadataError if it is missing."""
+    try:
+        return document[name]
+    except KeyError:
+        raise MetadataError(f"{name} is missing") from None
+
+
+def check_format(document: dict[str, JSON], number: int) -> None:
+    """Raise MetadataError unless `zarr_format` is `number`."""
+    found = required(document, "zarr_format")
+    if type(found) is not int or found != number:
+        raise MetadataError(f"zarr_format is not {number}")
+
+
+def is_order_f(value: JSON, name: str) -> bool:
+    """Return True for memory order F, False for C. Raises MetadataError for other values of the member `name`."""
+    if value not in ("C", "F"):
+        raise MetadataError(f"{name}: neither C nor F")
+    return bool(value == "F")
+
+
+def data_type(value: JSON, codecs: list[JSON]) -> DataType:
+    """Parse a dtype of Zarr v2. `|O` means text or bytes if the codec that encodes the objects says so.
+
+    Raises MetadataError.
+    """
+    dtype = dtypes.parse_v2(value)
+    if dtype.kind == "O":
+        names = {codec.get("id") for codec in codecs if isinstance(codec, dict) and isinstance(codec.get("id"), str)}
+        if "vlen-utf8" in names:
+            return dtypes.TEXT
+        if "vlen-bytes" in names:
+            return dtypes.BYTES
+    return dtype
+
+
+def regular_grid(shape: JSON, chunks: JSON, dtype: DataType, empty: bool = True) -> Grid:
+    """Make the chunk grid of an array from its members shape and chunks, both in items.
+
+    With `empty`, a chunk extent of 0 is accepted where the shape is 0 as well, and read as 1: zarr-python 2 and 3
+    write such chunks. Raises MetadataError; also for chunks of more than 2^63 - 1 bytes, which no process can address
+    (decoding has a smaller bound of its own).
+    """
+    if empty and isinstance(chunks, list) and 0 in chunks and isinstance(shape, list) and len(shape) == len(chunks):
+        chunks = [1 if step == 0 == extent else step for extent, step in zip(shape, chunks, strict=True)]
+    try:
+        grid = Grid(shape, chunks)
+    except ValueError as error:
+        raise MetadataError(str(error)) from None
+    if len(grid.shape) > DIMENSIONS_MAX:
+        raise MetadataError(f"shape: more than {DIMENSIONS_MAX} dimensions")
+    size = dtype.itemsize or 1
+    for extent, step in zip(grid.shape, grid.chunks, strict=True):
+        size *= step
+        if extent > _EXTENT_MAX or size > _EXTENT_MAX:
+            raise MetadataError("shape, chunks: over 2^63 - 1 items, or bytes in a chunk")
+    return grid

@@ -1,0 +1,75 @@
+"""Parsing and serialising JSON: lenient when reading old documents, strict when writing new ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import orjson
+
+from zarrfs.system.buffers import Buffer
+from zarrfs.zarr.errors import MetadataError
+
+JSON = Any  # a value as json.loads() returns it
+
+
+def _object(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise MetadataError("a JSON object with two members of the same name")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def load_json(data: Buffer) -> JSON:
+    """Parse a JSON document, which may contain bare NaN, Infinity and -Infinity, as old writers left them.
+
+    Raises MetadataError for invalid JSON or UTF-8, for repeated member names, and for documents that nest too deep.
+    """
+    try:
+        return _DECODER.decode(str(data, "utf-8-sig" if data[:1] == b"\xef" else "utf-8"))
+    except ValueError as error:  # json's, UnicodeDecodeError, and that of an integer with too many digits
+        raise MetadataError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise MetadataError("JSON too deep") from None
+
+
+def dump_json(value: JSON) -> bytes:
+    """Serialise `value` as strict JSON, indented as zarr-python does. Raises ValueError for a NaN."""
+    return json.dumps(value, indent=2, allow_nan=False).encode()
+
+
+def strict_json(value: JSON) -> bytes:
+    """Serialise `value` as strict, indented JSON, which readers in every language accept.
+
+    Attributes may hold NaN and infinities: they become the strings "NaN", "Infinity" and "-Infinity", as in fill
+    values of Zarr v3. Raises MetadataError for values that nest too deep.
+    """
+    try:
+        return _strict(value)
+    except RecursionError:
+        raise MetadataError("JSON too deep") from None
+
+
+def _strict(value: JSON) -> bytes:
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_INDENT_2)
+    except TypeError:  # an integer of more than 64 bits, or a lone surrogate
+        return dump_json(_nonfinite_as_text(value))
+    if b"null" in data:  # orjson serialises NaN as null, too
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            return dump_json(_nonfinite_as_text(value))
+    return data
+
+
+def _nonfinite_as_text(value: JSON) -> JSON:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _nonfinite_as_text(item) for name, item in value.items()}
+    return [_nonfinite_as_text(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,143 @@
+"""Codec pipelines in documents: those of Zarr v0, v1 and v2 as pipelines of v3, and the order that v3 demands.
+
+Source: Zarr v2 specification, "compressor", "filters", "order"; Zarr v3 core, "Codecs"; numcodecs 0.16; the
+numcodecs that zarr-python 3.1 accepts in a pipeline of v3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zarrfs.zarr import dtypes
+from zarrfs.zarr.dtypes import DataType, Endian
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.jsontext import JSON
+from zarrfs.zarr.model import ArrayMetadata, CodecSpec
+
+PREFIX = "numcodecs."  # of the name, in pipelines of v3, of codecs that only numcodecs defines
+BLOSC_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")  # v3's names, at the numbers of Blosc
+
+# numcodecs from arrays to arrays and from arrays to bytes; all others take bytes to bytes
+_ARRAY_TO_ARRAY = frozenset(("astype", "bitround", "categorize", "delta", "fixedscaleoffset", "packbits", "quantize"))
+_ARRAY_TO_BYTES = frozenset(("json2", "msgpack2", "pcodec", "pickle", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy"))
+_BYTES: dict[Endian | None, CodecSpec] = {
+    "little": CodecSpec("bytes", {"endian": "little"}),
+    "big": CodecSpec("bytes", {"endian": "big"}),
+    None: CodecSpec("bytes"),
+}
+_V3_COMPRESSORS = (
+    "blosc", "lz4", "zstd", "zlib", "gzip", "bz2", "lzma", "shuffle", "crc32", "crc32c", "adler32", "fletcher32",
+    "jenkins_lookup3",
+)  # fmt: skip
+_V3_STAGES = {  # 0: array -> array, 1: array -> bytes, 2: bytes -> bytes
+    "transpose": 0, "bytes": 1, "vlen-utf8": 1, "vlen-bytes": 1, "blosc": 2, "gzip": 2, "zstd": 2, "crc32c": 2,
+    f"{PREFIX}pcodec": 1, f"{PREFIX}zfpy": 1,
+    **{PREFIX + name: 0 for name in _ARRAY_TO_ARRAY - {"categorize"}},
+    **{PREFIX + name: 2 for name in _V3_COMPRESSORS},
+}  # fmt: skip
+
+
+def bytes_codec(dtype: DataType) -> CodecSpec:
+    """Return the codec "bytes" for items of `dtype`, with no endian if its fields have several byte orders."""
+    return _BYTES[dtype.endian]
+
+
+def order_f_codec(ndim: int) -> CodecSpec:
+    """Return memory order F as a transpose codec, which reverses `ndim` dimensions."""
+    return CodecSpec("transpose", {"order": list(range(ndim))[::-1]})
+
+
+def blosc_codec(opts: Mapping[str, JSON], itemsize: int, member: str) -> CodecSpec:
+    """Parse Blosc options of v0, v1 or v2. Shuffle -1 selects bit shuffle for single bytes, else byte shuffle.
+
+    Raises MetadataError that names `member`, the member with the options.
+    """
+    cname, clevel, shuffle = opts.get("cname", "lz4"), opts.get("clevel", 5), opts.get("shuffle", 1)
+    if shuffle == -1:
+        shuffle = 2 if itemsize == 1 else 1
+    known = isinstance(shuffle, int) and 0 <= shuffle < len(BLOSC_SHUFFLES)
+    if not isinstance(cname, str) or not isinstance(clevel, int) or not known:
+        raise MetadataError(f"{member}: blosc with a cname, clevel or shuffle that it does not have")
+    return CodecSpec(
+        "blosc",
+        {
+            "typesize": min(itemsize or 1, 255), "cname": cname, "clevel": int(clevel),
+            "shuffle": BLOSC_SHUFFLES[shuffle], "blocksize": opts.get("blocksize", 0),
+        },
+    )  # fmt: skip
+
+
+def _numcodec(value: JSON, itemsize: int, member: str) -> CodecSpec:
+    name = value.get("id") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        raise MetadataError(f"{member}: expected objects with an id")
+    if name == "blosc":
+        return blosc_codec(value, itemsize, member)
+    configuration = {key: item for key, item in value.items() if key != "id"}
+    if name == "gzip":
+        return CodecSpec("gzip", {"level": configuration.get("level", 1)})
+    if name == "zstd":
+        checksum = configuration.get("checksum", False)
+        return CodecSpec("zstd", {"level": configuration.get("level", 1), "checksum": checksum})
+    if name == "crc32c" and configuration.get("location", "end") == "end":
+        return CodecSpec("crc32c")
+    if name in ("vlen-utf8", "vlen-bytes"):
+        return CodecSpec(name)
+    return CodecSpec(f"{PREFIX}{name}", configuration)
+
+
+def pipeline_from_v2(dtype: DataType, transposed: int, filters: list[Any], compressor: JSON) -> tuple[CodecSpec, ...]:
+    """Make a pipeline of v3 codecs, in encoding order, from the filters and the compressor of a v2 array.
+
+    `transposed` is the number of dimensions of an array in order F, and 0 in order C. The codec "bytes" goes before
+    the first one that takes bytes. v2 allows filters of arrays after such codecs: they keep their position, though
+    v3 has no such pipelines (see check_v3_order). Raises MetadataError.
+    """
+    found = [order_f_codec(transposed)] if transposed > 1 else []
+    steps = [("filters", item) for item in filters]
+    if compressor is not None:
+        steps.append(("compressor", compressor))
+    current: DataType | None = dtype  # the input of the next codec; None: bytes
+    itemsize = dtype.itemsize
+    for member, step in steps:
+        codec = _numcodec(step, itemsize, member)
+        name = step["id"]
+        if name in _ARRAY_TO_ARRAY:
+            current = _filtered(name, codec.configuration, current) if current else None
+            itemsize = current.itemsize if current else itemsize
+        elif name in _ARRAY_TO_BYTES:
+            current = None
+        elif current:
+            found.append(bytes_codec(current))
+            current = None
+        found.append(codec)
+    if current:
+        found.append(bytes_codec(current))
+    return tuple(found)
+
+
+def _filtered(name: str, configuration: Mapping[str, JSON], dtype: DataType) -> DataType:
+    """Return the data type that a filter encodes `dtype` as."""
+    if name == "packbits":
+        return dtypes.parse_v2("|u1")
+    text = configuration.get("encode_dtype" if name == "astype" else "astype")
+    return dtypes.parse_v2(text) if isinstance(text, str) else dtype
+
+
+def check_v3_order(array: ArrayMetadata) -> None:
+    """Raise MetadataError unless the codecs of `array` make a pipeline of v3.
+
+    Codecs of arrays come first, then exactly one that turns the array into bytes, then codecs of bytes.
+    """
+    current = 0
+    for spec in array.codecs:
+        stage = _V3_STAGES.get(spec.name)
+        name = spec.name.removeprefix(PREFIX)
+        if stage is None:
+            raise MetadataError(f"codec {name}, which Zarr v3 does not have")
+        if stage < current or stage == current == 1 or (stage == 2 and not current):
+            raise MetadataError(f"codec {name} after one that makes bytes")
+        current = stage
+    if not current:
+        raise MetadataError("no codec that makes bytes of the array")
