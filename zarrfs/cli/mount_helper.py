@@ -121,7 +121,7 @@ def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fak
         why = "its daemon does not answer" if daemon is None else "there is no upper directory to write to"
         raise UsageError(f"cannot remount rw: {why}")
     access = ["ro"] if parsed.options.ro else ["rw"] if parsed.writable else []
-    flags = kernelflags.wanted(now, [*access, *parsed.kernel], whole)
+    flags = kernelflags.combined(now, [*access, *parsed.kernel], whole)
     if fake:
         return
     if ours and daemon is None:

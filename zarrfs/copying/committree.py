@@ -13,8 +13,8 @@ from zarrfs.errors import SourceError, ZarrfsError
 from zarrfs.store.api import DescriptorStore, Getter, Info, Kind, PrefetchStore, join_key, one_version
 from zarrfs.store.overlay import Overlay
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.extents import data_extents
 from zarrfs.system.localfiles import read_file
+from zarrfs.system.sparse import data_extents
 
 PIECE = 4 << 20  # bytes read at a time
 _BATCH = 1000  # entries held meanwhile

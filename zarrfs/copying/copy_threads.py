@@ -17,8 +17,7 @@ from zarrfs.copying.staging_directory import Filling, Folder, Staged, ends_all
 from zarrfs.store.api import Info, Kind, LocalStore, Store
 from zarrfs.store.index import IndexStore, Part
 from zarrfs.system.buffers import Buffer, write_all
-from zarrfs.system.extents import data_extents
-from zarrfs.system.sparse import copy_data
+from zarrfs.system.sparse import copy_data, data_extents
 
 log = logging.getLogger("zarrfs")
 

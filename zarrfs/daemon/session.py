@@ -28,7 +28,7 @@ from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.metrics import logs
 from zarrfs.sources import absolute_source, discard, plan_source
 from zarrfs.system import mounts, requirements
-from zarrfs.system.machine import close_descriptors, end_with_parent, readable
+from zarrfs.system.processes import close_descriptors, end_with_parent, readable
 
 log = logging.getLogger("zarrfs")
 

@@ -37,7 +37,7 @@ from zarrfs.references.parse import APART
 from zarrfs.sources.indexcache import IndexCache
 from zarrfs.sources.indexfiles import adopt, plan_index
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
-from zarrfs.system.machine import end_with_parent
+from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
 # Kinds of documents, in the order of detection: a module with detect(document) and compile(document, compilation).

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from zarrfs.errors import MountError
-from zarrfs.system.machine import readable
+from zarrfs.system.processes import readable
 
 FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.system.machine import end_with_parent
+from zarrfs.system.processes import end_with_parent
 
 _AHEAD = 4  # tasks of each process that are done, or being done, before they are asked for
 _PATIENCE = 500  # ms
