@@ -268,9 +268,9 @@ def run_on_stores(
                         say(f"warning: {where}{warning}")
         import trio
 
-        from zarrfs.system.memory import keep_what_is_here
+        from zarrfs.system.memory import freeze_garbage_collector
 
-        keep_what_is_here()  # modules: to go through them again and again takes a twentieth of a copy's time
+        freeze_garbage_collector()  # scanning the modules again and again takes a twentieth of a copy's time
         return trio.run(run, plans)
     finally:
         for plan in plans:

@@ -34,7 +34,7 @@ from zarrfs.prefetch.recording import Record, Recorder, records_to_warm, warm_mo
 from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
-from zarrfs.system.memory import give_back, keep_what_is_here
+from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
 log = logging.getLogger("zarrfs")
@@ -91,7 +91,7 @@ def serve(
     if detach:
         os.setsid()  # not before the mount: an automount waits for its own process group
     gc.collect()
-    keep_what_is_here()
+    freeze_garbage_collector()
     try:
         trio.run(_main, operations, refresher, mountpoint, options, records, watch)
     finally:
@@ -238,7 +238,7 @@ async def _signals(
                     operations.background.start_soon(refresher.refresh)
             elif number == signal.SIGUSR1:
                 log.info("statistics: %s", json.dumps(operations.stats()))
-                await trio.to_thread.run_sync(give_back)
+                await trio.to_thread.run_sync(trim)
                 log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
                 for line in report.task_lines():
                     log.info("tasks: %s", line)
