@@ -29,7 +29,7 @@ from zarrfs.errors import MountError
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
-from zarrfs.metrics import logs, process, publish, report
+from zarrfs.metrics import exporters, logs, process
 from zarrfs.prefetch.recording import Record, Recorder, records_to_warm, warm_mount
 from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
@@ -63,7 +63,7 @@ def serve(
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     operations = _operations(store, options, about, lambda: _announce(options, ready))
-    watch = publish.Watch(publish.exporter(options.metrics), mountpoint, about)
+    watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
     operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
     read_later = plan.source if os.path.isdir(plan.source) or plan.source.lower().endswith(".tar") else None
     for place in (read_later, options.upperdir, options.cache_dir, *options.blobs):
@@ -168,7 +168,7 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options, records: Iterator[Record] | None,
-    watch: publish.Watch,
+    watch: exporters.Watch,
 ) -> None:  # fmt: skip
     settings, began = Settings(operations, refresher, options), time.monotonic()
     try:
@@ -198,7 +198,7 @@ async def _main(
             operations.recorder.close()
         _remove_pid_file(options)
         seconds = time.monotonic() - began
-        log.info("%s", report.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
+        log.info("%s", process.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
 
 
 def _remove_pid_file(options: Options) -> None:
@@ -240,7 +240,7 @@ async def _signals(
                 log.info("statistics: %s", json.dumps(operations.stats()))
                 await trio.to_thread.run_sync(trim)
                 log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
-                for line in report.task_lines():
+                for line in process.task_lines():
                     log.info("tasks: %s", line)
             else:
                 await _stop(mountpoint, options, refresher.device)
