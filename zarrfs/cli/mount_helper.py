@@ -106,7 +106,7 @@ def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fak
 
     `whole`: the items come from mount(8), which has put in what fstab or the kernel says.
     """
-    from zarrfs.daemon import telling
+    from zarrfs.daemon import control_client
     from zarrfs.system import kernelflags, mounts
 
     place = mounts.canonical(mountpoint)
@@ -127,7 +127,7 @@ def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fak
     if ours and daemon is None:
         raise MountError(f"{mountpoint}: its daemon does not answer")
     if daemon is not None:
-        telling.change(mountpoint, ours)
+        control_client.change(mountpoint, ours)
     if flags != now:
         kernelflags.remount(place, flags)
 

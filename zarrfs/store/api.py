@@ -196,7 +196,7 @@ class AdjustableStore(Store, Protocol):
     """A Store whose bounds on memory, disk and requests may change while it is open."""
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options that it was opened with (daemon/settings.py says what)."""
+        """Take over what may change of the options that it was opened with (daemon/live_options.py says what)."""
         ...
 
 
