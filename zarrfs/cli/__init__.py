@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told, process_options
+from zarrfs.cli.common import SETTINGS, process_options, report_errors
 from zarrfs.system.signals import raise_again
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """As click.Group.main, with standard streams that are open, and a command line that shows no secrets."""
-        from zarrfs.cli.arguments import hide_secrets
+        from zarrfs.cli.command_line import hide_secrets
 
         if not args and extra.get("args") is None:  # the words are those of the process
             hide_secrets()
@@ -80,18 +80,18 @@ class LazyGroup(click.Group):
 
             open_closed()
         if "_ZARRFS_COMPLETE" in os.environ:
-            importlib.import_module("zarrfs.cli.completing")  # has its own way with bash
+            importlib.import_module("zarrfs.cli.shell_completion")  # has its own way with bash
         return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """As click.Group.make_context; Ctrl-C and a full disk end it as they end commands."""
-        with errors_told():
+        with report_errors():
             return super().make_context(*args, **extra)
         raise AssertionError("not reached")
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click.Group.invoke, which imports the command; see make_context()."""
-        with errors_told():
+        with report_errors():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
         module = importlib.import_module(self._table[cmd_name][0])
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         if "_ZARRFS_COMPLETE" in os.environ:
-            from zarrfs.cli.completing import teach
+            from zarrfs.cli.shell_completion import teach
 
             teach(command)
         return command

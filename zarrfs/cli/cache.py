@@ -132,7 +132,7 @@ def _write(indexes: list[Kept], blocks: list[Target], as_json: bool, times: bool
 
 def _line(count: int, used: float | None, about: str) -> None:
     when = "" if used is None else f"{show.when(int(used * 1e9))}  "
-    sys.stdout.write(f"{human(count):>9}  {when}{show.shown(about)}\n")
+    sys.stdout.write(f"{human(count):>9}  {when}{show.printable(about)}\n")
 
 
 def _told(verb: str, indexes: list[Kept], blocks: list[Target]) -> None:

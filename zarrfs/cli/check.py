@@ -100,7 +100,7 @@ def check(
 
 def watched(report: Report, quiet: bool) -> AbstractContextManager[None]:
     """Tell meanwhile how far a check is."""
-    return meter.shown(
+    return meter.displayed(
         lambda: meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes), quiet
     )
 
@@ -126,7 +126,7 @@ def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
     for array in arrays:
         if array.path not in left_out:
             chunks = "?" if array.array is None else f"{array.chunks:,} of {array.total:,}"
-            rows.append((show.shown(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
+            rows.append((show.printable(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, *cells in rows:
         line = "  ".join([f"{name:{widths[0]}}", *map(str.rjust, cells, widths[1:])])
@@ -135,7 +135,7 @@ def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
         sys.stdout.write(f"and {len(left_out):,} more arrays with nothing wrong\n")
     for array in arrays:
         if array.note and not array.bad:
-            sys.stdout.write(show.shown(f"{array.path or '/'}: {array.note}") + "\n")
+            sys.stdout.write(show.printable(f"{array.path or '/'}: {array.note}") + "\n")
     sys.stdout.write("\n")
 
 
@@ -156,9 +156,9 @@ def _tell(report: Report) -> None:
         out(f"{'links':14}{report.links:>12,}  {report.dangling:,} lead nowhere\n")
     for bad in report.bad:
         where = f"{bad.url}: " if bad.url not in (None, bad.key) else ""
-        out(show.shown(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
+        out(show.printable(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
     for entry, rule in report.problems:
-        out(show.shown(f"left out: {entry}: {rule}") + "\n")
+        out(show.printable(f"left out: {entry}: {rule}") + "\n")
     more = report.counts.total() - len(report.bad) + report.left_out - len(report.problems)
     if more:
         out(f"and {more:,} more\n")

@@ -71,7 +71,7 @@ def commit(
 
     def warn(text: str) -> None:
         if parsed.options.log_level != "error":
-            common.say(f"warning: {show.shown(text)}")
+            common.say(f"warning: {show.printable(text)}")
 
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)

@@ -69,7 +69,7 @@ def source_options(
 ) -> Callable[[Function], Function]:
     """Give a command -o (--option), the long options of `scopes` (default: all), and -v, -q, -d.
 
-    The command is called with `parsed`, an options.Parsed, and its errors are told as errors_told() does.
+    The command is called with `parsed`, an options.Parsed, and its errors are told as report_errors() does.
     `--option` takes every option whatever the scopes, so that one line of options fits every command. Long
     options win over it. `defaults` replace those of the table. `output`, a line of help, is for a command that
     writes a file: it gets -o FILE (--output), is called with `output`, and its options are --option alone; with
@@ -82,7 +82,7 @@ def source_options(
         @functools.wraps(function)
         def run(items: tuple[str, ...], **given: Any) -> Any:
             level = verbosity()
-            with errors_told(debug=level == "debug"):
+            with report_errors(debug=level == "debug"):
                 said = [part for item in items for part in options.split_commas(item)]
                 for name in options.TABLE:
                     said += _as_items(name, given.pop(_PREFIX + name, None))
@@ -149,7 +149,7 @@ def _as_items(name: str, value: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
+def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
     """Turn errors into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
     try:
         yield
@@ -165,7 +165,7 @@ def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
 @contextlib.contextmanager
 def compared(exit_code: bool) -> Iterator[None]:
     """What tells differences, in the end on standard output: with --exit-code errors have status 2, as of diff(1)."""
-    with errors_told(verbosity() == "debug", 2 if exit_code else 1):
+    with report_errors(verbosity() == "debug", 2 if exit_code else 1):
         yield
         sys.stdout.flush()
 

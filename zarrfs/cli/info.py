@@ -60,7 +60,7 @@ def info(
         if plan.path is not None and plan.kind == "zarr" and key is None and not no_count:
             about |= await _links_of(plan.path, parsed.options)
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
-            with meter.shown(meter.of(found), parsed.options.log_level == "error"):
+            with meter.displayed(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
         if key is None:
             about["unversioned"] = unversioned()
@@ -79,7 +79,7 @@ def info(
             if name != "nodes":
                 _show(name, value)
         for line in ["", *nodetext.table(about["nodes"])] if found.nodes else ():
-            sys.stdout.write(show.shown(line) + "\n")
+            sys.stdout.write(show.printable(line) + "\n")
 
 
 async def _of_source(store: Any, plan: Any) -> dict[str, Any]:
@@ -154,14 +154,14 @@ def _show(name: str, value: Any) -> None:
     elif name == "mtime_ns":
         name, text = "mtime", show.when(value)
     elif isinstance(value, list):
-        lines = [_region(item) if isinstance(item, dict) else show.shown(str(item)) for item in value]
+        lines = [_region(item) if isinstance(item, dict) else show.printable(str(item)) for item in value]
         more = [f"and {len(lines) - _SHOWN:,} more (--json shows all)"] if len(lines) > _SHOWN else []
         text = f"{len(lines):,}" + "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
     else:
-        text = f"{value:,}" if isinstance(value, int) else show.shown(str(value))
+        text = f"{value:,}" if isinstance(value, int) else show.printable(str(value))
     sys.stdout.write(f"{name + ':':10} {text}\n")
 
 
 def _region(part: dict[str, Any]) -> str:
     """One region of a file: which of its bytes are where."""
-    return show.shown(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")
+    return show.printable(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")

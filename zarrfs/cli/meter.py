@@ -26,7 +26,7 @@ class Counts(NamedTuple):
     expected_bytes: int | None = None
 
 
-class Counted(Protocol):
+class HasCounts(Protocol):
     """What counts as it goes on."""
 
     files: int
@@ -35,13 +35,13 @@ class Counted(Protocol):
     expected_bytes: int | None
 
 
-def of(progress: Counted) -> Callable[[], Counts]:
+def of(progress: HasCounts) -> Callable[[], Counts]:
     """What gives the counts of `progress`, as they are then."""
     return lambda: Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
 
 
 @contextlib.contextmanager
-def shown(counts: Callable[[], Counts], quiet: bool) -> Iterator[None]:
+def displayed(counts: Callable[[], Counts], quiet: bool) -> Iterator[None]:
     """Keep a line with `counts()` up to date meanwhile, unless `quiet` or standard error is no terminal.
 
     `counts` is called in a thread of its own.

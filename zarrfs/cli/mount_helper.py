@@ -12,7 +12,7 @@ import re
 import sys
 from itertools import pairwise
 
-from zarrfs.cli.arguments import hide_secrets
+from zarrfs.cli.command_line import hide_secrets
 from zarrfs.config.effective import settings
 from zarrfs.config.options import TABLE, Parsed, parse, split_commas
 from zarrfs.config.redaction import cleaned, without_secrets

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told
+from zarrfs.cli.common import SETTINGS, report_errors
 from zarrfs.config.options import split_commas
 
 EPILOG = """\b
@@ -34,7 +34,7 @@ def refresh(mountpoint: str, force: bool, items: tuple[str, ...], as_json: bool)
     from zarrfs.daemon import control_client
     from zarrfs.metrics.statistics import mount_of
 
-    with errors_told():
+    with report_errors():
         at = mount_of(mountpoint)
         said = [item for text in items for item in split_commas(text)]
         answer = control_client.change(at, said) if items else control_client.refresh(at, force)

@@ -6,7 +6,7 @@ import datetime
 import stat
 from typing import Any
 
-from zarrfs.errors import shown as shown
+from zarrfs.errors import printable as printable
 from zarrfs.store.api import Info, Kind
 
 _FORMS = {
@@ -33,7 +33,7 @@ def long_line(name: str, info: Info) -> str:
     form, usual = _FORMS[info.kind]
     mode = stat.filemode(form | (usual if info.mode is None else info.mode))
     size = "?" if info.size is None else str(info.size)
-    arrow = f" -> {shown(info.target or '')}" if info.kind is Kind.SYMLINK else ""
+    arrow = f" -> {printable(info.target or '')}" if info.kind is Kind.SYMLINK else ""
     return f"{mode} {size:>12} {when(info.mtime_ns):19} {name}{arrow}"
 
 

@@ -133,7 +133,7 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:
-        with deadline.on_trio(), meter.shown(meter.of(progress), quiet):
+        with deadline.on_trio(), meter.displayed(meter.of(progress), quiet):
             return await copies.write(record, store, plan, how, parsed.options, progress)
         raise AssertionError("not reached")
 
@@ -152,5 +152,5 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
     if wish.how == "link" and not quiet:
         common.say(f"{linked:,} files are links, {progress.files:,} were copied")
     for glob in progress.unmatched:
-        common.say(f"{report['source']}: nothing in it matches {show.shown(glob)}")
+        common.say(f"{report['source']}: nothing in it matches {show.printable(glob)}")
     return 1 if progress.bad or progress.unmatched else 0

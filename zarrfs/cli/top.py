@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told, say
+from zarrfs.cli.common import SETTINGS, report_errors, say
 from zarrfs.config.values import seconds
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def top(mountpoint: str, interval: str, once: bool) -> None:
 
     Where the output is no terminal, frames are written one after another.
     """
-    with errors_told():
+    with report_errors():
         try:
             _watch(mountpoint, _interval(interval), once)
         except KeyboardInterrupt:  # the usual way to end it
@@ -52,7 +52,7 @@ def _interval(text: str) -> float:
 def _watch(path: str, interval: float, once: bool) -> None:
     from rich.console import Console
 
-    from zarrfs.cli.screen import frame, since
+    from zarrfs.cli.top_screen import frame, since
     from zarrfs.errors import MountError
     from zarrfs.metrics.statistics import statistics, still_there
 

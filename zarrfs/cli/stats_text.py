@@ -19,8 +19,8 @@ HOSTS = 5  # servers that are named: the most asked
 
 def table(counted: Statistics) -> Iterator[str]:
     """Lines about everything that the mount counts; what it does not count has none."""
-    source = f"{show.shown(counted.source)} ({counted.kind}, pid {counted.pid})"
-    yield from _line("mount", f"{show.shown(counted.mountpoint)}: {source}")
+    source = f"{show.printable(counted.source)} ({counted.kind}, pid {counted.pid})"
+    yield from _line("mount", f"{show.printable(counted.mountpoint)}: {source}")
     yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
     errors = counted.counters.get("errors") or {}
     if any(errors.values()):
@@ -50,7 +50,7 @@ def table(counted: Statistics) -> Iterator[str]:
     yield from _line("read-ahead", ahead)
     for host in hosts(counted)[:HOSTS]:
         counts = _listed(counted, "remote", "hosts", host, requests="requests", in_flight="in flight")
-        yield from _line("host", show.shown(host), counts)
+        yield from _line("host", show.printable(host), counts)
 
 
 def hosts(counted: Statistics) -> list[str]:

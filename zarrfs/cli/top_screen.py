@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from zarrfs.cli import figures, show
+from zarrfs.cli import show, stats_text
 from zarrfs.config.values import human
 from zarrfs.metrics.statistics import Statistics, timed
 
@@ -19,7 +19,7 @@ _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 _TITLE, _RATE, _GAP, _GAUGE = 12, 14, 2, 20  # columns
 
 
-class Row(NamedTuple):
+class RateRow(NamedTuple):
     """A counter whose growth is shown."""
 
     title: str
@@ -28,14 +28,14 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("reads", ("read",)),
-    Row("served", ("bytes",), True),
-    Row("from memory", ("remote", "cache", "hit_bytes"), True),
-    Row("from disk", ("remote", "disk", "bytes_read"), True),
-    Row("from network", ("remote", "bytes"), True),
-    Row("requests", ("remote", "requests")),
-    Row("repeated", ("remote", "repeated")),
-    Row("failed", ("remote", "failed")),
+    RateRow("reads", ("read",)),
+    RateRow("served", ("bytes",), True),
+    RateRow("from memory", ("remote", "cache", "hit_bytes"), True),
+    RateRow("from disk", ("remote", "disk", "bytes_read"), True),
+    RateRow("from network", ("remote", "bytes"), True),
+    RateRow("requests", ("remote", "requests")),
+    RateRow("repeated", ("remote", "repeated")),
+    RateRow("failed", ("remote", "failed")),
 )
 
 
@@ -59,7 +59,7 @@ def frame(history: Sequence[Statistics], width: int, ascii_only: bool = False) -
     At least two snapshots are needed.
     """
     now = history[-1]
-    title = _text(f"{show.shown(now.mountpoint)}  {show.shown(now.source)}", "bold")
+    title = _text(f"{show.printable(now.mountpoint)}  {show.printable(now.source)}", "bold")
     left = max(width - _TITLE - _RATE - 2 * _GAP, 1)
     return Group(title, _rates(history, left, ascii_only), _states(history), *_hosts(history))
 
@@ -88,27 +88,27 @@ def _rates(history: Sequence[Statistics], width: int, ascii_only: bool) -> Table
 def _states(history: Sequence[Statistics]) -> Table:
     table = Table.grid(padding=(0, _GAP))
     table.add_column(min_width=_TITLE, no_wrap=True)
-    for name, told in _told(history):
+    for name, told in _state_lines(history):
         table.add_row(name, _text(told))
     return table
 
 
-def _told(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
+def _state_lines(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
     before, now = history[-2:]
     flying, size = now.number("remote", "in_flight"), now.number("remote", "in_flight_bytes")
     if flying is not None:
         yield "in flight", f"{flying:,.0f} requests, {human(size or 0)}"
-    if spent := figures.latency(now):
+    if spent := stats_text.latency(now):
         number = (timed(now) or 0) - (timed(before) or 0)
         grown = (now.number("remote", "latency_sum") or 0) - (before.number("remote", "latency_sum") or 0)
         if number > 0:
-            yield "latency", f"{figures.milliseconds(grown / number)} ms on average"
+            yield "latency", f"{stats_text.milliseconds(grown / number)} ms on average"
         yield "since mount", spent
     kept, limit = (now.number("remote", "cache", name) for name in ("kept", "limit"))
     if kept is not None and limit:
         full = round(min(kept / limit, 1.0) * _GAUGE)
-        yield "memory", f"[{'#' * full}{'.' * (_GAUGE - full)}] {figures.memory(now)}"
-    ratio = figures.hit_ratio(now, "remote", "cache")
+        yield "memory", f"[{'#' * full}{'.' * (_GAUGE - full)}] {stats_text.memory(now)}"
+    ratio = stats_text.hit_ratio(now, "remote", "cache")
     if ratio is not None:
         yield "hits", f"{ratio:.1%} of blocks were in memory"
 
@@ -116,15 +116,15 @@ def _told(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
 def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
     """The servers that are asked most at the moment."""
     last = history[-2:]
-    known = figures.hosts(last[0])  # the daemon names only the most asked ones: who appears is not new
+    known = stats_text.hosts(last[0])  # the daemon names only the most asked ones: who appears is not new
     found = [
         (rates(last, "remote", "hosts", host, "requests")[0] if host in known else 0.0, host)
-        for host in figures.hosts(last[-1])
+        for host in stats_text.hosts(last[-1])
     ]
-    for rate, host in sorted(found, key=lambda one: -one[0])[: figures.HOSTS]:
+    for rate, host in sorted(found, key=lambda one: -one[0])[: stats_text.HOSTS]:
         flying = last[-1].number("remote", "hosts", host, "in_flight") or 0
         told = f"{rate:,.1f} /s"
-        yield _text(f"{'host':{_TITLE}}  {told:>{_RATE}}  {flying:,.0f} in flight  {show.shown(host)}")
+        yield _text(f"{'host':{_TITLE}}  {told:>{_RATE}}  {flying:,.0f} in flight  {show.printable(host)}")
 
 
 def _text(text: str, style: str = "") -> Text:
