@@ -1,4 +1,4 @@
-"""zarrfs config [SOURCE]: which options are in force, and who says so."""
+"""zarrfs config [SOURCE]: the effective options and where each comes from."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
 
 
 def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
-    """An object for each option that anybody says: name, value as it may be shown, origin; in the table's order."""
+    """Return an object for each option that is set: name, redacted value, origin; in the table's order."""
     rows: dict[str, dict[str, Any]] = {}
     for layer in layers:  # the last one wins
         for name, value in layer.assignments.values.items():
@@ -74,7 +74,7 @@ def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
 
 
 def _write(report: dict[str, Any]) -> None:
-    """The report as lines; those with # are no options."""
+    """Write the report; lines that begin with # are no options."""
     lines = [f"# {one['path']}: {one['outcome']}" for one in report["files"]]
     if report["source"] is not None:
         lines.append(f"# {report['source']}")

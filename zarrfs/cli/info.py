@@ -1,4 +1,4 @@
-"""zarrfs info: what a source is and holds, and where the bytes of an entry are."""
+"""zarrfs info: kind and content of a source, and the location of the bytes of an entry."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
 
 
 async def _absent_records(store: Any, ask: bool) -> dict[str, int]:
-    """The record files of a Parquet set that are not in it, where they can be counted."""
+    """Count the record files that a Parquet set lacks, if they can be counted."""
     from zarrfs.references.parquet import ParquetStore
 
     found = await store.absences(ask=ask) if isinstance(store, ParquetStore) else None
@@ -146,7 +146,7 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
 
 
 def _show(name: str, value: Any) -> None:
-    """One line for a value; a list has a line an item, the first few of them."""
+    """Write one line for a value; for a list also a line for each of its first items."""
     if value is None or value == [] or (name.startswith("links_") and not value):
         return
     if name in ("bytes", "size", "allocated", "inline", "hole"):
@@ -163,5 +163,5 @@ def _show(name: str, value: Any) -> None:
 
 
 def _region(part: dict[str, Any]) -> str:
-    """One region of a file: which of its bytes are where."""
+    """Format one region of a file and the location of its bytes."""
     return show.printable(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")

@@ -1,4 +1,4 @@
-"""zarrfs stage SOURCE DEST: a source where a job wants it."""
+"""zarrfs stage SOURCE DEST: provide a source to a job, mounted, copied or linked."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wron
 
 
 class _Command(click.Command):
-    """A command whose --node-local takes a value behind "=", and never the next word."""
+    """A command whose --node-local takes a value after "=", and never the next word."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, after --node-local=DIR was given a name of its own."""
+        """Parse the arguments after renaming --node-local=DIR to an option with a value."""
         end = args.index("--") if "--" in args else len(args)
         own = [word.replace("--node-local=", "--node-local-in=", 1) if word.startswith("--node-local=") else word
                for word in args[:end]]  # fmt: skip

@@ -1,4 +1,4 @@
-"""zarrfs stats MNT: what a mount counts."""
+"""zarrfs stats MNT: the counters of a mount."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def stats(mountpoint: str, form: str | None) -> None:
 
             text = "".join(f"{line}\n" for line in table(counted))
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.flush()  # here, where a closed pipe is told as such
+        sys.stdout.flush()  # here, so that a closed pipe is reported as such

@@ -49,7 +49,7 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
 
 
 async def _lines(store: Store, top: str, level: int | None) -> AsyncIterator[tuple[str, Info]]:
-    """(indent, entry) of each line; looks one ahead, as the last of a directory differs."""
+    """Yield (indent, entry) of each line, with one entry of look-ahead, as the last of a directory differs."""
     listing = store.list_dir(top)
     open_ = [(top, "", listing, await anext(listing, None))]
     while open_:

@@ -87,11 +87,11 @@ def extract(
         return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
 
     opening.run_on_archive(archive, parsed, body, takes=("zarrfs.copying.copy",))
-    sys.exit(_told(archive, report))
+    sys.exit(_report_failures(archive, report))
 
 
-def _told(archive: str, report: Report) -> int:
-    """The exit status, once all that went wrong has been told."""
+def _report_failures(archive: str, report: Report) -> int:
+    """Write all failures to standard error; return the exit status."""
     for bad in report.failed:
         common.say(show.printable(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))
     if report.bad > len(report.failed):
