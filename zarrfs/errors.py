@@ -15,21 +15,21 @@ log = logging.getLogger("zarrfs")
 
 
 def reason_of(exc: BaseException) -> str:
-    """The reason that an exception gives, in one line; the name of its type where it gives none: never ""."""
+    """Return the reason of an exception in one line; the name of its type if it gives none. Never ""."""
     said = exc.strerror.lower() if isinstance(exc, OSError) and exc.strerror else " ".join(str(exc).split())
     return said or ("timed out" if isinstance(exc, TimeoutError) else type(exc).__name__)
 
 
 def internal_error(exc: BaseException) -> str:
-    """A line about an exception that nobody expected: its type, and what it says."""
+    """Return a line about an unexpected exception: its type and its message."""
     said = " ".join(str(exc).split())
     return f"internal error: {type(exc).__name__}{f': {said}' if said else ''}"
 
 
 def _complete(text: str) -> str:
-    """`text`, or where it lacks a reason ("", "file: "), with that of the exception which is being handled.
+    """Return `text`; if it lacks a reason ("", "file: "), add that of the exception being handled.
 
-    Libraries raise exceptions that say nothing, and messages are made of what they say.
+    Our messages quote exceptions of libraries, and some of those are empty.
     """
     if text.strip() and not text.rstrip().endswith(":"):
         return text
@@ -38,7 +38,7 @@ def _complete(text: str) -> str:
 
 
 class ZarrfsError(Exception):
-    """Base of everything zarrfs raises on purpose; str() is one line fit for a terminal, never without a reason."""
+    """Base of all deliberate errors of zarrfs; str() is one line for a terminal, and always has a reason."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__(_complete(text))
@@ -49,7 +49,7 @@ class UsageError(ZarrfsError):
 
 
 class SourceError(ZarrfsError):
-    """A source that cannot be opened: names the file, the entry (if any) and the rule."""
+    """A source that cannot be opened; names the file, the entry (if any) and the rule that it breaks."""
 
     def __init__(self, source: str, rule: str, entry: str | None = None) -> None:
         rule = _complete(rule)
@@ -59,15 +59,18 @@ class SourceError(ZarrfsError):
 
 
 class MountError(ZarrfsError):
-    """A mount point that cannot be used, or a mount that did not come up."""
+    """A mount point that cannot be used, or a mount that failed."""
 
 
 class TimedOut(ZarrfsError):
-    """What has not been done in time."""
+    """A deadline that has passed."""
 
 
 class StoreError(ZarrfsError):
-    """Base of the errors of a store call; carries the key."""
+    """Base of the negative answers of a store, as not found or read-only; carries the key.
+
+    The docstring of a subclass is its default reason.
+    """
 
     errno = errno.EIO
     quiet = True  # an answer, not a failure: not logged
@@ -114,7 +117,7 @@ class ReadOnly(StoreError):
 
 
 class Refused(StoreError):
-    """what a file system refuses, with the errno that it gives (EEXIST, ENOTEMPTY, EXDEV, ...)"""
+    """a refusal of the file system, with its errno (EEXIST, ENOTEMPTY, EXDEV, ...)"""
 
     def __init__(self, key: str, code: int) -> None:
         super().__init__(key, os.strerror(code).lower())
@@ -122,10 +125,10 @@ class Refused(StoreError):
 
 
 class ReadError(ZarrfsError):
-    """Bytes that the store lists but cannot produce: EIO, never ENOENT.
+    """A failed read of bytes that the store lists: EIO, never ENOENT.
 
-    A Zarr reader takes "not found" for the fill value, so nothing below a listed key may say it.
-    `kind` is the row of the table that `zarrfs check` prints.
+    A Zarr reader returns the fill value for "not found", so no failure below a listed key may report that.
+    `kind` is its row in the table that `zarrfs check` prints.
     """
 
     errno = errno.EIO
@@ -134,7 +137,7 @@ class ReadError(ZarrfsError):
     def __init__(self, where: str, reason: str, status: int | None = None) -> None:
         reason = _complete(reason)
         self.where, self.reason = where, reason
-        self.status = status  # of HTTP, where one said so
+        self.status = status  # of HTTP, if a server answered
         self.url: str | None = None  # of the target, without credentials
         self.offset: int | None = None  # bytes
         self.length: int | None = None  # bytes
@@ -142,26 +145,26 @@ class ReadError(ZarrfsError):
         super().__init__(f"{where}: {reason}")
 
     def about(self, url: str, offset: int, length: int, attempts: int | None = None) -> None:
-        """Note what was asked for (length 0: no range), and how often, unless somebody nearer to the target has."""
+        """Add the request (length 0: no range) and the number of attempts, unless a lower layer has done so."""
         if self.url is None:
             self.url, self.attempts = url, attempts
             self.offset, self.length = (offset, length) if length else (None, None)
 
     def at(self, where: str) -> ReadError:
-        """The same failure, of what readers call `where`."""
+        """Return the same failure under the name `where`, by which readers know the value."""
         found = type(self)(where, self.reason, self.status)
         found.url, found.attempts = self.url, self.attempts
         found.offset, found.length = self.offset, self.length
         return found
 
     def facts(self) -> dict[str, str | int]:
-        """What is known of url, offset, length, attempt (the number of the last one) and status."""
+        """Return those of url, offset, length, attempt (the number of the last one) and status that are known."""
         known = {name: getattr(self, name) for name in ("url", "offset", "length", "status")}
         known["attempt"] = self.attempts
         return {name: value for name, value in known.items() if value is not None}
 
     def described(self) -> str:
-        """All that is known, in one line."""
+        """Return all facts in one line."""
         if self.url is None:
             return str(self)
         extent = f" [{self.offset}, +{self.length}]" if self.length else ""
@@ -189,25 +192,25 @@ class WrongHash(ReadError):
 
 
 class TargetChanged(ReadError):
-    """The target is not the one that was read first."""
+    """The target is not the version that was read first."""
 
     kind = "changed"
 
 
 class AccessDenied(ReadError):
-    """The target refuses us (permissions, 401, 403)."""
+    """The target refuses access (permissions, 401, 403)."""
 
     errno = errno.EACCES
 
 
 class Loop(ReadError):
-    """The target lies in the very mount that refers to it."""
+    """The target lies in the mount that refers to it, or in one that waits for it."""
 
     errno = errno.ELOOP
 
 
-# What a handler may answer for a bare OSError. ENOENT, ENOTDIR and EISDIR are not among them: they are
-# answers of a store (NotFound, NotDirectory, IsDirectory), and as accidents they would read as missing chunks.
+# The errnos of a bare OSError that reach the kernel. ENOENT, ENOTDIR and EISDIR are not among them: only a store
+# answers those (NotFound, NotDirectory, IsDirectory); from anywhere else they would read as missing chunks.
 _OS_ERRNOS = frozenset(
     (
         errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE,
@@ -218,9 +221,9 @@ _OS_ERRNOS = frozenset(
 
 
 def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
-    """The errno that a FUSE reply carries for `exc`; counts and logs a failure (failures.py).
+    """Return the errno of the FUSE reply for `exc`; count and log it if it is a failure (failures.py).
 
-    Answers of a store (not found, read-only, ...) are not failures. Everything unknown is EIO.
+    Negative answers of a store (not found, read-only, ...) are not failures. Every unknown exception is EIO.
     """
     if isinstance(exc, StoreError):
         return exc.errno
@@ -242,14 +245,14 @@ def to_errno(exc: BaseException, operation: str = "", key: str = "") -> int:
     return code
 
 
-def shown(text: str) -> str:
-    """`text` in one line that leaves a terminal alone: control characters become escapes."""
+def printable(text: str) -> str:
+    """Return `text` with control characters escaped, so that it is one line and cannot control a terminal."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def message_line(text: str) -> str:
-    """`text` as shown() has it, for a stream that takes UTF-8 alone: other bytes of a name become escapes as well."""
-    return shown(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    """Return printable(text) for a stream of UTF-8: bytes of a name that are not UTF-8 are escaped as well."""
+    return printable(text).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _escaped(char: str) -> str:

@@ -1,7 +1,7 @@
-"""Failures of requests: how many there were, and which of them get a line in the log.
+"""Failures of requests: their counters, and a rate limit on their lines in the log.
 
-One failure may be met thousands of times a minute, by the readers of one chunk or of a million: each is told at once,
-then once a minute with how often it came, and all of them together never more than a bounded number of lines.
+Readers of one chunk, or of a million chunks, may cause the same failure thousands of times a minute. A failure is
+logged at once, then once a minute with the number of repetitions; all together share a token bucket of lines.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import Any
 
 log = logging.getLogger("zarrfs")
 
-SILENCE = 60.0  # seconds between two lines about the same failure, and between two about what got none
+SILENCE = 60.0  # seconds between two lines about the same failure, and between two about suppressed ones
 REMEMBERED = 1024  # failures
 BURST, RATE = 100, 1.0  # lines at once, lines per second
-_NAMED = 5  # kinds of failures in the line about what got none
+_NAMED = 5  # kinds of failures that the line about suppressed ones names
 
 Facts = Mapping[str, Any]
 
 
 @dataclasses.dataclass(slots=True)
-class _Told:
-    """A failure that has a line, and how often it came since then."""
+class _Logged:
+    """A failure with a line in the log, and the number of repetitions since that line."""
 
     since: float
     text: str
@@ -34,69 +34,73 @@ class _Told:
 
 
 class Failures:
-    """The failures of one process. Not for threads: handlers of requests run in one."""
+    """The failures of one process. Not thread-safe: all handlers of requests run in one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[str] = Counter()  # by the name of their errno
         self._clock = clock
-        self._told: OrderedDict[tuple[str, str, str], _Told] = OrderedDict()  # the latest line last
-        self._lines, self._filled = float(BURST), clock()  # how many may be written, as of when
-        self._untold: Counter[tuple[str, str]] = Counter()  # by operation and errno
-        self._untold_since = 0.0
+        self._logged: OrderedDict[tuple[str, str, str], _Logged] = OrderedDict()  # the latest line last
+        self._lines, self._filled = float(BURST), clock()  # the token bucket: lines left, and as of when
+        self._suppressed: Counter[tuple[str, str]] = Counter()  # by operation and errno
+        self._suppressed_since = 0.0
 
     def add(self, kind: str, text: str, facts: Facts) -> bool:
-        """Count a failure; whether it got a line. `text` is all of that, `facts` have operation, key and errno."""
+        """Count a failure, and log it unless it is suppressed; return whether it was logged.
+
+        `kind` is the exception type, `text` the line, `facts` its fields, at least operation, key and errno.
+        """
         self.counts[facts["errno"]] += 1
         which = facts["operation"], facts["key"], kind
-        told, now = self._told.get(which), self._clock()
-        if told is not None and now - told.since < SILENCE:
-            told.more += 1
+        last, now = self._logged.get(which), self._clock()
+        if last is not None and now - last.since < SILENCE:
+            last.more += 1
             return False
-        if not self._may_write(now):
-            self._leave_out(facts, 1, now)
+        if not self._take_token(now):
+            self._suppress(facts, 1, now)
             return False
-        self._tell(which, _Told(now, text, facts, told.more if told else 0))
-        while len(self._told) > REMEMBERED:
-            _, gone = self._told.popitem(last=False)
-            self._leave_out(gone.facts, gone.more, now)
+        self._write(which, _Logged(now, text, facts, last.more if last else 0))
+        while len(self._logged) > REMEMBERED:
+            _, evicted = self._logged.popitem(last=False)
+            self._suppress(evicted.facts, evicted.more, now)
         return True
 
     def flush(self, end: bool = False) -> None:
-        """Tell what came again more than a minute ago, with nothing after it; at the `end` all that was not told."""
+        """Log repetitions that are more than a minute old, and suppressed failures; at the `end` all that is left."""
         now = self._clock()
-        for which, told in list(self._told.items()):
-            if not end and now - told.since < SILENCE:
+        for which, last in list(self._logged.items()):
+            if not end and now - last.since < SILENCE:
                 break
-            if told.more and self._may_write(now):
-                self._tell(which, dataclasses.replace(told, since=now))
+            if last.more and self._take_token(now):
+                self._write(which, dataclasses.replace(last, since=now))
             else:
-                self._leave_out(told.facts, told.more, now)
-                del self._told[which]
-        if self._untold and (end or now - self._untold_since >= SILENCE):
-            kinds = ", ".join(f"{number:,} {' '.join(of)}" for of, number in self._untold.most_common(_NAMED))
-            more = ", ..." if len(self._untold) > _NAMED else ""
-            number = self._untold.total()
-            self._untold.clear()
+                self._suppress(last.facts, last.more, now)
+                del self._logged[which]
+        if self._suppressed and (end or now - self._suppressed_since >= SILENCE):
+            kinds = ", ".join(f"{number:,} {' '.join(of)}" for of, number in self._suppressed.most_common(_NAMED))
+            more = ", ..." if len(self._suppressed) > _NAMED else ""
+            number = self._suppressed.total()
+            self._suppressed.clear()
             log.error("%s failures without a line of their own: %s%s", f"{number:,}", kinds, more, extra={
                 "facts": {"more": number}})  # fmt: skip
 
-    def _tell(self, which: tuple[str, str, str], told: _Told) -> None:
-        """Write the line, with how often the failure came since the one before."""
-        facts, text = told.facts, told.text
-        if told.more:
-            facts, text = {**facts, "more": told.more}, f"{text} ({told.more:,} more like it since the last line)"
+    def _write(self, which: tuple[str, str, str], failure: _Logged) -> None:
+        """Log the failure, with the number of repetitions since its last line."""
+        facts, text = failure.facts, failure.text
+        if failure.more:
+            facts = {**facts, "more": failure.more}
+            text = f"{text} ({failure.more:,} more like it since the last line)"
         log.error("%s", text, extra={"facts": facts})
-        told.more = 0
-        self._told[which] = told
-        self._told.move_to_end(which)
+        failure.more = 0
+        self._logged[which] = failure
+        self._logged.move_to_end(which)
 
-    def _leave_out(self, facts: Facts, number: int, now: float) -> None:
+    def _suppress(self, facts: Facts, number: int, now: float) -> None:
         if number:
-            self._untold_since = self._untold_since if self._untold else now
-            self._untold[facts["operation"], facts["errno"]] += number
+            self._suppressed_since = self._suppressed_since if self._suppressed else now
+            self._suppressed[facts["operation"], facts["errno"]] += number
 
-    def _may_write(self, now: float) -> bool:
-        """Whether there may be a line; then it counts as written."""
+    def _take_token(self, now: float) -> bool:
+        """Take a line from the token bucket; return False if it is empty."""
         self._lines, self._filled = min(BURST, self._lines + (now - self._filled) * RATE), now
         if self._lines < 1:
             return False

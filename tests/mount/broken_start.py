@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from zarrfs.cli.common import errors_told
+from zarrfs.cli.common import report_errors
 from zarrfs.config.options import parse
 from zarrfs.daemon import serve, session
 
@@ -16,5 +16,5 @@ async def broken(*args: Any) -> None:
 
 if __name__ == "__main__":
     serve._main = broken
-    with errors_told():
+    with report_errors():
         session.mount(sys.argv[1], sys.argv[2], parse([]))

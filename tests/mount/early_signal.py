@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any
 
-from zarrfs.cli.common import errors_told
+from zarrfs.cli.common import report_errors
 from zarrfs.config.options import parse
 from zarrfs.daemon import session
 from zarrfs.system import fusemount
@@ -26,5 +26,5 @@ def mount_and_signal(*arguments: Any) -> int:
 
 if __name__ == "__main__":
     fusemount.attach = mount_and_signal
-    with errors_told():
+    with report_errors():
         session.mount(sys.argv[2], sys.argv[3], parse(["foreground"]))

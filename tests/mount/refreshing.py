@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.conftest import PROGRAM
 from tests.mount.mounting import mounted
-from zarrfs.daemon import telling
+from zarrfs.daemon import control_client
 
 Files = dict[str, bytes]
 NAMES = ("a", "b", "c", "d")
@@ -61,7 +61,7 @@ def names_in(files: Files, directory: str) -> set[str]:
 
 def refresh(mountpoint: Path, force: bool = False) -> str:
     """Refresh, and tell what came of it."""
-    return str(telling.refresh(str(mountpoint), force)["result"])
+    return str(control_client.refresh(str(mountpoint), force)["result"])
 
 
 def mounted_on(

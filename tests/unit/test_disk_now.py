@@ -15,8 +15,8 @@ from zarrfs.cache import diskfiles
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Damaged, Layout
 from zarrfs.concurrency.tasks import Round
-from zarrfs.system import cachedopen
-from zarrfs.system.cachedopen import is_local, open_cached
+from zarrfs.system import beneath
+from zarrfs.system.beneath import is_local, open_cached
 
 SIZE = 256 * MIB
 T = "https://host/data.nc"
@@ -126,7 +126,7 @@ def test_a_kernel_without_openat2(local: Path, monkeypatch: pytest.MonkeyPatch) 
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
-    monkeypatch.setattr(cachedopen, "_OPENAT2", 100_000)
+    monkeypatch.setattr(beneath, "_SYS_OPENAT2", 100_000)
     assert cache.read_now(T, ONE, 0.0, 0, 1000) is None
     assert found(cache, T, 0, 1000)
 

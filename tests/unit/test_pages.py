@@ -29,7 +29,7 @@ RUN = {
     "tests/mount/test_views_page.py": ["zarr-views.md"],
     "tests/mount/test_writes_page.py": ["writes.md"],
     "tests/slurm/test_slurm.py": ["stage-in-slurm.md"],
-    "tests/unit/test_info_page.py": ["info-and-check.md"],
+    "tests/cli/test_info_page.py": ["info-and-check.md"],
 }  # fmt: skip
 # Commands that another test runs, and by which words it is seen in that test
 ELSEWHERE = {

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from zarrfs.archives.blobhash import blobref_of
 from zarrfs.errors import SourceError
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.staging import RESERVED, StagedDirectory, Staging
-from zarrfs.system.blobhash import blobref_of
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import trio
 
+from zarrfs.archives.blobhash import digest as _digest
+from zarrfs.archives.blobhash import hash_of
 from zarrfs.cache.diskfiles import Handle
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.system.blobhash import digest as _digest
-from zarrfs.system.blobhash import hash_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_cached
 from zarrfs.system.othermounts import OTHER_MOUNTS

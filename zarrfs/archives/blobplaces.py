@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import trio
 
 from zarrfs.archives.blobfiles import Where
+from zarrfs.archives.blobhash import hash_of
 from zarrfs.archives.blobrefs import DUMP, PlaceKind, is_remote_dump, place_kind
 from zarrfs.archives.dump_reader import DumpIndex, Member, Steps, go_through, lay_out, run, run_remote
 from zarrfs.cache.diskfiles import Handle
@@ -26,7 +27,6 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.compressed import is_tar
 from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError
 from zarrfs.store.uri import path_of_uri
-from zarrfs.system.blobhash import hash_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 

@@ -21,6 +21,7 @@ import trio
 
 from zarrfs.archives import blobfiles
 from zarrfs.archives.blobfiles import ANOTHER_HASH, Blob, BlobFiles, Where, wrong_length
+from zarrfs.archives.blobhash import hash_of
 from zarrfs.archives.blobkeeping import BlobKeeping
 from zarrfs.archives.blobplaces import DumpPlace, Place, Places, in_thread
 from zarrfs.archives.blobrefs import canonical
@@ -28,7 +29,6 @@ from zarrfs.archives.heldblobs import HeldBlobs
 from zarrfs.cache.diskblobs import DiskBlobs
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.system.blobhash import hash_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 

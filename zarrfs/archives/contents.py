@@ -14,7 +14,7 @@ from zarrfs.archives.document_writer import blobs_rule, cut, encoded, inline_con
 from zarrfs.archives.dump_writer import Held, TaskBlobs
 from zarrfs.errors import UsageError
 from zarrfs.store.destination import is_utf8
-from zarrfs.system.extents import each_extent
+from zarrfs.system.sparse import each_extent
 
 MANY = 4096  # regions: a file of more is cut into tasks, and so is one of more data than there is room for;
 PIECE = 32 << 10  # a file in the document that is larger is written to it in pieces

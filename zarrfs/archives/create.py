@@ -21,7 +21,7 @@ from zarrfs.archives.document_writer import Writer, cut, encoded_around
 from zarrfs.archives.dump_writer import DumpWriter, TaskBlobs, memory_of
 from zarrfs.archives.inputs import Walk, named
 from zarrfs.errors import UsageError, ZarrfsError
-from zarrfs.system.extents import each_extent
+from zarrfs.system.sparse import each_extent
 from zarrfs.system.workers import Workers
 
 _PIECE = 3 << 18  # bytes of a file that is in the document: a multiple of 3, for base64

@@ -10,8 +10,8 @@ import os
 import re
 from typing import IO, TYPE_CHECKING
 
+from zarrfs.archives.blobhash import blobref_of
 from zarrfs.errors import UsageError
-from zarrfs.system.blobhash import blobref_of
 from zarrfs.system.buffers import write_all
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from zarrfs.system.beneath import is_local, open_cached
 from zarrfs.system.buffers import Buffer, write_parts
-from zarrfs.system.cachedopen import is_local, open_cached
 from zarrfs.system.localfiles import read_cached
 
 LAYOUT = "zarrfs-blocks-1"

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 import trio
 
 from zarrfs.cache.diskfiles import Layout, hash_of
-from zarrfs.system.machine import here, lives
+from zarrfs.system.processes import here, lives
 
 FOLDER = "claims"
 BEAT = 1.0  # seconds between touches of a claim

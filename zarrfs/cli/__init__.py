@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told, process_options
+from zarrfs.cli.common import SETTINGS, process_options, report_errors
 from zarrfs.system.signals import raise_again
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name: (module, what it does in a line); the function has the command's name
+# name: (module, its help in a line); the function has the command's name
 COMMANDS = {
     "mount": ("zarrfs.cli.mount", "Mount SOURCE as a directory."),
     "umount": ("zarrfs.cli.umount", "Unmount a directory, or say who holds it."),
@@ -60,7 +60,7 @@ SOURCE is a reference set, a JSON file archive or a Zarr store: a path or an fss
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for."""
+    """A group that imports the module of a command when the command is looked up."""
 
     def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **more: Any) -> None:
         """`table` has the form of COMMANDS."""
@@ -68,50 +68,50 @@ class LazyGroup(click.Group):
         self._table = table
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As click.Group.main, with standard streams that are open, and a command line that shows no secrets."""
-        from zarrfs.cli.arguments import hide_secrets
+        """Run the group after reopening closed standard streams and hiding secrets in the command line."""
+        from zarrfs.cli.command_line import hide_secrets
 
-        if not args and extra.get("args") is None:  # the words are those of the process
+        if not args and extra.get("args") is None:  # the arguments are those of the process
             hide_secrets()
             raise_again()
-            gc.set_threshold(50_000, 20, 20)  # modules stay: to look for cycles in them takes a tenth of their time
+            gc.set_threshold(50_000, 20, 20)  # garbage collection takes a tenth of the time of imports
         if None in (sys.stdin, sys.stdout, sys.stderr):
             from zarrfs.cli.streams import open_closed
 
             open_closed()
         if "_ZARRFS_COMPLETE" in os.environ:
-            importlib.import_module("zarrfs.cli.completing")  # has its own way with bash
+            importlib.import_module("zarrfs.cli.shell_completion")  # registers our completion for bash and fish
         return super().main(*args, **extra)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """As click.Group.make_context; Ctrl-C and a full disk end it as they end commands."""
-        with errors_told():
+        """Parse the command line; report errors, as of Ctrl-C or a full disk, as commands do."""
+        with report_errors():
             return super().make_context(*args, **extra)
         raise AssertionError("not reached")
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click.Group.invoke, which imports the command; see make_context()."""
-        with errors_told():
+        """Import and run the command; report errors as commands do."""
+        with report_errors():
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
+        """Return the names in the order of the table."""
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now; None where there is none of that name."""
+        """Import and return a command; None if there is none of that name."""
         if cmd_name not in self._table:
             return None
         module = importlib.import_module(self._table[cmd_name][0])
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         if "_ZARRFS_COMPLETE" in os.environ:
-            from zarrfs.cli.completing import teach
+            from zarrfs.cli.shell_completion import add_completers
 
-            teach(command)
+            add_completers(command)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names of commands, without importing any, and options of our own."""
+        """Complete names of commands, without importing any, and the group's own options."""
         from click.shell_completion import CompletionItem
 
         if incomplete[:1] == "-":

@@ -69,7 +69,7 @@ def prune(older_than: str, max_size: str | None, dry_run: bool, as_json: bool, p
         room = None if limit is None else max(0, limit - left)
         blocks = prune_blocks(parsed.options.cache_dir, age, room, dry_run)
     _write(indexes, blocks, as_json)
-    _told("would remove" if dry_run else "removed", indexes, blocks)
+    _write_summary("would remove" if dry_run else "removed", indexes, blocks)
 
 
 @cache.command(context_settings=common.SETTINGS)
@@ -84,7 +84,7 @@ def clear(as_json: bool, parsed: Parsed) -> None:
     blocks = [] if directory is None else clear_blocks(directory)
     indexes, _left = prune_indexes(parsed.options, -math.inf, None, dry_run=False)
     _write(indexes, blocks, as_json)
-    _told("removed", indexes, blocks)
+    _write_summary("removed", indexes, blocks)
 
 
 @cache.command(context_settings=common.SETTINGS)
@@ -115,7 +115,7 @@ def _verify(options: Options) -> dict[str, int]:
 
 
 def _write(indexes: list[CachedFile], blocks: list[Target], as_json: bool, times: bool = False) -> None:
-    """A line for each index and for each target."""
+    """Write a line for each index and for each target."""
     for one in indexes:
         if as_json:
             sys.stdout.write(json.dumps(vars(one)) + "\n")
@@ -132,10 +132,10 @@ def _write(indexes: list[CachedFile], blocks: list[Target], as_json: bool, times
 
 def _line(count: int, used: float | None, about: str) -> None:
     when = "" if used is None else f"{show.when(int(used * 1e9))}  "
-    sys.stdout.write(f"{human(count):>9}  {when}{show.shown(about)}\n")
+    sys.stdout.write(f"{human(count):>9}  {when}{show.printable(about)}\n")
 
 
-def _told(verb: str, indexes: list[CachedFile], blocks: list[Target]) -> None:
+def _write_summary(verb: str, indexes: list[CachedFile], blocks: list[Target]) -> None:
     total = human(sum(one.size for one in indexes) + sum(one.size for one in blocks))
     also = f" and {sum(one.blocks for one in blocks):,} blocks" if blocks else ""
     common.say(f"{verb} {len(indexes)} files{also}, {total}")

@@ -19,7 +19,7 @@ Examples:
 
 
 def _range(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int | None]:
-    """(start, length) of START:LENGTH; length None for all the rest."""
+    """Parse START:LENGTH into (start, length); length None for all the rest."""
     match = re.fullmatch(r"(\d{1,18}):(\d{1,18})?", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is not START:LENGTH, such as 0:4096, or START:", ctx, param)
@@ -47,10 +47,10 @@ def cat(source: str, keys: tuple[str, ...], extent: tuple[int, int | None], pars
 
     async def body(store: Store, plan: Plan) -> None:
         output = trio.wrap_file(sys.stdout.buffer)
-        for key in wanted:
+        for key in cleaned:
             async for piece in pieces(store, key, *extent):
                 await output.write(piece)
         await output.flush()
 
-    wanted = [common.clean_key(key) for key in keys]
+    cleaned = [common.clean_key(key) for key in keys]
     common.run_on_store(source, parsed, body)

@@ -1,4 +1,4 @@
-"""zarrfs check: read everything, report what cannot be read."""
+"""zarrfs check: read everything and report what cannot be read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check(
     from zarrfs.system.memory import memory_limit
 
     report = Report(keep=first)
-    if twice:  # blocks on the disk would be the same ones
+    if twice:  # the second read must not come from blocks on disk
         parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, cache_dir=None))
     options = parsed.options
 
@@ -95,29 +95,29 @@ def check(
         return arrays.arrays
 
     arrays = common.run_on_store(source, parsed, body)
-    sys.exit(told(report, as_json, arrays))
+    sys.exit(write_report(report, as_json, arrays))
 
 
 def watched(report: Report, quiet: bool) -> AbstractContextManager[None]:
-    """Tell meanwhile how far a check is."""
-    return meter.shown(
+    """Show the progress of a check on the terminal."""
+    return meter.displayed(
         lambda: meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes), quiet
     )
 
 
-def told(report: Report, as_json: bool, arrays: Sequence[ArrayCheck] = ()) -> int:
-    """The exit status, once a report was written; `arrays` in a table."""
+def write_report(report: Report, as_json: bool, arrays: Sequence[ArrayCheck] = ()) -> int:
+    """Write the report, with `arrays` in a table, to standard output; return the exit status."""
     if as_json:
         about = report.as_json() | ({"arrays": [array.as_json() for array in arrays]} if arrays else {})
         sys.stdout.write(json.dumps(about) + "\n")
     else:
-        _tell_arrays(arrays, report.keep)
-        _tell(report)
+        _write_arrays(arrays, report.keep)
+        _write_text(report)
     return 0 if report.clean else 1
 
 
-def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
-    """Write a table: of arrays with nothing wrong, the first `keep`."""
+def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
+    """Write a table of the faulty arrays and of the first `keep` sound ones."""
     if not arrays:
         return
     sound = [array for array in arrays if not array.bad and not array.note]
@@ -126,7 +126,7 @@ def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
     for array in arrays:
         if array.path not in left_out:
             chunks = "?" if array.array is None else f"{array.chunks:,} of {array.total:,}"
-            rows.append((show.shown(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
+            rows.append((show.printable(array.path or "/"), chunks, f"{array.decoded:,}", f"{array.bad:,}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for name, *cells in rows:
         line = "  ".join([f"{name:{widths[0]}}", *map(str.rjust, cells, widths[1:])])
@@ -135,12 +135,11 @@ def _tell_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
         sys.stdout.write(f"and {len(left_out):,} more arrays with nothing wrong\n")
     for array in arrays:
         if array.note and not array.bad:
-            sys.stdout.write(show.shown(f"{array.path or '/'}: {array.note}") + "\n")
+            sys.stdout.write(show.printable(f"{array.path or '/'}: {array.note}") + "\n")
     sys.stdout.write("\n")
 
 
-def _tell(report: Report) -> None:
-    """Write a report for people to read."""
+def _write_text(report: Report) -> None:
     from zarrfs.copying.checkreport import BAD_KINDS
 
     out = sys.stdout.write
@@ -156,9 +155,9 @@ def _tell(report: Report) -> None:
         out(f"{'links':14}{report.links:>12,}  {report.dangling:,} lead nowhere\n")
     for bad in report.bad:
         where = f"{bad.url}: " if bad.url not in (None, bad.key) else ""
-        out(show.shown(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
+        out(show.printable(f"{bad.kind}: {bad.key or '/'}: {where}{bad.reason}") + "\n")
     for entry, rule in report.problems:
-        out(show.shown(f"left out: {entry}: {rule}") + "\n")
+        out(show.printable(f"left out: {entry}: {rule}") + "\n")
     more = report.counts.total() - len(report.bad) + report.left_out - len(report.problems)
     if more:
         out(f"and {more:,} more\n")

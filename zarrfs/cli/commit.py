@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
-FORMATS = ("references", "archive", "directory", "zip")  # as stage.commit
+FORMATS = ("references", "archive", "directory", "zip")  # as copying.commit
 EPILOG = """\b
 Examples:
   zarrfs commit refs.json --upperdir changes -o new.json        and new.json.data, if it takes one
@@ -71,7 +71,7 @@ def commit(
 
     def warn(text: str) -> None:
         if parsed.options.log_level != "error":
-            common.say(f"warning: {show.shown(text)}")
+            common.say(f"warning: {show.printable(text)}")
 
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)

@@ -1,4 +1,4 @@
-"""What the commands share: click options made from the options table, and errors told in one line."""
+"""Code shared by the commands: click options made from the options table, one-line errors, and opening of sources."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from zarrfs.store.api import Store
 
 T = TypeVar("T")
-SOURCES = ("source", "archive", "place", "other", "to")  # of click's parameters: what sections of zarrfs.toml are for
+SOURCES = ("source", "archive", "place", "other", "to")  # click parameters that sections of zarrfs.toml apply to
 Function = Callable[..., Any]
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SHORT = {"foreground": "-f"}
-_VERBOSITY = "zarrfs.log_level"  # in click's context: what -v, -q or -d said, to the group or to the command
-_TAKES = ("zarrfs.store.remotefiles",)  # what most sources take
-_PREFIX = "option_"  # of click's parameter names, so that a command's own never collide with the table's
+_VERBOSITY = "zarrfs.log_level"  # in click's context: the level of -v, -q or -d, of the group or of the command
+_TAKES = ("zarrfs.store.remotefiles",)  # modules that most sources need
+_PREFIX = "option_"  # of the table's parameters in click, so that they never collide with a command's own
 
 
 def process_options(function: Function) -> Function:
@@ -59,7 +59,7 @@ def process_options(function: Function) -> Function:
 
 
 def verbosity() -> str | None:
-    """The log_level that -v, -q or -d of the command that runs, or of its group, said."""
+    """Return the log_level given by -v, -q or -d to the running command or to its group; None without them."""
     level: str | None = click.get_current_context().meta.get(_VERBOSITY)
     return level
 
@@ -69,11 +69,10 @@ def source_options(
 ) -> Callable[[Function], Function]:
     """Give a command -o (--option), the long options of `scopes` (default: all), and -v, -q, -d.
 
-    The command is called with `parsed`, an options.Parsed, and its errors are told as errors_told() does.
-    `--option` takes every option whatever the scopes, so that one line of options fits every command. Long
-    options win over it. `defaults` replace those of the table. `output`, a line of help, is for a command that
-    writes a file: it gets -o FILE (--output), is called with `output`, and its options are --option alone; with
-    "" they are so, too, but the command names its file in another way.
+    The command is called with `parsed`, an options.Parsed, inside report_errors(). `--option` takes every option
+    whatever the scopes, so that one line of options fits every command; long options win over it. `defaults` replace
+    those of the table. With `output`, a line of help, the command writes a file: -o FILE (--output) becomes its
+    parameter `output`, and options are given by --option alone. With "" only the short -o is left out.
     """
 
     from zarrfs.config import options
@@ -82,16 +81,16 @@ def source_options(
         @functools.wraps(function)
         def run(items: tuple[str, ...], **given: Any) -> Any:
             level = verbosity()
-            with errors_told(debug=level == "debug"):
-                said = [part for item in items for part in options.split_commas(item)]
+            with report_errors(debug=level == "debug"):
+                words = [part for item in items for part in options.split_commas(item)]
                 for name in options.TABLE:
-                    said += _as_items(name, given.pop(_PREFIX + name, None))
+                    words += _as_items(name, given.pop(_PREFIX + name, None))
                 if level:
-                    said.append(f"log_level={level}")
+                    words.append(f"log_level={level}")
                 try:
-                    return function(parsed=_settled(said, given, defaults), **given)
+                    return function(parsed=_merge(words, given, defaults), **given)
                 finally:
-                    sys.stdout.flush()  # here, where a closed pipe is told as such
+                    sys.stdout.flush()  # here, so that a closed pipe is reported as such
 
         decorated: Function = process_options(run)
         for name in reversed(options.TABLE):
@@ -106,8 +105,8 @@ def source_options(
     return decorate
 
 
-def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
-    """What the command line, variables and files say together; names in `given` become what they stand for."""
+def _merge(words: list[str], given: dict[str, Any], defaults: dict[str, Any]) -> options.Parsed:
+    """Merge command line, variables and files; replace names of sources in `given` by the sources themselves."""
     from zarrfs.config.effective import settings
 
     names = [name for name in SOURCES if isinstance(given.get(name), str)]
@@ -116,7 +115,7 @@ def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -
         from zarrfs.references.merge import split_prefix
 
         split = [split_prefix(text) for text in given["sources"]]
-    found = settings(said, [*(given[name] for name in names), *(source for _prefix, source in split)], defaults)
+    found = settings(words, [*(given[name] for name in names), *(source for _prefix, source in split)], defaults)
     given |= zip(names, found.sources, strict=False)
     if split:
         prefixed = zip(split, found.sources[len(names) :], strict=True)
@@ -125,7 +124,7 @@ def _settled(said: list[str], given: dict[str, Any], defaults: dict[str, Any]) -
 
 
 def _click_option(name: str) -> Callable[[Function], Function]:
-    """The long option of one row of the table; its value is parsed by the table, not by click."""
+    """Make the long option of one row of the table. The table's parser parses its value, not click."""
     from zarrfs.config import options
 
     about = options.TABLE[name].metadata
@@ -140,7 +139,7 @@ def _click_option(name: str) -> Callable[[Function], Function]:
 
 
 def _as_items(name: str, value: Any) -> list[str]:
-    """What click found for a long option, as items for options.parse()."""
+    """Convert click's value of a long option to items for options.parse()."""
     if isinstance(value, bool):
         return [name] if value else []
     if isinstance(value, str):
@@ -149,8 +148,8 @@ def _as_items(name: str, value: Any) -> list[str]:
 
 
 @contextlib.contextmanager
-def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
-    """Turn errors into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
+def report_errors(debug: bool = False, status: int = 1) -> Iterator[None]:
+    """Turn exceptions into a line on standard error and an exit status: 2 for usage, 130 for Ctrl-C, else `status`."""
     try:
         yield
     except (click.ClickException, click.Abort, click.exceptions.Exit, SystemExit):
@@ -159,22 +158,22 @@ def errors_told(debug: bool = False, status: int = 1) -> Iterator[None]:
         cause = first_cause(exc)
         if debug and not isinstance(cause, KeyboardInterrupt):
             click.echo(cleaned("".join(traceback.format_exception(exc))), err=True, nl=False)
-        raise SystemExit(_tell(cause, status)) from None
+        raise SystemExit(_report(cause, status)) from None
 
 
 @contextlib.contextmanager
 def compared(exit_code: bool) -> Iterator[None]:
-    """What tells differences, in the end on standard output: with --exit-code errors have status 2, as of diff(1)."""
-    with errors_told(verbosity() == "debug", 2 if exit_code else 1):
+    """Report the errors of a command that compares: with --exit-code their status is 2, as in diff(1)."""
+    with report_errors(verbosity() == "debug", 2 if exit_code else 1):
         yield
         sys.stdout.flush()
 
 
-def _tell(exc: BaseException, status: int) -> int:
-    """Say what happened; returns the exit status."""
+def _report(exc: BaseException, status: int) -> int:
+    """Write the error to standard error; return the exit status."""
     if isinstance(exc, KeyboardInterrupt):
         return 130
-    if isinstance(exc, BrokenPipeError):  # the reader of our output has seen enough
+    if isinstance(exc, BrokenPipeError):  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if isinstance(exc, OSError) and exc.filename is None:
@@ -187,7 +186,7 @@ def _tell(exc: BaseException, status: int) -> int:
 
 
 def _output_failure() -> str:
-    """What is wrong with standard output, which is given up then; "" where nothing is."""
+    """Return the error of standard output, and redirect it to /dev/null; "" if there is none."""
     try:
         sys.stdout.flush()
     except OSError as exc:
@@ -197,7 +196,7 @@ def _output_failure() -> str:
 
 
 def first_cause(exc: BaseException) -> BaseException:
-    """The error inside the groups that trio's nurseries make; Ctrl-C goes first."""
+    """Return the first error inside the exception groups of trio's nurseries; KeyboardInterrupt has precedence."""
     while isinstance(exc, BaseExceptionGroup):
         interrupted = exc.subgroup(KeyboardInterrupt)
         exc = (interrupted or exc).exceptions[0]
@@ -205,12 +204,12 @@ def first_cause(exc: BaseException) -> BaseException:
 
 
 def say(text: str) -> None:
-    """One line on standard error."""
+    """Write one line to standard error, without secrets and control characters."""
     click.echo(f"zarrfs: {message_line(cleaned(text))}", err=True)
 
 
-def tell_warnings(plan: Plan, chosen: options.Options) -> None:
-    """What was odd about a source, a line each."""
+def write_warnings(plan: Plan, chosen: options.Options) -> None:
+    """Write the warnings about a source to standard error, a line each, unless -q."""
     if chosen.log_level != "error":
         for warning in plan.warnings:
             say(f"warning: {warning}")
@@ -220,7 +219,7 @@ def run_on_store(
     source: str, parsed: options.Parsed, body: Callable[[Store, Plan], Awaitable[T]],
     child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
-    """Open `source`, tell its warnings, and run `body(store, plan)` on trio; more is as for run_on_stores()."""
+    """Open `source`, write its warnings, and run `body(store, plan)` on trio; see run_on_stores()."""
 
     async def on_one(opened: list[tuple[Store, Plan]]) -> T:
         return await body(*opened[0])
@@ -232,10 +231,11 @@ def run_on_stores(
     sources: Sequence[str], parsed: options.Parsed, body: Callable[[list[tuple[Store, Plan]]], Awaitable[T]],
     child: Callable[[str], bool] = lambda source: True, reads: bool = True, takes: tuple[str, ...] = _TAKES,
 ) -> T:  # fmt: skip
-    """As run_on_store, with several sources; those that are not for a `child` are planned in this process.
+    """Open `sources`, write their warnings, and run `body([(store, plan), ...])` on trio; return its result.
 
-    What `reads` no files is not told that their blobs are missing, and takes none of the modules that are imported
-    meanwhile.
+    A child process plans each source for which `child` returns true; this process plans the others, and imports the
+    modules `takes` meanwhile. A command with `reads` false reads no files: it is not warned of missing blobs, and
+    needs none of those modules. Raise SourceError or UsageError.
     """
     from zarrfs.archives.blobrefs import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_source
@@ -268,9 +268,9 @@ def run_on_stores(
                         say(f"warning: {where}{warning}")
         import trio
 
-        from zarrfs.system.memory import keep_what_is_here
+        from zarrfs.system.memory import freeze_garbage_collector
 
-        keep_what_is_here()  # modules: to go through them again and again takes a twentieth of a copy's time
+        freeze_garbage_collector()  # scanning the modules again and again takes a twentieth of a copy's time
         return trio.run(run, plans)
     finally:
         for plan in plans:
@@ -278,7 +278,7 @@ def run_on_stores(
 
 
 def _import_meanwhile(takes: tuple[str, ...]) -> None:
-    """What our source takes, while a child prepares it."""
+    """Import the modules that a source needs, while a child prepares it."""
     for name in ("zarrfs.store.index", *takes):
         importlib.import_module(name)
 
@@ -292,7 +292,7 @@ def _prepare_output(level: str) -> None:
 
 
 def time_given(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A callback of click: seconds, of an option that takes a time as those of the table do."""
+    """Parse a time as the table's options do; a callback of click. Return seconds."""
     try:
         return None if value is None else optionvalues.seconds(value)
     except ValueError as exc:
@@ -300,7 +300,7 @@ def time_given(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def local_path(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A callback of click: a path on this machine; a URL would become a directory that is called so."""
+    """Refuse a URL as a local path, which would create a directory of that name; a callback of click."""
     try:
         return None if value is None else optionvalues.local(value)
     except ValueError as exc:
@@ -308,7 +308,7 @@ def local_path(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def clean_key(text: str) -> str:
-    """A key as a user may write it: slashes at its ends do not matter."""
+    """Return the key of a path as a user may write it, with slashes at its ends. Raise InvalidKey."""
     from zarrfs.store.api import check_key
 
     return check_key(text.strip("/"), root=True)

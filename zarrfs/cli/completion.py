@@ -19,6 +19,6 @@ The Debian package installs all three."""
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Write the program that lets SHELL complete commands, options, their values, and mount points."""
-    from zarrfs.cli.completing import script
+    from zarrfs.cli.shell_completion import script
 
     click.echo(script(shell))

@@ -1,4 +1,4 @@
-"""zarrfs config [SOURCE]: which options are in force, and who says so."""
+"""zarrfs config [SOURCE]: the effective options and where each comes from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from zarrfs.cli import common, show
 from zarrfs.config import options
-from zarrfs.config.redaction import shown_storage, without_secrets
+from zarrfs.config.redaction import redacted_storage, without_secrets
 
 if TYPE_CHECKING:
     from zarrfs.config.effective import Layer
@@ -40,7 +40,7 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
     """
     from zarrfs.config import effective as configuration
 
-    with common.errors_told(common.verbosity() == "debug"):
+    with common.report_errors(common.verbosity() == "debug"):
         said = [part for item in items for part in options.split_commas(item)]
         said += [f"config={config}"] if config else []
         found = configuration.settings(said, [] if source is None else [source])
@@ -58,15 +58,15 @@ def config(source: str | None, as_json: bool, config: str | None, items: tuple[s
 
 
 def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
-    """An object for each option that anybody says: name, value as it may be shown, origin; in the table's order."""
+    """Return an object for each option that is set: name, redacted value, origin; in the table's order."""
     rows: dict[str, dict[str, Any]] = {}
     for layer in layers:  # the last one wins
-        for name, value in layer.said.values.items():
+        for name, value in layer.assignments.values.items():
             if name != "storage_options":
                 rows[name] = {"option": name, "value": options.written(name, value), "origin": layer.origin}
-        for place, storage in layer.said.storage.items():
+        for place, storage in layer.assignments.storage.items():
             for key, value in storage.items():
-                name, shown = f"{place}.{key}", shown_storage(key, value)
+                name, shown = f"{place}.{key}", redacted_storage(key, value)
                 origin = layer.origin.replace(" [options]", " [storage]")
                 rows[name] = {"option": name, "value": shown, "origin": origin}
     order = {name: number for number, name in enumerate(options.TABLE)}
@@ -74,7 +74,7 @@ def _rows(layers: list[Layer]) -> list[dict[str, Any]]:
 
 
 def _write(report: dict[str, Any]) -> None:
-    """The report as lines; those with # are no options."""
+    """Write the report; lines that begin with # are no options."""
     lines = [f"# {one['path']}: {one['outcome']}" for one in report["files"]]
     if report["source"] is not None:
         lines.append(f"# {report['source']}")
@@ -85,4 +85,4 @@ def _write(report: dict[str, Any]) -> None:
     ]
     wide, wider = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
     lines += [f"{name:<{wide}}  {value:<{wider}}  {origin}" for name, value, origin in rows]
-    sys.stdout.write("".join(f"{show.shown(line)}\n" for line in lines))
+    sys.stdout.write("".join(f"{show.printable(line)}\n" for line in lines))

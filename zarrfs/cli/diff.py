@@ -49,7 +49,7 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
             if as_json:
                 sys.stdout.write(f"{first}{json.dumps(difference.as_json(change))}")
             else:
-                sys.stdout.write(f"{difference.LETTERS[change.kind]} {show.shown(change.key)}\n")
+                sys.stdout.write(f"{difference.LETTERS[change.kind]} {show.printable(change.key)}\n")
             found, first = found + 1, ",\n "
         if as_json:
             sys.stdout.write("]\n" if found else "[]\n")

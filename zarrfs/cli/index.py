@@ -37,9 +37,9 @@ def index(source: str, output: str | None, force: bool, parsed: Parsed) -> None:
     from zarrfs.store.destination import check_destination
 
     if output is not None:
-        check_destination(output, "index", force)  # compiling may take long
+        check_destination(output, "index", force)  # before compiling, which may take long
     plan = plan_source(source, parsed.options, forks=True)
-    common.tell_warnings(plan, parsed.options)
+    common.write_warnings(plan, parsed.options)
     try:
         if plan.index is None:
             raise SourceError(plan.source, "is read in place: only JSON documents have an index")

@@ -1,4 +1,4 @@
-"""zarrfs info: what a source is and holds, and where the bytes of an entry are."""
+"""zarrfs info: kind and content of a source, and the location of the bytes of an entry."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def info(
         if plan.path is not None and plan.kind == "zarr" and key is None and not no_count:
             about |= await _links_of(plan.path, parsed.options)
         if (plan.kind != "archive" or key is not None) and about.get("kind") != Kind.FILE.name.lower():
-            with meter.shown(meter.of(found), parsed.options.log_level == "error"):
+            with meter.displayed(meter.of(found), parsed.options.log_level == "error"):
                 await survey(store, found, start, not no_count, page is not None)
         if key is None:
             about["unversioned"] = unversioned()
@@ -82,7 +82,7 @@ def info(
             if name != "nodes":
                 _show(name, value)
         for line in ["", *nodetext.table(about["nodes"])] if found.nodes else ():
-            sys.stdout.write(show.shown(line) + "\n")
+            sys.stdout.write(show.printable(line) + "\n")
 
 
 async def _of_source(store: Store, plan: Any) -> dict[str, Any]:
@@ -109,7 +109,7 @@ async def _links_of(path: str, options: Options) -> dict[str, Any]:
 
 
 async def _absent_records(store: Store, ask: bool) -> dict[str, int]:
-    """The record files of a Parquet set that are not in it, where they can be counted."""
+    """Count the record files that a Parquet set lacks, if they can be counted."""
     found = await store.absences(ask=ask)
     return {} if found is None else {"record_files": found.record_files, "absent_records": found.absent}
 
@@ -136,7 +136,7 @@ def _write_page(path: str, force: bool, source: str, about: dict[str, Any]) -> N
 
 
 def _show(name: str, value: Any) -> None:
-    """One line for a value; a list has a line an item, the first few of them."""
+    """Write one line for a value; for a list also a line for each of its first items."""
     if value is None or value == [] or (name.startswith("links_") and not value):
         return
     if name in ("bytes", "size", "allocated", "inline", "hole"):
@@ -144,14 +144,14 @@ def _show(name: str, value: Any) -> None:
     elif name == "mtime_ns":
         name, text = "mtime", show.when(value)
     elif isinstance(value, list):
-        lines = [_region(item) if isinstance(item, dict) else show.shown(str(item)) for item in value]
+        lines = [_region(item) if isinstance(item, dict) else show.printable(str(item)) for item in value]
         more = [f"and {len(lines) - _SHOWN:,} more (--json shows all)"] if len(lines) > _SHOWN else []
         text = f"{len(lines):,}" + "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
     else:
-        text = f"{value:,}" if isinstance(value, int) else show.shown(str(value))
+        text = f"{value:,}" if isinstance(value, int) else show.printable(str(value))
     sys.stdout.write(f"{name + ':':10} {text}\n")
 
 
 def _region(part: dict[str, Any]) -> str:
-    """One region of a file: which of its bytes are where."""
-    return show.shown(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")
+    """Format one region of a file and the location of its bytes."""
+    return show.printable(f"{part['length']:,} bytes at {part['start']:,}: {part['url']} from {part['offset']:,}")

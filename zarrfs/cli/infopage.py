@@ -1,4 +1,4 @@
-"""The page of zarrfs info --html: one file, nothing fetched, a map of chunks for each array."""
+"""The page of zarrfs info --html: one self-contained file with a map of the chunks of each array."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ figure {{ margin: 0; text-align: right; }} figcaption {{ color: var(--soft); fon
 .legend i {{ display: inline-block; width: 1em; height: 1em; vertical-align: -.15em; }}
 </style></head><body>
 """
-# eight steps from a few of a cell's chunks to all of them, apart also for those who see no colours
+# eight steps from a few of a cell's chunks to all of them, distinguishable also without colour vision
 _SCRIPT = """
 const colours = ["#d9d9de","#cfe8b5","#b1dcae","#8fcfa9","#6bbfa6","#48aba2","#2c909b","#1c718d","#17507a"];
 function draw(canvas) {
@@ -58,7 +58,7 @@ document.querySelectorAll(".legend i").forEach((box, level) => box.style.backgro
 
 
 def page(about: dict[str, Any]) -> str:
-    """The page that tells what `zarrfs info --json` does, with maps."""
+    """Render the data of `zarrfs info --json` as a page with maps."""
     nodes = about["nodes"]
     title = html.escape(str(about.get("source") or about.get("key") or "/"))
     parts = [_HEAD.format(title=title), f"<h1>{title}</h1>\n", _summary(about, nodes), _LEGEND]

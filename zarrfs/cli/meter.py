@@ -1,4 +1,4 @@
-"""One line on the terminal that tells how far something is, and is gone when that has ended."""
+"""A progress line on the terminal, removed at the end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import NamedTuple, Protocol
 
 from zarrfs.config.values import human
 
-_QUIET_FOR = 0.5  # seconds before the line is shown,
-_EVERY = 0.2  # and between one and the next
+_QUIET_FOR = 0.5  # seconds before the line appears
+_EVERY = 0.2  # seconds between updates
 _BAR = 20  # characters
 
 
 class Counts(NamedTuple):
-    """How far something is; what is expected may not be known."""
+    """The progress of a task; the totals may be unknown."""
 
     files: int
     bytes: int
@@ -26,8 +26,8 @@ class Counts(NamedTuple):
     expected_bytes: int | None = None
 
 
-class Counted(Protocol):
-    """What counts as it goes on."""
+class HasCounts(Protocol):
+    """An object with the counters of a task in progress."""
 
     files: int
     bytes: int
@@ -35,16 +35,16 @@ class Counted(Protocol):
     expected_bytes: int | None
 
 
-def of(progress: Counted) -> Callable[[], Counts]:
-    """What gives the counts of `progress`, as they are then."""
+def of(progress: HasCounts) -> Callable[[], Counts]:
+    """Return a function that reads the present counts of `progress`."""
     return lambda: Counts(progress.files, progress.bytes, progress.expected_files, progress.expected_bytes)
 
 
 @contextlib.contextmanager
-def shown(counts: Callable[[], Counts], quiet: bool) -> Iterator[None]:
-    """Keep a line with `counts()` up to date meanwhile, unless `quiet` or standard error is no terminal.
+def displayed(counts: Callable[[], Counts], quiet: bool) -> Iterator[None]:
+    """Show a line with `counts()` during the body, unless `quiet` or standard error is no terminal.
 
-    `counts` is called in a thread of its own.
+    `counts` is called in another thread.
     """
     if quiet or not sys.stderr.isatty():
         yield
@@ -74,7 +74,7 @@ def _show(counts: Callable[[], Counts], ended: threading.Event) -> None:
 
 
 def line(counts: Counts, elapsed: float) -> str:
-    """Such as: [#####-----] 500 of 1,000 files, 1.0 of 2.0 GiB, 85.3 MiB/s, 0:12 left; `elapsed` in seconds."""
+    """Format a line: [#####-----] 500 of 1,000 files, 1.0 of 2.0 GiB, 85.3 MiB/s, 0:12 left. `elapsed` in seconds."""
     rate = counts.bytes / elapsed if elapsed else 0.0
     files, data = f"{counts.files:,}", human(counts.bytes)
     if counts.expected_files is None or counts.expected_bytes is None:

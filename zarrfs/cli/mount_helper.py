@@ -1,4 +1,4 @@
-"""mount.zarrfs: what mount(8), fstab and autofs run. SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS].
+"""mount.zarrfs SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]: the helper that mount(8), fstab and autofs run.
 
 Here -f is fake (check, do not mount) and -s sloppy (ignore unknown options). The exit status is mount's:
 0 mounted, 1 usage or option, 8 interrupted, 32 any other failure; a failure is one line on stderr.
@@ -12,15 +12,15 @@ import re
 import sys
 from itertools import pairwise
 
-from zarrfs.cli.arguments import hide_secrets
+from zarrfs.cli.command_line import hide_secrets
 from zarrfs.config.effective import settings
 from zarrfs.config.options import TABLE, Parsed, parse, split_commas
 from zarrfs.config.redaction import cleaned, without_secrets
 from zarrfs.errors import MountError, UsageError, ZarrfsError, internal_error, message_line, reason_of
 from zarrfs.system.signals import raise_again
 
-# Words that mount(8) keeps from its helpers, and what it says where they do not hold
-_KEPT = {
+# Options that mount(8) does not pass to its helpers, and those that it passes if they are off
+_NOT_PASSED = {
     "suid": ("nosuid",), "dev": ("nodev",), "exec": ("noexec",), "async": ("sync",),
     "atime": ("noatime", "relatime", "strictatime"),
 }  # fmt: skip
@@ -28,7 +28,7 @@ USAGE, INTERRUPTED, FAILED = 1, 8, 32
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the helper; returns the exit status."""
+    """Run the helper; return the exit status."""
     if arguments is None:
         hide_secrets()
         raise_again()
@@ -46,13 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
     given = {name for name, _ in flags}
     try:
         items = [item for name, value in flags if name == "-o" for item in split_commas(value)]
-        asked = _asked_of_mount()
-        items += [word for word in asked or () if word in _KEPT and not {*_KEPT[word]} & {*items}]
-        if "remount" in items:  # changes what it names, and nothing else
-            _remount(mountpoint, _remounted(items, asked, "-s" in given), items, asked is not None, "-f" in given)
+        typed = _typed_to_mount()
+        items += [word for word in typed or () if word in _NOT_PASSED and not {*_NOT_PASSED[word]} & {*items}]
+        if "remount" in items:  # changes only the options that it names
+            _remount(mountpoint, _parse_remount(items, typed, "-s" in given), items, typed is not None, "-f" in given)
             return 0
-        held = settings(items, [source], sloppy="-s" in given)
-        parsed, [source] = held.parsed, held.sources
+        effective = settings(items, [source], sloppy="-s" in given)
+        parsed, [source] = effective.parsed, effective.sources
         if "-f" in given:
             return 0
         _mount(source, mountpoint, parsed, verbose="-v" in given)
@@ -69,8 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _asked_of_mount() -> list[str] | None:
-    """The words of -o that mount(8) was started with, if it is who runs us; None where it is somebody else."""
+def _typed_to_mount() -> list[str] | None:
+    """Return the -o options on the command line of mount(8), if that is our parent; None if it is not."""
     try:
         with open(f"/proc/{os.getppid()}/cmdline", encoding="utf-8", errors="surrogateescape") as file:
             words = file.read().split("\0")
@@ -84,10 +84,10 @@ def _asked_of_mount() -> list[str] | None:
     return [*(word for text in lists for word in text.split(",")), *rw]
 
 
-def _remounted(items: list[str], asked: list[str] | None, sloppy: bool) -> Parsed:
-    """What a remount says; "rw" is no wish of who did not say it, as mount(8) says it whenever nobody said ro."""
+def _parse_remount(items: list[str], typed: list[str] | None, sloppy: bool) -> Parsed:
+    """Parse the options of a remount. "rw" counts only if it was typed: mount(8) adds it whenever ro is absent."""
     parsed = parse(items, sloppy)
-    if asked is not None and "rw" not in asked:
+    if typed is not None and "rw" not in typed:
         parsed.writable = False
     return parsed
 
@@ -95,18 +95,18 @@ def _remounted(items: list[str], asked: list[str] | None, sloppy: bool) -> Parse
 def _mount(source: str, mountpoint: str, parsed: Parsed, verbose: bool) -> None:
     from zarrfs.daemon.session import mount
 
-    parsed.writable = False  # mount(8) says rw whenever nobody said ro
+    parsed.writable = False  # mount(8) adds rw whenever ro is absent
     mount(source, mountpoint, parsed, lambda text: print(f"mount.zarrfs: {message_line(text)}", file=sys.stderr))
     if verbose:
         print(f"mount.zarrfs: {message_line(f'{without_secrets(source)} mounted on {mountpoint}')}")
 
 
 def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fake: bool) -> None:
-    """Let the daemon change what it can, and the kernel its flags: a second daemon is never what a remount means.
+    """Change options of the daemon and flags of the kernel. A remount never starts a second daemon.
 
-    `whole`: the items come from mount(8), which has put in what fstab or the kernel says.
+    With `whole` the items come from mount(8), which has added the options of fstab or of the mount table.
     """
-    from zarrfs.daemon import telling
+    from zarrfs.daemon import control_client
     from zarrfs.system import kernelflags, mounts
 
     place = mounts.canonical(mountpoint)
@@ -121,13 +121,13 @@ def _remount(mountpoint: str, parsed: Parsed, items: list[str], whole: bool, fak
         why = "its daemon does not answer" if daemon is None else "there is no upper directory to write to"
         raise UsageError(f"cannot remount rw: {why}")
     access = ["ro"] if parsed.options.ro else ["rw"] if parsed.writable else []
-    flags = kernelflags.wanted(now, [*access, *parsed.kernel], whole)
+    flags = kernelflags.combined(now, [*access, *parsed.kernel], whole)
     if fake:
         return
     if ours and daemon is None:
         raise MountError(f"{mountpoint}: its daemon does not answer")
     if daemon is not None:
-        telling.change(mountpoint, ours)
+        control_client.change(mountpoint, ours)
     if flags != now:
         kernelflags.remount(place, flags)
 

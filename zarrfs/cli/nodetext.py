@@ -1,4 +1,4 @@
-"""Groups and arrays as people read them: what `zarrfs info --json` has of a node, in words."""
+"""Text of groups and arrays: the nodes of `zarrfs info --json` for terminal and page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBERS = 5  # columns from here on are numbers
 
 
 def table(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A tree of `nodes`, a line each, with what is known in columns; the first one is its top."""
+    """Yield a tree of `nodes`, a line each, with facts in columns; the first node is its root."""
     if not nodes:
         return
     rows = [_HEADER, *(_row(node, nodes[0]["path"]) for node in nodes)]
@@ -47,25 +47,25 @@ def _row(node: dict[str, Any], top: str) -> tuple[str, ...]:
 
 
 def extents(counts: list[int]) -> str:
-    """A shape, such as 4x1000."""
+    """Format a shape, such as 4x1000."""
     return "x".join(map(str, counts)) or "scalar"
 
 
 def dtype(text: Any) -> str:
-    """A data type in a few characters: a structured one by the names of its fields."""
+    """Format a data type; a structured one by the names of its fields."""
     if isinstance(text, str):
         return text
     return f"{{{','.join(str(field[0]) for field in text)}}}"
 
 
 def chunks(node: dict[str, Any]) -> str:
-    """The shape of chunks; of shards, and of the chunks in them."""
+    """Format the shape of chunks, or the shapes of shards and of the chunks in them."""
     inner = node.get("inner_chunks")
     return extents(node["chunks"]) + (f" of {extents(inner)}" if inner is not None else "")
 
 
 def codecs(node: dict[str, Any]) -> list[str]:
-    """The codecs in the order of encoding: blosc(lz4), sharding(bytes,zstd)."""
+    """Return the codecs in the order of encoding: blosc(lz4), sharding(bytes,zstd)."""
     return [_codec(codec) for codec in node["codecs"]]
 
 
@@ -80,7 +80,7 @@ def _codec(codec: Any) -> str:
 
 
 def initialised(node: dict[str, Any]) -> str:
-    """How many of the chunks there are."""
+    """Format the number of stored chunks, and their share of the grid."""
     total = f"{node['chunks_total']:,}"
     if "chunks_initialised" not in node:
         return f"? of {total}"
@@ -90,5 +90,5 @@ def initialised(node: dict[str, Any]) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes; "?" where nobody knows."""
+    """Format bytes; "?" for an unknown number."""
     return "?" if count is None else human(count)

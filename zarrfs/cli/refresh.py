@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told
+from zarrfs.cli.common import SETTINGS, report_errors
 from zarrfs.config.options import split_commas
 
 EPILOG = """\b
@@ -31,13 +31,13 @@ was changed, and the last line says why. docs/running-changes.md tells more."""
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object.")
 def refresh(mountpoint: str, force: bool, items: tuple[str, ...], as_json: bool) -> None:
     """Let the mount at MNT, or around it, show what its source is now: all of it, as its parts belong together."""
-    from zarrfs.daemon import telling
+    from zarrfs.daemon import control_client
     from zarrfs.metrics.statistics import mount_of
 
-    with errors_told():
+    with report_errors():
         at = mount_of(mountpoint)
         said = [item for text in items for item in split_commas(text)]
-        answer = telling.change(at, said) if items else telling.refresh(at, force)
+        answer = control_client.change(at, said) if items else control_client.refresh(at, force)
         text = json.dumps({"mount": at, **answer}) if as_json else f"{at}: {_said(answer)}"
         sys.stdout.buffer.write(os.fsencode(text + "\n"))
         sys.stdout.flush()

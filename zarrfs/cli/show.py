@@ -1,4 +1,4 @@
-"""What entries look like on a terminal and in JSON."""
+"""Entries of a store as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import datetime
 import stat
 from typing import Any
 
-from zarrfs.errors import shown as shown
+from zarrfs.errors import printable as printable
 from zarrfs.store.api import Info, Kind
 
 _FORMS = {
@@ -17,7 +17,7 @@ _FORMS = {
 
 
 def entry_json(key: str, info: Info) -> dict[str, Any]:
-    """An entry, ready for JSON."""
+    """Return an entry as a JSON object."""
     return {
         "key": key,
         "kind": info.kind.name.lower(),
@@ -29,16 +29,16 @@ def entry_json(key: str, info: Info) -> dict[str, Any]:
 
 
 def long_line(name: str, info: Info) -> str:
-    """An entry in the manner of ls -l; a mode that the mount would decide is shown as it would."""
+    """Format an entry as ls -l does. An unknown mode is shown as a mount would by default."""
     form, usual = _FORMS[info.kind]
     mode = stat.filemode(form | (usual if info.mode is None else info.mode))
     size = "?" if info.size is None else str(info.size)
-    arrow = f" -> {shown(info.target or '')}" if info.kind is Kind.SYMLINK else ""
+    arrow = f" -> {printable(info.target or '')}" if info.kind is Kind.SYMLINK else ""
     return f"{mode} {size:>12} {when(info.mtime_ns):19} {name}{arrow}"
 
 
 def when(mtime_ns: int | None) -> str:
-    """A time in the local zone; seconds since 1970 where the calendar ends."""
+    """Format a time in the local zone; as seconds since 1970 if it is beyond the calendar."""
     if mtime_ns is None:
         return "-"
     try:

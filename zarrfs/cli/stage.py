@@ -1,4 +1,4 @@
-"""zarrfs stage SOURCE DEST: a source where a job wants it."""
+"""zarrfs stage SOURCE DEST: provide a source to a job, mounted, copied or linked."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ The exit status is 0 if it is all there; 124 if --timeout was over; 2 for a wron
 
 
 class _Command(click.Command):
-    """A command whose --node-local takes a value behind "=", and never the next word."""
+    """A command whose --node-local takes a value after "=", and never the next word."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's, after --node-local=DIR was given a name of its own."""
+        """Parse the arguments after renaming --node-local=DIR to an option with a value."""
         end = args.index("--") if "--" in args else len(args)
         own = [word.replace("--node-local=", "--node-local-in=", 1) if word.startswith("--node-local=") else word
                for word in args[:end]]  # fmt: skip
@@ -133,7 +133,7 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:
-        with deadline.on_trio(), meter.shown(meter.of(progress), quiet):
+        with deadline.on_trio(), meter.displayed(meter.of(progress), quiet):
             return await copies.write(record, store, plan, how, parsed.options, progress)
         raise AssertionError("not reached")
 
@@ -152,5 +152,5 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
     if wish.how == "link" and not quiet:
         common.say(f"{linked:,} files are links, {progress.files:,} were copied")
     for glob in progress.unmatched:
-        common.say(f"{report['source']}: nothing in it matches {show.shown(glob)}")
+        common.say(f"{report['source']}: nothing in it matches {show.printable(glob)}")
     return 1 if progress.bad or progress.unmatched else 0

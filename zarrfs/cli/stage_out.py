@@ -83,7 +83,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
     quiet = parsed.options.log_level == "error"
     if output is None:
         how = sending.Sending(given["to"], given["jobs"], given["keep_going"], given["skip_unsupported"])
-        with meter.shown(meter.of(kept), quiet):
+        with meter.displayed(meter.of(kept), quiet):
             sending.send(tree, how, parsed.options, kept)
         return
     progress = Progress()
@@ -94,7 +94,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
     with made(making.blobs), contextlib.ExitStack() as stack:
 
         def begun() -> None:
-            stack.enter_context(meter.shown(meter.of(progress), quiet))
+            stack.enter_context(meter.displayed(meter.of(progress), quiet))
 
         stageout.archive(tree, output, making, given["force"], progress, kept.left_out.append, begun)
     kept.files, kept.bytes = progress.files, progress.bytes
@@ -102,14 +102,14 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
 
 def _tell(kept: Kept, parsed: Parsed) -> None:
     for bad in kept.failed:
-        common.say(show.shown(f"{bad['key']}: {bad['reason']}"))
+        common.say(show.printable(f"{bad['key']}: {bad['reason']}"))
     if parsed.options.log_level == "error":
         return
     for text in kept.left_out:
-        common.say(show.shown(f"warning: left out: {text}"))
+        common.say(show.printable(f"warning: left out: {text}"))
     if kept.empty_directories:
         first, *more = kept.empty_directories
         what = f"{first}{f' and {len(more):,} more' if more else ''}"
-        common.say(show.shown(f"warning: left out: {what}: no URL has empty directories"))
+        common.say(show.printable(f"warning: left out: {what}: no URL has empty directories"))
     for key in kept.deleted:
-        common.say(show.shown(f"deleted: {key}"))
+        common.say(show.printable(f"deleted: {key}"))

@@ -1,4 +1,4 @@
-"""zarrfs stats MNT: what a mount counts."""
+"""zarrfs stats MNT: the counters of a mount."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told
+from zarrfs.cli.common import SETTINGS, report_errors
 
 EPILOG = """\b
 Examples:
@@ -26,7 +26,7 @@ def stats(mountpoint: str, form: str | None) -> None:
     """Show what the mount at MNT, or around it, has counted: reads, hits, requests, bytes from each tier."""
     from zarrfs.metrics.statistics import statistics
 
-    with errors_told():
+    with report_errors():
         counted = statistics(mountpoint)
         if form == "json":
             about = {"mount": counted.mountpoint, "source": counted.source, "kind": counted.kind, "pid": counted.pid}
@@ -36,8 +36,8 @@ def stats(mountpoint: str, form: str | None) -> None:
 
             text = exposition(counted)
         else:
-            from zarrfs.cli.figures import table
+            from zarrfs.cli.stats_text import table
 
             text = "".join(f"{line}\n" for line in table(counted))
         sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.flush()  # here, where a closed pipe is told as such
+        sys.stdout.flush()  # here, so that a closed pipe is reported as such

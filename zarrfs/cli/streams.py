@@ -1,6 +1,6 @@
-"""Standard streams that whoever started us has closed (`<&-`, `>&-`): they become streams that say so when used.
+"""Replacement of standard streams that our parent has closed (`<&-`, `>&-`) by streams that fail when used.
 
-Without that a file that is opened later would get their numbers, and be taken for them.
+Otherwise a file opened later would get the descriptor of a standard stream, and be used as one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import sys
 
 
 def open_closed() -> None:
-    """Open those of the three that are closed.
+    """Open those of the three standard streams that are closed.
 
-    Reading standard input fails with EBADF; writing standard output with EPIPE, as to a pipe that nobody reads any
-    more; what goes to standard error is lost.
+    Reading standard input then fails with EBADF, writing standard output with EPIPE, as of a closed pipe; text to
+    standard error is lost.
     """
     if sys.stdin is None:
         _take(0, os.open(os.devnull, os.O_WRONLY))
@@ -31,7 +31,7 @@ def open_closed() -> None:
 
 
 def _take(number: int, descriptor: int) -> None:
-    """Give an open file the number of a standard stream, which children have, too."""
+    """Move an open file to the number of a standard stream, and let children inherit it."""
     os.dup2(descriptor, number)
     if descriptor != number:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""zarrfs top MNT: what a mount does, live."""
+"""zarrfs top MNT: live rates of a mount."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told, say
+from zarrfs.cli.common import SETTINGS, report_errors, say
 from zarrfs.config.values import seconds
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def top(mountpoint: str, interval: str, once: bool) -> None:
 
     Where the output is no terminal, frames are written one after another.
     """
-    with errors_told():
+    with report_errors():
         try:
             _watch(mountpoint, _interval(interval), once)
         except KeyboardInterrupt:  # the usual way to end it
@@ -52,7 +52,7 @@ def _interval(text: str) -> float:
 def _watch(path: str, interval: float, once: bool) -> None:
     from rich.console import Console
 
-    from zarrfs.cli.screen import frame, since
+    from zarrfs.cli.top_screen import frame, since
     from zarrfs.errors import MountError
     from zarrfs.metrics.statistics import statistics, still_there
 
@@ -80,7 +80,7 @@ def _watch(path: str, interval: float, once: bool) -> None:
 def _shown(
     console: Console, live: bool
 ) -> Iterator[tuple[Callable[[RenderableType], None], Callable[[float], bool]]]:
-    """(how a frame is shown, how to wait some seconds: True where the user wants to end)."""
+    """Yield (a function that shows a frame, one that waits some seconds and returns True to quit)."""
     if not (live and console.is_terminal):
         yield console.print, _sleep
         return
@@ -98,7 +98,7 @@ def _sleep(duration: float) -> bool:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """How to wait for some seconds, or for q; keys are read without Enter, where there is a keyboard."""
+    """Yield a function that waits some seconds or until q is pressed; put the terminal into cbreak mode meanwhile."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -114,7 +114,7 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         while (left := deadline - time.monotonic()) > 0:
             if select.select([number], [], [], left)[0]:
                 keys = os.read(number, 64)
-                if not keys or keys.lower().count(b"q"):  # nothing: the terminal has gone
+                if not keys or keys.lower().count(b"q"):  # empty: the terminal is gone
                     return True
         return False
 

@@ -33,11 +33,11 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
         if (await store.info(start)).kind is not Kind.DIRECTORY:
             raise NotDirectory(start)
         counts = dict.fromkeys(Kind, 0)
-        sys.stdout.write(show.shown(f"{source.rstrip('/')}/{start}" if start else source) + "\n")
+        sys.stdout.write(show.printable(f"{source.rstrip('/')}/{start}" if start else source) + "\n")
         async for indent, info in _lines(store, start, level):
             counts[info.kind] += 1
-            arrow = f" -> {show.shown(info.target or '')}" if info.kind is Kind.SYMLINK else ""
-            sys.stdout.write(f"{indent}{show.shown(info.name)}{arrow}\n")
+            arrow = f" -> {show.printable(info.target or '')}" if info.kind is Kind.SYMLINK else ""
+            sys.stdout.write(f"{indent}{show.printable(info.name)}{arrow}\n")
         directories, files = counts[Kind.DIRECTORY], counts[Kind.FILE] + counts[Kind.SYMLINK]
         sys.stdout.write(
             f"\n{directories:,} director{'y' if directories == 1 else 'ies'}, "
@@ -49,7 +49,7 @@ def tree(source: str, key: str, level: int | None, parsed: Parsed) -> None:
 
 
 async def _lines(store: Store, top: str, level: int | None) -> AsyncIterator[tuple[str, Info]]:
-    """(indent, entry) of each line; looks one ahead, as the last of a directory differs."""
+    """Yield (indent, entry) of each line, with one entry of look-ahead, as the last of a directory differs."""
     listing = store.list_dir(top)
     open_ = [(top, "", listing, await anext(listing, None))]
     while open_:

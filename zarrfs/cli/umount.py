@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zarrfs.cli.common import SETTINGS, errors_told
+from zarrfs.cli.common import SETTINGS, report_errors
 
 EPILOG = """\b
 Examples:
@@ -22,5 +22,5 @@ def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount MOUNTPOINT and wait until its daemon has ended."""
     from zarrfs.system import mounts
 
-    with errors_told():
+    with report_errors():
         mounts.end(mountpoint, lazy)

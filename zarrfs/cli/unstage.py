@@ -54,7 +54,7 @@ _KEEPER_WAITS = 3600.0  # seconds: what is left behind by the processes that a m
 @common.process_options
 def unstage(dest: str | None, **given: Any) -> None:
     """Take away what was staged at DEST: the mount, the link, the directories that were made for it."""
-    with common.errors_told():
+    with common.report_errors():
         ways = [dest, given["job"], given["stale"] or None, given["everything"] or None, given["record"]]
         if sum(way is not None for way in ways) != 1:
             raise UsageError("say what: DEST, --job ID, --stale or --all")

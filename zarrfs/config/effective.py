@@ -1,6 +1,6 @@
-"""What says which option, and which of them wins: zarrfs.toml, variables, the command line (docs/configuration.md).
+"""The effective options of a command: zarrfs.toml, variables and the command line merged (docs/configuration.md).
 
-For programs that a user starts: the library reads neither files nor environment.
+For programs that a user starts; the library reads neither files nor environment.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.config.options import TABLE, Parsed, Said, combine, put, read, split_commas
+from zarrfs.config.options import TABLE, Assignments, Parsed, combine, put, read, split_commas
 from zarrfs.config.redaction import links
 from zarrfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.config.file import File, Section
+    from zarrfs.config.file import ConfigFile, Section
 
 SYSTEM = "/etc/zarrfs/zarrfs.toml"
 PREFIX = "ZARRFS_"  # of variables
@@ -23,14 +23,14 @@ COMMAND_LINE = "the command line"
 
 
 class Layer(NamedTuple):
-    """What one place says, and where that is."""
+    """The options of one origin: a section of a file, a variable, or the command line."""
 
     origin: str
-    said: Said
+    assignments: Assignments
 
 
-class Found(NamedTuple):
-    """A file that is looked for, and what came of that: "read", "missing", or why it cannot be used."""
+class FileLookup(NamedTuple):
+    """A configuration file and the outcome of reading it: "read", "missing", or why it cannot be used."""
 
     path: str
     kind: str  # system, user, or named (--config)
@@ -38,74 +38,74 @@ class Found(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What holds for one command."""
+    """The effective options of one command."""
 
     parsed: Parsed
-    sources: list[str]  # with what names stand for in their place
+    sources: list[str]  # names of sections replaced by the sources that they stand for
     layers: list[Layer]  # the weakest first
-    files: list[Found]
+    files: list[FileLookup]
 
 
 def settings(
     items: Iterable[str], sources: Sequence[str] = (), defaults: Mapping[str, Any] | None = None, sloppy: bool = False
 ) -> Settings:
-    """What holds for a command with `items` of -o and these sources; `defaults`: the command's own.
+    """Merge the options for a command with `items` of -o and these sources; `defaults` are the command's own.
 
-    UsageError for whatever is wrong in a file, a variable or an item, also in sections of other sources.
+    Raise UsageError for any fault in a file, a variable or an item, also in sections of other sources.
     """
-    said = read(items, sloppy)
+    given = read(items, sloppy)
     layers: list[Layer] = []
     places = [*sources]
-    looked = [_look(path, kind) for path, kind in _paths(said.values.get("config"))]
-    for _found, file in looked:
+    lookups = [_look(path, kind) for path, kind in _paths(given.values.get("config"))]
+    for _found, file in lookups:
         if file is not None:
             layers.append(Layer(file.origin, file.options))
-            for number, source in reversed([*enumerate(sources)]):  # those of the first one win
-                layers += [Layer(section.origin, section.said) for section in _of(file, source, number, places)]
-    layers += [*environment(), Layer(COMMAND_LINE, said)]
-    parsed = combine((layer.said for layer in layers), defaults)
-    return Settings(parsed, places, layers, [found for found, _file in looked])
+            for number, source in reversed([*enumerate(sources)]):  # sections of the first source win
+                layers += [Layer(section.origin, section.assignments) for section in _of(file, source, number, places)]
+    layers += [*environment(), Layer(COMMAND_LINE, given)]
+    parsed = combine((layer.assignments for layer in layers), defaults)
+    return Settings(parsed, places, layers, [found for found, _file in lookups])
 
 
-def files(named: str | None = None) -> list[Found]:
-    """The files that are looked for, the weakest first; `named`: that of --config, if there is one."""
+def files(named: str | None = None) -> list[FileLookup]:
+    """Return the configuration files, the weakest first. `named` is the file of --config, if given."""
     found = []
     for path, kind in _paths(named):
         try:
             found.append(_look(path, kind)[0])
         except UsageError as exc:
-            found.append(Found(path, kind, str(exc).removeprefix(f"{path}: ")))
+            found.append(FileLookup(path, kind, str(exc).removeprefix(f"{path}: ")))
     return found
 
 
 def unknown_variables() -> list[str]:
-    """Variables that look like options and are none; they are left alone, as schedulers' scripts have some."""
+    """Return the ZARRFS_ variables that name no option. They are no error, as schedulers' scripts set some."""
     names = (name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX))
     return sorted(PREFIX + name for name in names if name.lower() not in TABLE or name != name.upper())
 
 
 def environment() -> list[Layer]:
-    """What variables say, each for itself: ZARRFS_CACHE_DIR is cache_dir=. An empty one says nothing."""
+    """Return a layer for each variable, such as ZARRFS_CACHE_DIR for cache_dir=. An empty variable is ignored."""
     found = []
     for name in TABLE:
         variable = PREFIX + name.upper()
         text = os.environ.get(variable)
         if text:
-            said = Said()
+            given = Assignments()
             listed = TABLE[name].metadata["many"] and name != "storage_options"
             try:
                 for one in split_commas(text) if listed else (text,):
-                    put(said, name, one)
+                    put(given, name, one)
             except UsageError as exc:
                 raise UsageError(f"${variable}: {exc}") from None
-            for place, options in said.values.get("storage_options", ()):
-                said.storage[place] = dict(options)
-            found.append(Layer(f"${variable}", said))
+            for place, options in given.values.get("storage_options", ()):
+                given.storage[place] = dict(options)
+            found.append(Layer(f"${variable}", given))
     return found
 
 
 def _paths(named: str | None) -> list[tuple[str, str]]:
-    """The files that are looked for, with their kind."""
+    """Return (path, kind) of the configuration files, the weakest first."""
     variable = os.environ.get(f"{PREFIX}CONFIG")
     if named or variable:
         return [(SYSTEM, "system"), (os.path.abspath(named or variable or ""), "named")]
@@ -115,29 +115,29 @@ def _paths(named: str | None) -> list[tuple[str, str]]:
     return [(SYSTEM, "system"), *([(path, "user")] if os.path.isabs(path) else [])]
 
 
-def _look(path: str, kind: str) -> tuple[Found, File | None]:
-    """What came of looking for a file, and the file; UsageError where it cannot be used."""
-    if kind != "named" and not os.path.lexists(path):  # before anything is imported for it
-        return Found(path, kind, "missing"), None
+def _look(path: str, kind: str) -> tuple[FileLookup, ConfigFile | None]:
+    """Read a configuration file if it exists. Raise UsageError if it cannot be used."""
+    if kind != "named" and not os.path.lexists(path):  # checked first, to import the TOML parser only for a file
+        return FileLookup(path, kind, "missing"), None
     from zarrfs.config.file import read_file
 
     try:
-        return Found(path, kind, "read"), read_file(path, owned=kind == "user")
+        return FileLookup(path, kind, "read"), read_file(path, owned=kind == "user")
     except OSError as exc:
         reason = (exc.strerror or str(exc)).lower()
     if kind == "system" and not os.access(path, os.R_OK):
-        return Found(path, kind, f"not for this user: {reason}"), None
+        return FileLookup(path, kind, f"not for this user: {reason}"), None
     raise UsageError(f"{path}: {reason}")
 
 
-def _of(file: File, source: str, number: int, places: list[str]) -> list[Section]:
-    """The sections of a file that are of `source`, the weakest first; what its name stands for becomes its place."""
+def _of(file: ConfigFile, source: str, number: int, places: list[str]) -> list[Section]:
+    """Return the sections for `source`, the weakest first. If it is a section's name, resolve places[number]."""
     from zarrfs.config.file import source_of
 
     named = [section for section in file.sections if section.source is not None and section.name == source]
     for section in named:
         places[number] = source_of(section)
-        section.said.values.setdefault("fsname", section.name)  # which fstab has, too, and mount -a compares
+        section.assignments.values.setdefault("fsname", section.name)  # as in fstab: mount -a compares them
     fitting = [
         section for section in file.sections
         if section.source is None and any(map(_begins(section.name), _spellings(places[number])))
@@ -146,15 +146,15 @@ def _of(file: File, source: str, number: int, places: list[str]) -> list[Section
 
 
 def _begins(prefix: str) -> Callable[[str], object]:
-    """What tells whether a spelling begins with `prefix`, which ends where a name does."""
+    """Return a predicate for spellings that begin with `prefix`, up to the end of a path component or host."""
     start = _spellings(os.path.expanduser(prefix) if prefix.startswith("~") else prefix)[0].rstrip("/")
     return re.compile(re.escape(start) + ("" if start.endswith(":") else "(?![^/?#])")).match
 
 
 def _spellings(source: str) -> list[str]:
-    """A source as sections are compared with it: an absolute path, a URL without user; of a chain also the last link.
+    """Return a source in normal form: an absolute path, or a URL without user; for a chain also its last link.
 
-    Names of a protocol and of a host are the same in all their spellings; http and https are two.
+    All names of a protocol and spellings of a host become one, but http and https stay two.
     """
     from zarrfs.config.urls import file_path, names
 

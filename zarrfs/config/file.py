@@ -1,4 +1,4 @@
-"""One zarrfs.toml: read, checked as a whole, and turned into what its sections say. docs/configuration.md"""
+"""Reader of zarrfs.toml: checks a file as a whole, and returns the options of its sections. docs/configuration.md"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from zarrfs.config.options import TABLE, Said, put
+from zarrfs.config.options import TABLE, Assignments, put
 from zarrfs.config.redaction import is_secret, names_file, without_secrets
 from zarrfs.config.values import (
     DEPTH,
@@ -27,47 +27,47 @@ from zarrfs.config.values import (
 from zarrfs.errors import UsageError
 
 SECTIONS = ("options", "storage", "source")
-# Of one invocation, not of a machine or a user.
+# Options of one invocation, not of a machine or a user.
 NEVER = ("config", "notify_pipe", "storage_options")
-# Two sources with the same one would be in each other's way.
+# Options whose value two sources must not share.
 OF_ONE_SOURCE = ("upperdir", "record", "warm", "pid_file", "fsname", "base", "type", "foreground", "metrics")
-NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers of what TOML has numbers for
+NUMBERS = (lifetime, natural, niceness, seconds, statuses, user_id)  # parsers that take a TOML number
 _NAME = re.compile(r"[^\s/:#?]+")
 
 
 class Section(NamedTuple):
-    """[source.NAME]: options of the sources that begin with NAME, or of `source`, which NAME is another name for."""
+    """[source.NAME]: options of the sources that begin with NAME, or of `source`, for which NAME is an alias."""
 
     name: str
     source: str | None
-    said: Said
+    assignments: Assignments
     origin: str
 
 
-class File(NamedTuple):
-    """What a file says."""
+class ConfigFile(NamedTuple):
+    """The content of a zarrfs.toml."""
 
     path: str
-    options: Said  # of all sources: [options] and [storage]
+    options: Assignments  # of all sources: [options] and [storage]
     sections: tuple[Section, ...]
 
     @property
     def origin(self) -> str:
-        """Where its options of all sources are."""
+        """The origin of the options of all sources."""
         return f"{self.path} [options]"
 
 
-def read_file(path: str, owned: bool) -> File:
-    """Read and check a file; `owned`: it must be root's or the user's own.
+def read_file(path: str, owned: bool) -> ConfigFile:
+    """Read and check a file; with `owned` it must belong to root or to the user.
 
-    FileNotFoundError and PermissionError are the caller's to judge; all else that is wrong is a UsageError, which
-    names the file, the section, the key and the rule.
+    Raise FileNotFoundError and PermissionError; for any other fault UsageError, which names the file, the section, the
+    key and the rule.
     """
     import tomllib
 
     try:
         data, status = content(path)
-        said = tomllib.loads(data.decode())
+        tables = tomllib.loads(data.decode())
     except (FileNotFoundError, PermissionError):
         raise
     except OSError as exc:
@@ -78,7 +78,7 @@ def read_file(path: str, owned: bool) -> File:
         raise UsageError(f"{path}: {exc}") from None
     _check_rights(path, status, owned)
     reading = _Reading(path)
-    found = reading.file(said)
+    found = reading.file(tables)
     if reading.secret and stat.S_ISREG(status.st_mode) and status.st_mode & 0o004:
         rule = "is a secret, and all may read this file: chmod o-r, or keep it in a file of its own and name that"
         raise UsageError(f'{path}: {reading.secret}: {rule}, as "@/path"')
@@ -86,7 +86,7 @@ def read_file(path: str, owned: bool) -> File:
 
 
 def _check_rights(path: str, status: os.stat_result, owned: bool) -> None:
-    """Refuse what somebody else has written, or could: it would choose where our data go."""
+    """Raise UsageError for a file that another user owns or may write: it decides where our data go."""
     if not stat.S_ISREG(status.st_mode):
         return
     if owned and status.st_uid not in (0, os.geteuid()):
@@ -97,24 +97,24 @@ def _check_rights(path: str, status: os.stat_result, owned: bool) -> None:
 
 
 class _Reading:
-    """One file, as it is read."""
+    """The state of reading one file."""
 
     def __init__(self, path: str) -> None:
         self._path, self._at = path, ""
         self.secret = ""  # the first secret in it: section and key
 
-    def file(self, content: Mapping[str, Any]) -> File:
-        """The outcome, of the whole file."""
+    def file(self, content: Mapping[str, Any]) -> ConfigFile:
+        """Check the whole content and return it. Raise UsageError."""
         for name in content:
             if name not in SECTIONS:
                 at = f"[{name}]" if isinstance(content[name], dict) else name
                 rule = f"no section: expected {', '.join(f'[{one}]' for one in SECTIONS)}"
                 raise self._wrong(at, rule + _close(name, SECTIONS))
-        said = Said()
-        self._options(said, self._table(content.get("options", {}), "[options]"), (*NEVER, *OF_ONE_SOURCE))
-        self._storage(said, self._table(content.get("storage", {}), "[storage]"), "storage")
+        given = Assignments()
+        self._options(given, self._table(content.get("options", {}), "[options]"), (*NEVER, *OF_ONE_SOURCE))
+        self._storage(given, self._table(content.get("storage", {}), "[storage]"), "storage")
         sources = self._table(content.get("source", {}), "[source]")
-        return File(self._path, said, tuple(self._section(name, table) for name, table in sources.items()))
+        return ConfigFile(self._path, given, tuple(self._section(name, table) for name, table in sources.items()))
 
     def _section(self, name: str, value: Any) -> Section:
         at = f"[source.{name if _NAME.fullmatch(name) and '.' not in name else _quoted(without_secrets(name))}]"
@@ -134,14 +134,14 @@ class _Reading:
                 raise self._wrong(at, "with source= its name is a plain word, without / : # ?")
             if without_secrets(source) != source:
                 self.secret = self.secret or f"{at} source"
-        said = Said()
+        given = Assignments()
         storage = self._table(table.pop("storage", {}), f"{at[:-1]}.storage]")
-        self._options(said, self._table(table, at), NEVER)
-        self._storage(said, storage, f"{at[1:-1]}.storage")
-        return Section(name, source, said, f"{self._path} {at}")
+        self._options(given, self._table(table, at), NEVER)
+        self._storage(given, storage, f"{at[1:-1]}.storage")
+        return Section(name, source, given, f"{self._path} {at}")
 
-    def _options(self, said: Said, table: Mapping[str, Any], refused: tuple[str, ...]) -> None:
-        """Options of `table`, a section that _table() has checked."""
+    def _options(self, given: Assignments, table: Mapping[str, Any], refused: tuple[str, ...]) -> None:
+        """Add the options of `table`, a section that _table() has checked."""
         for key, value in table.items():
             name, at = key.replace("-", "_"), f"{self._at} {key}"
             if name not in TABLE:
@@ -149,13 +149,13 @@ class _Reading:
             if name in refused:
                 raise self._wrong(at, _REASONS.get(name, "belongs to one source: in a [source] section"))
             if isinstance(value, list) and TABLE[name].metadata["many"]:
-                said.values[name] = ()
+                given.values[name] = ()
                 for one in value:
-                    self._put(said, name, one, at)
+                    self._put(given, name, one, at)
             else:
-                self._put(said, name, value, at)
+                self._put(given, name, value, at)
 
-    def _put(self, said: Said, name: str, value: Any, at: str) -> None:
+    def _put(self, given: Assignments, name: str, value: Any, at: str) -> None:
         parser, metavar = TABLE[name].metadata["parse"], TABLE[name].metadata["metavar"]
         if isinstance(value, bool) and parser is flag:
             value = "true" if value else "false"
@@ -165,18 +165,18 @@ class _Reading:
             raise self._wrong(at, "expected true or false" if parser is flag else "expected text, in quotes")
         if parser is flag and not value:
             raise self._wrong(at, "expected true or false")
-        if "\0" in value:  # no path, variable or argument can have it
+        if "\0" in value:  # impossible in a path, a variable and an argument
             raise self._wrong(at, "has a NUL character")
-        local = metavar in ("DIR", "FILE") and not is_url(value)  # of which the parser says that it is none
+        local = metavar in ("DIR", "FILE") and not is_url(value)  # for a URL the parser raises the error
         if value and (local or (metavar == "PLACE" and not re.match(r"[A-Za-z0-9+.-]+:", value))):
             value = os.path.join(os.path.dirname(os.path.abspath(self._path)), os.path.expanduser(value))
         try:
-            put(said, name, value)
+            put(given, name, value)
         except UsageError as exc:
             raise UsageError(f"{self._path}: {at}: {exc}") from None
 
-    def _storage(self, said: Said, table: Mapping[str, Any], name: str) -> None:
-        """Options of fsspec's file systems: a table for each protocol, host or bucket."""
+    def _storage(self, given: Assignments, table: Mapping[str, Any], name: str) -> None:
+        """Add options of fsspec's file systems: a table for each protocol, host or bucket."""
         for place, value in table.items():
             at = f"[{name}.{place if _NAME.fullmatch(place) else _quoted(without_secrets(place))}]"
             if not place_name(place):
@@ -188,10 +188,10 @@ class _Reading:
                     raise self._wrong(f"{at} {key}", "is no value that an option can have")
                 if is_secret(key, one):
                     self.secret = self.secret or f"{at} {key}"
-            said.storage.setdefault(place, {}).update(value)
+            given.storage.setdefault(place, {}).update(value)
 
     def _table(self, value: Any, at: str) -> Mapping[str, Any]:
-        """`value`, which is to be a table; what is wrong in it is told to be `at` this section."""
+        """Return `value` if it is a table, else raise UsageError; name the section `at` in errors from now on."""
         self._at = at
         if not isinstance(value, dict):
             raise self._wrong(at, "expected a section, not a value")
@@ -209,7 +209,7 @@ _REASONS = {
 
 
 def _depth(value: object) -> int:
-    """How deep tables and lists are in each other; more than DEPTH stands for all that is deeper."""
+    """Return the nesting depth of tables and lists; DEPTH + 1 stands for every greater depth."""
     found, layer = 0, [value]
     while found <= DEPTH and (layer := [one for one in layer if isinstance(one, dict | list)]):
         layer = [inner for one in layer for inner in (one.values() if isinstance(one, dict) else one)]
@@ -218,7 +218,7 @@ def _depth(value: object) -> int:
 
 
 def _plain(value: object) -> bool:
-    """Whether JSON has such a value, too, so that it can be told to another process."""
+    """Return whether JSON can express the value, so that it can be passed to another process."""
     if isinstance(value, dict):
         return all(map(_plain, value.values()))
     if isinstance(value, list):
@@ -236,7 +236,7 @@ def _close(name: str, names: Any) -> str:
 
 
 def source_of(section: Section) -> str:
-    """What a named section stands for; read from a file where it is "@/path". UsageError."""
+    """Return the source that a named section stands for, read from a file if it is "@/path". Raise UsageError."""
     assert section.source is not None
     if not names_file(section.source):
         return section.source

@@ -1,4 +1,4 @@
-"""The one table of options: the command line, -o, the mount helper and docs/options.md all read it."""
+"""The one table of options, read by the command line, -o, the mount helper and docs/options.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from zarrfs.config.redaction import shown_item, without_secrets
+from zarrfs.config.redaction import redacted_item, without_secrets
 from zarrfs.config.values import (
     ALLOWED,
     FOREVER,
@@ -42,18 +42,18 @@ def _option(
     scope: str, default: T, parse: Callable[[str], Any], metavar: str, help: str, many: bool = False,
     bounds: tuple[str, str] | None = None,
 ) -> T:  # fmt: skip
-    """A row of the table; `bounds`: the least and the greatest value, as they would be written."""
+    """Make a row of the table; `bounds` are the least and the greatest value, as a user would write them."""
     return dataclasses.field(
         default=default,
         metadata={"scope": scope, "parse": parse, "metavar": metavar, "help": help, "many": many, "bounds": bounds},
     )
 
 
-_WAIT = ("10ms", "30d")  # bounds of what somebody waits for
-_KEPT = ("0s", "3650d")  # of what is believed or kept for a time
-_PART = ("4KiB", "1GiB")  # of what one request is for
-_MEMORY = ("64KiB", "64TiB")  # of what has to hold a block
-_MANY = ("0B", "64TiB")  # of bytes that may be none at all
+_WAIT = ("10ms", "30d")  # bounds of timeouts
+_KEPT = ("0s", "3650d")  # of lifetimes
+_PART = ("4KiB", "1GiB")  # of the size of one request
+_MEMORY = ("64KiB", "64TiB")  # of memory that has to hold at least a block
+_MANY = ("0B", "64TiB")  # of memory that may be none at all
 _NOUNS = {seconds: "a time", lifetime: "a time or forever", size: "a size", natural: "a whole number"}
 
 
@@ -304,11 +304,11 @@ class Options:
     log_format: str = _option(
         "process", "text", words("text", "json"), "FORM", "Lines of the log: text, or json, an object each."
     )
-    # not an option of users: note every fault of a document and go on; who asked for them tells them
+    # not an option of users: collect all faults of a document for the caller, instead of stopping at the first
     collect: bool = False
-    # likewise: what was noted of targets before that time (seconds since 1970) is not believed; a refresh says so
+    # likewise: cached facts of targets from before that time (seconds since 1970) are stale; set by a refresh
     asked_since: float = 0.0
-    # likewise of names alone: a command sees what is there now, whatever mounts have kept
+    # likewise for cached names: a command sees the present ones, whatever mounts have cached
     names_since: float = 0.0
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
@@ -320,13 +320,13 @@ TABLE: dict[str, dataclasses.Field[Any]] = {
 
 
 def bounds_of(name: str) -> tuple[Any, Any] | None:
-    """The least and the greatest value of an option; None where it has no bounds but those of its parser."""
+    """Return the least and the greatest value of an option; None if only its parser bounds it."""
     about = TABLE[name].metadata
     return about["bounds"] and tuple(map(about["parse"], about["bounds"]))
 
 
 def check_bounds(name: str, value: Any, written: object) -> None:
-    """UsageError for a value of an option that is no number within its bounds; None is not."""
+    """Raise UsageError for a value of an option that is not a number within its bounds. None is always accepted."""
     bounds = bounds_of(name) if name in TABLE else None  # Options has fields beside those of the table
     if value is None or bounds is None:
         return
@@ -335,18 +335,18 @@ def check_bounds(name: str, value: Any, written: object) -> None:
 
 
 def _rule(name: str) -> str:
-    """The rule for a number of the option `name`, which has bounds."""
+    """Return the text of what the option `name`, which has bounds, expects."""
     return "{} from {} to {}".format(_NOUNS[TABLE[name].metadata["parse"]], *TABLE[name].metadata["bounds"])
 
 
 def default_text(name: str) -> str:
-    """The default of an option as it would be written; empty where there is none, or the help tells it."""
+    """Return the default of an option as a user would write it; "" if there is none or the help text states it."""
     default = TABLE[name].default
     return "" if TABLE[name].metadata["parse"] is flag or default is None or default == () else written(name, default)
 
 
 def written(name: str, value: Any) -> str:
-    """The value of an option as it would be written; that of storage_options is not shown."""
+    """Return the value of an option as a user would write it; that of storage_options is redacted."""
     parser = TABLE[name].metadata["parse"]
     if value is None:
         return "none"
@@ -368,7 +368,7 @@ def written(name: str, value: Any) -> str:
     return f"{value // 1024**power}{('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
-# Facts of mount(8): what the kernel takes, and what is for mount's own eyes.
+# Options of mount(8): those for the kernel, and those that only mount(8) itself reads.
 KERNEL_FLAGS = frozenset(
     (
         "suid", "nosuid", "dev", "nodev", "exec", "noexec", "sync", "async", "dirsync", "atime",
@@ -386,19 +386,19 @@ REMOUNT_ONLY = frozenset(("user_id", "group_id", "rootmode", "fd", "subtype", "d
 
 @dataclasses.dataclass
 class Parsed:
-    """The outcome of parse(): our options, flags for the kernel, and whether `remount` was asked."""
+    """The outcome of parse(): our options, flags for the kernel, and whether `remount` was given."""
 
     options: Options
     kernel: list[str]
     remount: bool = False
-    writable: bool = False  # "rw" was said
+    writable: bool = False  # "rw" was given
 
 
 @dataclasses.dataclass
-class Said:
-    """What one place says of options, a command line or a section of a file: parsed, but not weighed against others.
+class Assignments:
+    """The options of one origin, a command line or a section of a file: parsed, but not merged with others.
 
-    In `storage` a value may still be the name of a file that has it (optionvalues.from_files).
+    In `storage` a value may still be the name of a file to read it from (values.from_files).
     """
 
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -419,40 +419,41 @@ def split_commas(text: str) -> list[str]:
 
 
 def parse(items: Iterable[str], sloppy: bool = False, defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """read() and combine() in one, of one list of items and nothing else."""
+    """Parse one list of items and nothing else: read() and combine() in one."""
     return combine([read(items, sloppy)], defaults)
 
 
-def read(items: Iterable[str], sloppy: bool = False) -> Said:
-    """Read items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
+def read(items: Iterable[str], sloppy: bool = False) -> Assignments:
+    """Parse items such as "ro", "blobs=/srv/blobs" or "s3.anon=true"; later ones win.
 
-    "-" and "_" are the same in names; an unknown name is a UsageError that suggests the closest, unless `sloppy`.
+    "-" and "_" are the same in names. Raise UsageError for a bad value, and unless `sloppy` for an unknown name, with
+    the closest known one.
     """
-    said, single = Said(), dict[str, dict[str, object]]()
-    naming = False  # what follows "members=a," are more of them
-    before = ""  # the storage option before this item: what follows a comma in its value comes as an item
+    given, single = Assignments(), dict[str, dict[str, object]]()
+    naming = False  # items after "members=a," are more members
+    before = ""  # the storage option before this item: a comma in its value makes the rest look like an item
     for item in items:
         name, equals, value = item.partition("=")
         name = name.strip().replace("-", "_") if "." not in name else name.strip()
         place = _PLACE.fullmatch(name)
         if name in TABLE:
-            put(said, name, value if equals else None)
-        elif name == "rw":  # mount(8) always says ro or rw, so this is no wish
-            said.writable, said.values["ro"] = True, False
+            put(given, name, value if equals else None)
+        elif name == "rw":  # mount(8) always passes ro or rw, so this need not be the user's choice
+            given.writable, given.values["ro"] = True, False
         elif place:
             single.setdefault(place[1], {})[place[2]] = _json(value) if equals else True
         elif "://" in name:
             raise UsageError(
-                f"option {shown_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
+                f"option {redacted_item(item)}: expected PROTOCOL://HOST.NAME=VALUE (for s3, gs, az, HOST is a bucket)"
             )
         elif name in KERNEL_FLAGS:
-            said.kernel.append(name)
+            given.kernel.append(name)
         elif name == "remount":
-            said.remount = True
-        elif not equals and (list_ := _list_of(name)) in said.values:  # "-o allow=file,private" is split already
-            put(said, list_, name)
+            given.remount = True
+        elif not equals and (list_ := _list_of(name)) in given.values:  # "-o allow=file,private" is split already
+            put(given, list_, name)
         elif not equals and naming and name not in IGNORED | REMOUNT_ONLY and not name.startswith(("x_", "x-")):
-            put(said, "members", item)
+            put(given, "members", item)
         elif not (name in IGNORED or name in REMOUNT_ONLY or name[:2].lower() in ("x_", "x-") or sloppy):
             hint = _hint(name)
             if before and not hint:  # it may be half a password
@@ -460,21 +461,21 @@ def read(items: Iterable[str], sloppy: bool = False) -> Said:
             raise UsageError(f"unknown option {name!r}{hint}")
         before = name if place else ""
         naming = name == "members" or (naming and not equals and name not in TABLE)
-    for place_, options in (*said.values.get("storage_options", ()), *single.items()):  # single options win
-        said.storage.setdefault(place_, {}).update(options)
-    return said
+    for place_, options in (*given.values.get("storage_options", ()), *single.items()):  # single options win
+        given.storage.setdefault(place_, {}).update(options)
+    return given
 
 
-def combine(said: Iterable[Said], defaults: Mapping[str, Any] | None = None) -> Parsed:
-    """What holds where several places say something: the last one that says an option wins.
+def combine(given: Iterable[Assignments], defaults: Mapping[str, Any] | None = None) -> Parsed:
+    """Merge the options of several origins: for each option the last origin wins.
 
-    Storage options are put together name by name, and read from files where they name one. `defaults` are values of
-    fields that are parsed already.
+    Storage options are merged name by name, and read from files if they name one. `defaults` are parsed values of
+    fields. Raise UsageError.
     """
     outcome = Parsed(Options(), [])
     values: dict[str, Any] = dict(defaults or {})
     storage: dict[str, dict[str, object]] = {}
-    for one in said:
+    for one in given:
         values |= one.values
         for place, options in one.storage.items():
             storage.setdefault(place, {}).update(options)
@@ -495,12 +496,12 @@ def combine(said: Iterable[Said], defaults: Mapping[str, Any] | None = None) -> 
 
 
 def _list_of(word: str) -> str:
-    """The option whose value may have `word` after a comma."""
+    """Return the option in whose value `word` may follow a comma; "" if none."""
     return "allow" if word in ALLOWED else "missing_status" if word.isdigit() else ""
 
 
-def put(said: Said, name: str, value: str | None) -> None:
-    """Add what `said` says of the option `name`; None: it is named alone. UsageError for a bad value."""
+def put(given: Assignments, name: str, value: str | None) -> None:
+    """Parse a value of the option `name` and add it to `given`; None: no value was given. Raise UsageError."""
     about = TABLE[name].metadata
     parser = about["parse"]
     if value is None and parser is not flag:
@@ -513,8 +514,8 @@ def put(said: Said, name: str, value: str | None) -> None:
         raise UsageError(f"option {shown}: expected {rule}") from None
     check_bounds(name, parsed, value)
     if about["many"]:
-        parsed = (*said.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
-    said.values[name] = parsed
+        parsed = (*given.values.get(name, ()), *(parsed if isinstance(parsed, tuple) else (parsed,)))
+    given.values[name] = parsed
 
 
 def _hint(name: str) -> str:
@@ -525,7 +526,7 @@ def _hint(name: str) -> str:
 
 
 def _json(value: str) -> object:
-    """A storage option's value: JSON where it is (true, 5, {...}), else the text itself."""
+    """Parse a storage option's value: as JSON if it is (true, 5, {...}), else it is the text itself."""
     try:
         return json.loads(value)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""What must not be shown: passwords in URLs, signed queries, values of storage options (docs/configuration.md).
+"""Redaction of secrets: passwords in URLs, signed queries, values of storage options (docs/configuration.md).
 
-Everything that is written where others may read it (logs, errors, attributes, reports, ps) goes through here.
+All text that others may read (logs, errors, attributes, reports, ps) passes through these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARAMETER = re.compile(  # without "key", which is a path's name in some stores
     r"([?&][\w.%-]*(?:sig|token|secret|passw|pwd|credential|jwt|auth|session)[\w.%-]*=)[^\s&#\"'<>`]+", re.IGNORECASE
 )
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>`]+")
-# Storage options whose values tell nobody who the user is; of all others the name alone is shown.
+# Storage options whose values identify nobody; of all others only the name is shown.
 _HARMLESS = frozenset(
     (
         "anon", "account_name", "account_host", "allow_redirects", "asynchronous", "cache_regions", "consistency",
@@ -34,7 +34,7 @@ _WELL_KNOWN = ("", "anon", "cache", "cloud", "google_default")  # values of toke
 
 
 def links(url: str) -> list[str]:
-    """The links of a chain, outermost first; the "::" of an IPv6 address in brackets separates nothing."""
+    """Split a chained URL into its links, outermost first; the "::" of an IPv6 address in brackets is no separator."""
     found, start = [], 0
     for match in _SEPARATOR.finditer(url):
         if match[0] == "::":
@@ -44,7 +44,7 @@ def links(url: str) -> list[str]:
 
 
 def without_secrets(url: str) -> str:
-    """`url` without user:password@, and without a query or fragment that looks signed."""
+    """Return `url` without user:password@, and without a query or fragment that looks signed."""
     if not ("@" in url or "?" in url or "#" in url):
         return url
     shown = "::".join(_without_secrets(link) for link in links(url))
@@ -56,7 +56,7 @@ def _without_secrets(url: str) -> str:
         return url
     try:
         scheme, netloc, path, query, fragment = urlsplit(url)
-    except ValueError:  # nothing that could be opened, but it may hold a password
+    except ValueError:  # not a URL that could be opened, but it may hold a password
         return url.partition("://")[0] + "://..."
     user, at, host = netloc.rpartition("@")
     shown = (
@@ -74,9 +74,9 @@ def _signed(query: str) -> bool:
 
 
 def cleaned(text: str) -> str:
-    """Text that was not written here, such as a library's error, with each URL in it as without_secrets() has it.
+    """Redact foreign text, such as a library's error: apply without_secrets() to each URL in it.
 
-    Signatures and tokens are hidden in queries that have lost their URL as well.
+    Signatures and tokens are hidden also in a query without its URL.
     """
     if "://" in text:
         text = _URL.sub(lambda match: without_secrets(match[0]), text)
@@ -84,9 +84,9 @@ def cleaned(text: str) -> str:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether the value of a storage option is what its owner keeps to himself: a key, a password, a header with one.
+    """Return whether the value of a storage option is a secret: a key, a password, or a header with one.
 
-    The name of a file that has it, "@/path", is none.
+    "@/path", the name of a file with the secret, is not.
     """
     if isinstance(value, dict):
         return any(is_secret(str(inner), one) for inner, one in value.items())
@@ -98,12 +98,12 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def names_file(value: str) -> bool:
-    """Whether a value is to be read from a file: @/path."""
+    """Return whether a value is to be read from a file: @/path."""
     return value.startswith("@/")
 
 
-def shown_storage(name: str, value: object) -> object:
-    """The value of a storage option as others may see it."""
+def redacted_storage(name: str, value: object) -> object:
+    """Return the value of a storage option as others may see it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str) and names_file(value):
@@ -113,13 +113,13 @@ def shown_storage(name: str, value: object) -> object:
     return without_secrets(value) if isinstance(value, str) else value
 
 
-def shown_item(item: str) -> str:
-    """An item of -o, NAME=VALUE, as others may see it; what has no name that may be shown is hidden."""
+def redacted_item(item: str) -> str:
+    """Return an item of -o, NAME=VALUE, as others may see it."""
     name, equals, value = item.partition("=")
     if not equals:
         return without_secrets(item)
     if name.replace("-", "_").lstrip("_") == "storage_options":
         return f"{name}={HIDDEN}"
     if "." in name:
-        return f"{without_secrets(name)}={shown_storage(name.rpartition('.')[2], value)}"
+        return f"{without_secrets(name)}={redacted_storage(name.rpartition('.')[2], value)}"
     return f"{name}={without_secrets(value)}"

@@ -1,4 +1,4 @@
-"""URLs as fsspec writes them, chains included: taken apart and joined. No I/O."""
+"""Parsing and joining of URLs as fsspec writes them, chains included. No I/O."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
 _FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
 
-# Names of one and the same protocol; the first is what its options are called, too.
+# Names of the same protocol; the first also names its storage options.
 _FAMILIES = (("http", "https"), ("s3", "s3a"), ("gcs", "gs"), ("abfs", "abfss", "az"), ("file", "local"))
 _FAMILY = {name: family for family in _FAMILIES for name in family}
-BUCKETS = ("s3", "gcs", "abfs")  # what stands where a host does is a bucket or container
+BUCKETS = ("s3", "gcs", "abfs")  # protocols with a bucket or container in place of the host
 
 
 def names(protocol: str) -> tuple[str, ...]:
-    """All names of a protocol, always in the same order."""
+    """Return all names of a protocol, in a fixed order."""
     return _FAMILY.get(protocol, (protocol,))
 
 
 def place(url: str) -> str:
-    """The host or bucket that a URL (no chain) leads to, the same for all its spellings; ValueError for no URL."""
+    """Return the host or bucket of a URL (no chain), equal for all its spellings. Raise ValueError without a host."""
     protocol, _, rest = url.partition("://")
     family = names(protocol.lower())[0]
     if family == "http":
@@ -42,14 +42,14 @@ def place(url: str) -> str:
 
 
 def web_place(url: yarl.URL) -> str:
-    """As place(), of a parsed URL of HTTP: another scheme or port is another place."""
+    """Return the place of a parsed HTTP URL; scheme and port are part of it. Raise ValueError without a host."""
     if not url.raw_host:
         raise ValueError("no host")
     return f"{url.scheme}://{url.raw_host.lower()}:{url.port}"
 
 
 def protocols(url: str) -> list[str]:
-    """The protocols of an fsspec URL, outermost first; [] for a path.
+    """Return the protocols of an fsspec URL, outermost first; [] for a path.
 
     "zip://a::s3://b/c.zip" has zip and s3; "zip://a::/b/c.zip" has zip and file.
     """
@@ -66,12 +66,12 @@ def protocols(url: str) -> list[str]:
 
 
 def file_path(url: str) -> str:
-    """The path of a file: or local: URL, as it stands there; other text unchanged."""
+    """Return the path of a file: or local: URL as written; other text unchanged."""
     return _FILE.sub("", url, count=1)
 
 
 def join(base: str, relative: str) -> str | None:
-    """`relative`, taken from the directory URL `base`; None where `base` is a chain and has no directory."""
+    """Resolve `relative` against the directory URL `base`; return None if `base` is a chain or no URL."""
     head, slashes, rest = base.partition("://")
     if len(links(base)) > 1 or not slashes:
         return None
@@ -81,7 +81,7 @@ def join(base: str, relative: str) -> str | None:
 
 
 def same_server(one: str, other: str) -> bool:
-    """Whether two URLs, which are no chains, lead to the same server (or bucket) by the same protocol."""
+    """Return whether two URLs have the same protocol and server (or bucket); False for chains."""
     try:
         a, b = urlsplit(one), urlsplit(other)
     except ValueError:

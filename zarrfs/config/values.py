@@ -1,4 +1,4 @@
-"""What the values of options mean: one parser for each kind; a ValueError of theirs says what was expected."""
+"""Parsers of option values, one for each kind. Each raises ValueError with the text of what it expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 
 def size(text: str) -> int:
-    """Bytes: a number with a unit (B, KiB, MiB, GiB, TiB, PiB, EiB; kB, MB, ... are decimal)."""
+    """Parse a number with a unit (B, KiB, MiB, GiB, TiB, PiB, EiB; kB, MB, ... are decimal) into bytes."""
     match = re.fullmatch(r"([0-9]{1,18})(B|([kKMGTPE])(i?)B?)", text)
     if not match:
         raise ValueError("a size with a unit, such as 64MiB")
@@ -21,7 +21,7 @@ def size(text: str) -> int:
 
 
 def human(count: float) -> str:
-    """Bytes in a unit that fits: 7.3 MiB."""
+    """Format bytes with a unit that fits: 7.3 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
@@ -38,7 +38,7 @@ _TIME = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]+)", re.ASCII)
 
 
 def seconds(text: str) -> float:
-    """Seconds as a number, or with units as systemd.time(7) has them: 500ms, 90 s, 5m, 1h30min, 2d."""
+    """Parse seconds, or a time with the units of systemd.time(7): 500ms, 90 s, 5m, 1h30min, 2d."""
     given = text.strip() + ("s" if re.fullmatch(r"[0-9.]+", text.strip()) else "")
     parts = _TIME.findall(given)
     if not parts or _TIME.sub("", given) or any(unit not in _SECONDS for _, unit in parts):
@@ -50,12 +50,12 @@ FOREVER = 315_360_000.0  # seconds: ten years
 
 
 def lifetime(text: str) -> float:
-    """Seconds, as seconds() has them, or "forever"."""
+    """Parse a time as seconds() does, or "forever"."""
     return FOREVER if text.strip() == "forever" else seconds(text)
 
 
 def paths(text: str) -> tuple[str, ...]:
-    """Paths of groups and arrays: a,b/c."""
+    """Parse paths of groups and arrays: a,b/c."""
     found = tuple(text.split(","))
     if any(name in ("", ".", "..") or "\0" in name for path in found for name in path.split("/")):
         raise ValueError("paths of groups and arrays, such as a,b/c")
@@ -63,35 +63,35 @@ def paths(text: str) -> tuple[str, ...]:
 
 
 def octal(text: str) -> int:
-    """Permission bits in octal."""
+    """Parse permission bits in octal."""
     if not re.fullmatch(r"[0-7]{1,4}", text):
         raise ValueError("permission bits in octal, such as 0444")
     return int(text, 8)
 
 
 def natural(text: str) -> int:
-    """A whole number, 0 or more."""
+    """Parse a whole number, 0 or more."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise ValueError("a whole number")
     return int(text)
 
 
 def niceness(text: str) -> int:
-    """As nice(1) has it: -20 (before all others) to 19."""
+    """Parse a niceness as of nice(1): -20 (the highest priority) to 19."""
     if not re.fullmatch(r"-?[0-9]{1,2}", text) or not -20 <= int(text) <= 19:
         raise ValueError("a whole number from -20 to 19")
     return int(text)
 
 
 def statuses(text: str) -> tuple[int, ...]:
-    """Statuses of HTTP, with commas between them."""
+    """Parse HTTP statuses from 400 to 499, separated by commas."""
     if not re.fullmatch(r"4\d\d(,4\d\d)*", text):
         raise ValueError("statuses of HTTP from 400 to 499, such as 404,403")
     return tuple(int(part) for part in text.split(","))
 
 
 def user_id(text: str) -> int:
-    """A user or group number; the last one, -1 to the system, is none."""
+    """Parse a user or group number; 4294967295, which is -1 to the system, is refused."""
     number = natural(text)
     if number >= 2**32 - 1:
         raise ValueError("a number below 4294967295")
@@ -99,7 +99,7 @@ def user_id(text: str) -> int:
 
 
 def flag(text: str) -> bool:
-    """A flag: named alone it is on; NAME=false turns it off."""
+    """Parse a flag: without a value it is on; NAME=false turns it off."""
     try:
         return {"": True, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
             text.lower()
@@ -109,7 +109,7 @@ def flag(text: str) -> bool:
 
 
 def words(*choices: str) -> Callable[[str], str]:
-    """One of `choices`."""
+    """Return a parser that accepts one of `choices`."""
 
     def parse(text: str) -> str:
         if text not in choices:
@@ -121,36 +121,36 @@ def words(*choices: str) -> Callable[[str], str]:
 
 
 def text(value: str) -> str:
-    """Any text but the empty one."""
+    """Accept any text but the empty one."""
     if not value:
         raise ValueError("a value")
     return value
 
 
 def is_url(value: str) -> bool:
-    """Whether `value` is a URL, or a chain of them, where the path of a local file is meant."""
+    """Return whether `value`, meant as a local path, is a URL or a chain of them."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:[/:]|(?i:file|local):", value) is not None
 
 
 def local(value: str) -> str:
-    """A local file or directory as it is written, relative to where the program is started; ValueError for a URL."""
+    """Accept a local path as written, relative to the working directory; refuse a URL."""
     if is_url(value):
         raise ValueError("a path on this machine, not a URL")
     return text(value)
 
 
 def path(value: str) -> str:
-    """A file by its absolute path, as it is when the option is read."""
+    """Return the absolute path of a local file, as of now."""
     return os.path.abspath(local(value))
 
 
 def directory(value: str) -> str:
-    """A directory by its real path, as it is when the option is read."""
+    """Return the real path of a local directory, as of now."""
     return os.path.realpath(local(value))
 
 
 def address(value: str) -> tuple[str, int] | None:
-    """(host, port) of ADDRESS:PORT, [ADDRESS]:PORT for IPv6; None for other text."""
+    """Parse ADDRESS:PORT, or [ADDRESS]:PORT for IPv6, into (host, port); None for other text."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", value)
     if match is None or int(match[3]) > 65_535:
         return None
@@ -158,42 +158,43 @@ def address(value: str) -> tuple[str, int] | None:
 
 
 def metrics_place(value: str) -> str:
-    """Where metrics go: an address with a port, or an absolute path."""
+    """Accept a destination of metrics: an address with a port, or an absolute path."""
     if not value.startswith("/") and address(value) is None:
         raise ValueError("ADDRESS:PORT, such as 127.0.0.1:9400 or [::1]:9400, or the absolute path of a file")
     return value
 
 
 def place_name(name: str) -> bool:
-    """Whether storage options may be of `name`: a protocol, or one and a host or bucket of it."""
+    """Return whether `name` can have storage options: a protocol, or PROTOCOL://HOST with a host or bucket."""
     return re.fullmatch(r"[a-z][a-z0-9+]*(?:://[^/?#\s\\]+)?", name) is not None
 
 
 def storage_options(text: str) -> tuple[tuple[str, Mapping[str, object]], ...]:
-    """JSON: for each protocol (s3), or server or bucket (s3://bucket), an object with options of fsspec's."""
-    wanted = 'JSON such as {"s3": {"anon": true}}'
+    """Parse JSON with an object of fsspec options for each protocol (s3), or server or bucket (s3://bucket)."""
+    expected = 'JSON such as {"s3": {"anon": true}}'
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise ValueError(f"{wanted} ({exc})") from None
+        raise ValueError(f"{expected} ({exc})") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{wanted}, an object")  # noqa: TRY004
+        raise ValueError(f"{expected}, an object")  # noqa: TRY004
     for name, options in found.items():
         if not place_name(name):
-            raise ValueError(f"{wanted}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
+            raise ValueError(f"{expected}: {json.dumps(name)} is neither a protocol nor PROTOCOL://HOST")
         if not isinstance(options, dict):
-            raise ValueError(f"{wanted}: what {name} has is no object")  # noqa: TRY004
+            raise ValueError(f"{expected}: what {name} has is no object")  # noqa: TRY004
     return tuple(found.items())
 
 
-_FILE_SIZE = 1 << 20  # bytes, of a file that holds options or a value
-DEPTH = 64  # of objects and lists in each other, in the value of a storage option
+_FILE_SIZE = 1 << 20  # bytes at most, of a file with options or with a value
+DEPTH = 64  # nesting of objects and lists in the value of a storage option
 
 
 def content(path: str) -> tuple[bytes, os.stat_result]:
-    """What a file of options, or one that holds a value, has in it; OSError, or ValueError: the rule that it breaks.
+    """Read a file with options or with a value; return (bytes, its status). Raise OSError; ValueError for a bad file.
 
-    It is a regular file, /dev/null, or a pipe without a name, which shells make of <(...). Nothing else is waited for.
+    It must be a regular file, /dev/null, or an unnamed pipe, as shells make of <(...); opening anything else could
+    block.
     """
     import stat
 
@@ -211,10 +212,10 @@ def content(path: str) -> tuple[bytes, os.stat_result]:
 
 
 def from_files(value: object, depth: int = 0) -> object:
-    """The value of a storage option, with what the file /path holds in place of text that is "@/path", at any depth.
+    """Replace "@/path" in the value of a storage option, at any depth, by the content of the file /path.
 
-    Blanks and newlines around it do not count; what begins with { is JSON. "@@..." is text that begins with "@".
-    ValueError names the file, or the rule.
+    The content is stripped of whitespace at its ends; if it begins with { it is JSON. "@@..." stands for text that
+    begins with "@". Raise ValueError, which names the file or the rule.
     """
     if depth > DEPTH:
         raise ValueError("nested too deeply")
@@ -228,11 +229,10 @@ def from_files(value: object, depth: int = 0) -> object:
         raise ValueError("has a NUL character")
     if value.startswith("@@"):
         return value[1:]
-    return _held(value[1:]) if value.startswith("@/") else value
+    return _read_value(value[1:]) if value.startswith("@/") else value
 
 
-def _held(path: str) -> object:
-    """What the file of a secret holds."""
+def _read_value(path: str) -> object:
     try:
         data, _ = content(path)
     except OSError as exc:
@@ -242,7 +242,7 @@ def _held(path: str) -> object:
     try:
         held = data.decode().strip()
         found: object = json.loads(held) if held.startswith("{") else held
-    except (ValueError, RecursionError):  # which would show what is in it
+    except (ValueError, RecursionError):  # its text would show the secret
         raise ValueError(f"{path}: neither text nor JSON") from None
     if not held:
         raise ValueError(f"{path}: holds nothing")
@@ -255,7 +255,7 @@ ALLOWED = ("all", "credentials", "file", "private")  # words of allow=, beside n
 
 
 def allowed(value: str) -> tuple[str, ...]:
-    """Words of allow=: one, or more with commas between them."""
+    """Parse the words of allow=, separated by commas."""
     words = tuple(value.split(","))
     if not all(re.fullmatch(r"[a-z][a-z0-9+_]*", word) for word in words):
         raise ValueError(f"{', '.join(ALLOWED)}, or a protocol")

@@ -13,7 +13,7 @@ from zarrfs.store.api import Info, Kind, join_key
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.extents import data_extents
+from zarrfs.system.sparse import data_extents
 
 PIECE = 4 << 20  # bytes read at a time
 _BATCH = 1000  # entries held meanwhile

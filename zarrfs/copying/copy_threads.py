@@ -16,8 +16,7 @@ import trio
 from zarrfs.copying.staging_directory import Filling, Folder, Staged, ends_all
 from zarrfs.store.api import BlockingReader, Info, Kind, Part, Store
 from zarrfs.system.buffers import Buffer, write_all
-from zarrfs.system.extents import data_extents
-from zarrfs.system.sparse import copy_data
+from zarrfs.system.sparse import copy_data, data_extents
 
 log = logging.getLogger("zarrfs")
 

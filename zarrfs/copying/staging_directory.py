@@ -26,7 +26,7 @@ from zarrfs.errors import UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
-from zarrfs.system.machine import boot
+from zarrfs.system.processes import boot
 from zarrfs.system.renaming import NOREPLACE, rename
 
 EXISTING = ("refuse", "overwrite", "keep", "update", "differs")

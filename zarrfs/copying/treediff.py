@@ -11,7 +11,7 @@ from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.walk import check_length, extents, walk
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.extents import data_extents
+from zarrfs.system.sparse import data_extents
 
 _PIECE = 4 << 20  # bytes
 _SECOND = 10**9  # nanoseconds

@@ -1,4 +1,4 @@
-"""Idle: a mount that nobody uses is unmounted after idle_timeout=; with an automount it comes back at the next use."""
+"""Unmount of an idle mount after idle_timeout=. With an automount it comes back at its next use."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from zarrfs.system import mounts
 
 log = logging.getLogger("zarrfs")
 
-_LEAST, _MOST = 0.05, 5.0  # seconds between looks
+_LEAST, _MOST = 0.05, 5.0  # seconds between checks
 
 
 async def unmount_when_idle(
     operations: Operations, mountpoint: str, timeout: Callable[[], float | None], device: int | None
 ) -> None:
-    """Unmount when nothing was open, and nothing asked for, for `timeout()` seconds; None and 0: never.
+    """Unmount after `timeout()` seconds without an open file and without a request; None and 0: never.
 
-    `device`: st_dev of the mount.
-
-    Whoever has its directory in the mount, or keeps it, is in the way of that: then it is tried again later. What the
-    kernel answers by itself is no use that could be seen; nor are statfs and extended attributes, which monitors ask.
+    `device` is the st_dev of the mount. A process that has its working directory in the mount makes it busy; the
+    unmount is then retried after another timeout. Requests that the kernel answers from its caches are not seen, and
+    statfs and extended attributes, which monitoring reads, do not count as use.
     """
     uses, since = operations.uses, trio.current_time()
     while True:

@@ -1,8 +1,8 @@
-"""What the kernel is told after a refresh: what it knows of names and attributes is not true any more.
+"""Invalidation of the kernel's dentries and attributes after a refresh.
 
-Since Linux 6.16 one message does it for all names, those that are absent too: each was learnt in an epoch, and is
-looked up again in the next one. Directories whose inode stays the same stay what they are, so nobody loses the one
-that it works in. Older kernels are told of every name, in a thread; absent ones are remembered for that.
+Since Linux 6.16 one message covers all dentries, also negative ones: each belongs to an epoch, and is looked up again
+in the next one. Directories that keep their inode stay valid, so no process loses its working directory. For older
+kernels every name is invalidated by itself, in a thread; negative entries are recorded for that.
 
 Source: FUSE_NOTIFY_INC_EPOCH, FUSE_NOTIFY_INVAL_ENTRY and FUSE_NOTIFY_INVAL_INODE of linux/fuse.h (protocol 7.44).
 """
@@ -30,12 +30,12 @@ log = logging.getLogger("zarrfs")
 
 _INC_EPOCH = 8
 _DEVICE = os.makedev(10, 229)  # /dev/fuse: Documentation/admin-guide/devices.txt
-_SETTLES = 0.05  # seconds: an answer that was sent before is in the kernel's tables by then
-_BATCH = 256  # questions to the store before others have a turn
+_SETTLES = 0.05  # seconds: by then the kernel has entered the answers that were sent before
+_BATCH = 256  # lookups in the store between checkpoints
 
 
 def devices() -> set[int]:
-    """The descriptors of /dev/fuse that this process has open."""
+    """Return the open descriptors of /dev/fuse in this process."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -46,7 +46,7 @@ def devices() -> set[int]:
 
 
 class Invalidation:
-    """Makes the kernel look again. `device`: the descriptor of the mount, None where nobody knows it."""
+    """Invalidates what the kernel has cached of a mount. `device` is the mount's descriptor of /dev/fuse, if known."""
 
     def __init__(self, operations: Operations, device: int | None) -> None:
         self._operations, self._device = operations, device
@@ -54,7 +54,7 @@ class Invalidation:
             operations.absent = OrderedDict()
 
     async def names(self, known: dict[str, int]) -> None:
-        """After show(): no name that was looked up before is believed any more. `known`: what it was before."""
+        """Invalidate all names and attributes after show(). `known` has the inodes by key from before it."""
         operations = self._operations
         directories = operations.inodes.directories()
         if self._next_epoch():
@@ -63,14 +63,14 @@ class Invalidation:
         absent = list(operations.absent or ())
         operations.absent = OrderedDict()
         gone = [key for key, inode in known.items() if operations.inodes.kind(inode) is not Kind.DIRECTORY]
-        gone += await self._no_directories(known, directories)
+        gone += await self._lost_directories(known, directories)
         entries = [(known[above], split_key(key)[1]) for key in gone if (above := split_key(key)[0]) in known]
         names = [(inode, os.fsencode(name)) for inode, name in entries]
         await trio.to_thread.run_sync(_entries, [*names, *absent])
         await trio.to_thread.run_sync(_attributes, directories)
 
-    async def _no_directories(self, known: dict[str, int], directories: Iterable[int]) -> list[str]:
-        """Keys of directories that are none any more."""
+    async def _lost_directories(self, known: dict[str, int], directories: Iterable[int]) -> list[str]:
+        """Return the keys of former directories that are not directories now."""
         found, were = [], set(directories)
         for number, (key, inode) in enumerate(known.items()):
             if key and inode in were:
@@ -78,14 +78,14 @@ class Invalidation:
                     info = await self._operations.store.info(key, sized=False)
                     if info.kind is not Kind.DIRECTORY:
                         found.append(key)
-                except (ZarrfsError, OSError):  # to be told of one name too many is harmless
+                except (ZarrfsError, OSError):  # one invalidation too many is harmless
                     found.append(key)
             if not number % _BATCH:
                 await trio.lowlevel.checkpoint()
         return found
 
     def _next_epoch(self) -> bool:
-        """Whether the kernel has epochs; then this is the next one. It changes a number, and waits for nothing."""
+        """Begin the next epoch; return False if the kernel has none. Does not block: a counter is incremented."""
         if self._device is None:
             return False
         try:
@@ -97,10 +97,10 @@ class Invalidation:
 
 
 def _entries(names: list[tuple[int, bytes]]) -> None:
-    """In a thread: the kernel waits there for lookups that go on in the same directory."""
+    """Invalidate dentries. Runs in a thread, as the kernel waits for lookups in progress in the same directory."""
     time.sleep(_SETTLES)
     for inode, name in names:
-        with contextlib.suppress(OSError):  # it does not know it any more
+        with contextlib.suppress(OSError):  # the kernel has dropped it already
             pyfuse3.invalidate_entry(InodeT(inode), FileNameT(name))
 
 

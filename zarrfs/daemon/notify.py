@@ -1,4 +1,4 @@
-"""What a service manager is told: sd_notify(3), a datagram to $NOTIFY_SOCKET."""
+"""Notifications to the service manager: sd_notify(3), datagrams to $NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from zarrfs.fuse.operations import Operations
 
 log = logging.getLogger("zarrfs")
 
-_EVERY = 30.0  # seconds between two looks at what the status says
+_EVERY = 30.0  # seconds between two updates of the status
 
 
-def tell_manager(*assignments: str) -> None:
-    """Send lines such as "READY=1" and "STATUS=..." to the service manager, if one started us; must not raise."""
+def notify_manager(*assignments: str) -> None:
+    """Send lines such as "READY=1" and "STATUS=..." to the service manager that started us, if any. Never raises."""
     address = _address()
     if address is None:
         return
@@ -31,30 +31,30 @@ def tell_manager(*assignments: str) -> None:
 
 
 def status(source: str, mountpoint: str, opened: int) -> str:
-    """What `systemctl status` shows. `opened`: how many files and directories are open in the mount."""
+    """Return the line for `systemctl status`. `opened` is the number of open files and directories in the mount."""
     use = f"{opened} open" if opened else "nothing open"
     return f"STATUS={without_secrets(source)} on {mountpoint}: {use}"
 
 
-async def tell_use(operations: Operations, source: str, mountpoint: str) -> None:
-    """Tell a manager how much is open in the mount, once it answers, and when that has changed; until cancelled."""
+async def report_use(operations: Operations, source: str, mountpoint: str) -> None:
+    """Report the number of open files to the service manager once the mount answers and at each change, forever."""
     if _address() is None:
         return
     await operations.started.wait()
-    told = ""
+    reported = ""
     while True:
         text = status(source, mountpoint, operations.open_handles)
-        if text != told:
-            tell_manager(text)
-            told = text
+        if text != reported:
+            notify_manager(text)
+            reported = text
         await trio.sleep(_EVERY)
 
 
 def _line(assignment: str) -> str:
-    """A name with a line feed in it would be an assignment of its own."""
+    """Replace control characters: a line feed in a name would begin another assignment."""
     return "".join(letter if letter.isprintable() else "?" for letter in assignment)
 
 
 @functools.cache
 def _address() -> str | None:
-    return os.environ.pop("NOTIFY_SOCKET", None)  # programs that we start are no services
+    return os.environ.pop("NOTIFY_SOCKET", None)  # removed, as the programs that we start are no services

@@ -1,7 +1,7 @@
-"""Refresh: plan the source again, open what it is now, and show that from then on.
+"""Refresh of a mount: plan the source again, open its present version, and show that from then on.
 
-What is open goes on in the version that it was opened in (shown.py). A source that cannot be used any more changes
-nothing. docs/running-changes.md.
+An open file keeps the version that it was opened in (fuse/shown.py). If the source cannot be used any more, nothing
+changes. See docs/running-changes.md.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ log = logging.getLogger("zarrfs")
 
 
 class Refresher:
-    """Refreshes one mount, one time after the other. `options` are those that a new version is opened with."""
+    """Refreshes one mount, one refresh at a time. `options` are those for opening a new version."""
 
     def __init__(
         self, operations: Operations, plan: Plan, options: Options, kernel: Invalidation, device: int | None
     ) -> None:
-        """`device`: st_dev of the mount."""
+        """`device` is the st_dev of the mount."""
         self.options = options
         self._operations, self._plan = operations, plan
         self._kernel, self.device = kernel, device
@@ -40,32 +40,32 @@ class Refresher:
 
     @property
     def source(self) -> str:
-        """What is mounted."""
+        """The source, without credentials."""
         return self._plan.source
 
     @property
     def pending(self) -> bool:
-        """Whether a refresh waits for its turn: it will see what the source is now."""
+        """Whether a refresh is queued; it will read the present state of the source."""
         return self._lock.statistics().tasks_waiting > 0
 
     @property
     def refusal(self) -> str | None:
-        """Why this mount is never refreshed, if it is not."""
+        """Why this mount cannot be refreshed; None if it can."""
         if self.options.upperdir is None:
             return None
         return (f"{self._plan.source}: a mount with an upper directory is not refreshed: its changes "
                 "are those of one version; unmount it and mount it again")  # fmt: skip
 
     async def refresh(self, force: bool = False) -> dict[str, Any]:
-        """What came of it: {"result": "refreshed" or "unchanged", "seconds"} or {"error"}; never raises.
+        """Refresh; return {"result": "refreshed" or "unchanged", "seconds"}, or {"error"}. Never raises.
 
-        A document that is what it was is unchanged, unless a target has changed, or with `force`.
+        An unchanged document is opened again only with `force`, or if one of its targets has changed.
         """
         refusal = self.refusal
         if refusal is not None:
             return {"error": refusal}
         async with self._lock:
-            notify.tell_manager("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            notify.notify_manager("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
             began = time.monotonic()
             try:
                 result = "refreshed" if await self._refresh(force) else "unchanged"
@@ -76,7 +76,7 @@ class Refresher:
                 log.exception("not refreshed, and shown as it was")
                 return {"error": internal_error(exc)}
             finally:
-                notify.tell_manager("READY=1")
+                notify.notify_manager("READY=1")
             seconds = time.monotonic() - began
             log.info("%s: %s in %.2f s", self._plan.source, result, seconds)
             return {"result": result, "seconds": round(seconds, 3)}
@@ -84,13 +84,13 @@ class Refresher:
     async def _refresh(self, force: bool) -> bool:
         operations, old = self._operations, self._operations.current
         options = dataclasses.replace(self.options, asked_since=time.time())
-        plan = await trio.to_thread.run_sync(self._planned, options, abandon_on_cancel=True)
+        plan = await trio.to_thread.run_sync(self._plan_again, options, abandon_on_cancel=True)
         try:
             if _same(plan, self._plan) and not (force or old.changed):
                 return False
             store = open_plan(plan, options)
         finally:
-            discard(plan)  # whoever has it open keeps it
+            discard(plan)  # the store that has it open keeps it
         if plan.kind != self._plan.kind or store.immutable != old.store.immutable:
             await store.aclose()
             rule = f"was {self._plan.kind} and is {plan.kind} now: unmount it and mount it again"
@@ -102,15 +102,15 @@ class Refresher:
         version = Version(store, options)
         version.pusher = Pusher(store) if old.pusher is not None else None
         known = operations.inodes.known() if operations.absent is not None else {}
-        version.adjust(self.options)  # which may have changed meanwhile
+        version.adjust(self.options)  # they may have changed meanwhile
         operations.show(version)
         self._plan = plan
         operations.begin(version, version.get_ready)
         await self._kernel.names(known)
         return True
 
-    def _planned(self, options: Options) -> Plan:
-        """In a thread: the plan of the source as it is now."""
+    def _plan_again(self, options: Options) -> Plan:
+        """Plan the source as it is now. Runs in a thread."""
         named = self._plan.named or self._plan.source
         plan = dataclasses.replace(plan_source(named, options), named=named)
         try:
@@ -122,7 +122,7 @@ class Refresher:
 
 
 def _same(plan: Plan, other: Plan) -> bool:
-    """Whether two plans are of the same document, and it is known to be."""
+    """Return whether two plans are known to be of the same document."""
     if not fingerprint(plan) or fingerprint(plan) != fingerprint(other):
         return False
     return plan == dataclasses.replace(

@@ -22,19 +22,19 @@ import trio
 from zarrfs.config.options import Options
 from zarrfs.daemon import invalidation, notify
 from zarrfs.daemon.idle import unmount_when_idle
+from zarrfs.daemon.live_options import LiveOptions
 from zarrfs.daemon.refreshing import Refresher
-from zarrfs.daemon.settings import Settings
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError
 from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
-from zarrfs.metrics import logs, process, publish, report
+from zarrfs.metrics import exporters, logs, process
 from zarrfs.prefetch.recording import Record, Recorder, records_to_warm, warm_mount
 from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
-from zarrfs.system.memory import give_back, keep_what_is_here
+from zarrfs.system.memory import freeze_garbage_collector, trim
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
 log = logging.getLogger("zarrfs")
@@ -51,19 +51,22 @@ def serve(
     ready: Callable[[], None],
     detach: bool = False,
 ) -> None:
-    """Mount and serve until the mount is gone. Threads, sockets and loops are made from here on."""
+    """Mount and serve until the mount is gone; call `ready` once it answers. Raise MountError or SourceError.
+
+    Threads, sockets and the event loop are made only from here on: this runs after the fork.
+    """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # one descriptor for each open file of a directory
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a directory source needs a descriptor per open file
     _set_priority(options.nice)
     check_view(plan, options)
-    # whoever lists a directory looks names up: then is soon enough to ask for each chunk
+    # a listing is followed by lookups: those are soon enough to ask the server for each chunk
     of_store = dataclasses.replace(options, grid=options.grid or "list")
     store = open_plan(plan, of_store)
     records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro
     about = {"pid": os.getpid(), "source": plan.source, "kind": plan.kind, "writable": writable}
     operations = _operations(store, options, about, lambda: _announce(options, ready))
-    watch = publish.Watch(publish.exporter(options.metrics), mountpoint, about)
+    watch = exporters.Watch(exporters.exporter(options.metrics), mountpoint, about)
     operations.recorder = Recorder(options.record, plan.source) if options.record is not None else None
     read_later = plan.source if os.path.isdir(plan.source) or plan.source.lower().endswith(".tar") else None
     for place in (read_later, options.upperdir, options.cache_dir, *options.blobs):
@@ -90,9 +93,9 @@ def serve(
     kernel_names = invalidation.Invalidation(operations, next(iter(invalidation.devices() - others), None))
     refresher = Refresher(operations, plan, of_store, kernel_names, device)
     if detach:
-        os.setsid()  # not before the mount: an automount waits for its own process group
+        os.setsid()  # after the mount: autofs does not trigger on its own process group
     gc.collect()
-    keep_what_is_here()
+    freeze_garbage_collector()
     try:
         trio.run(_main, operations, refresher, mountpoint, options, records, watch)
     finally:
@@ -100,9 +103,9 @@ def serve(
 
 
 def _set_priority(nice: int | None) -> None:
-    """Before there are threads, which inherit it; else many readers take the processor from their own daemon."""
+    """Raise the priority before any thread starts, as threads inherit it: many readers would starve their daemon."""
     if nice is None and os.getpriority(os.PRIO_PROCESS, 0) != 0:
-        return  # whoever started us has decided
+        return  # our parent has chosen a priority
     try:
         os.setpriority(os.PRIO_PROCESS, 0, _NICE if nice is None else nice)
     except PermissionError:
@@ -111,7 +114,7 @@ def _set_priority(nice: int | None) -> None:
 
 
 def _operations(store: Store, options: Options, about: dict[str, Any], ready: Callable[[], None]) -> Operations:
-    """The handlers for a store; an upper is locked. SourceError where another mount uses it."""
+    """Make the handlers for a store, and lock its upper directory. Raise SourceError if another mount uses that."""
     if options.upperdir is None:
         return Operations(store, options, about, ready)
     from zarrfs.fuse.writes import WritableOperations
@@ -121,21 +124,21 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     store.upper.lock(exclusive=not options.ro)
     if options.ro:
         return Operations(store, options, about, ready)
-    os.umask(0)  # the kernel has applied that of who makes a file
+    os.umask(0)  # the kernel has applied the umask of the process that creates a file
     return WritableOperations(store, options, about, ready)
 
 
 @contextlib.contextmanager
 def _guarded(mountpoint: str) -> Iterator[None]:
-    """Leave the directory at `mountpoint` with mode 000 beneath what gets mounted on it; as it was where that fails.
+    """Leave the directory beneath the mount with mode 000; restore its mode if the mount fails.
 
-    A user's mount needs write permission there, so an earlier guard is lifted for the time of mounting.
+    A user can mount only on a directory that he may write to, so an earlier guard is lifted meanwhile.
     """
     descriptor = os.open(mountpoint, os.O_PATH | os.O_DIRECTORY)
     try:
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         may_mount = os.access(f"/proc/self/fd/{descriptor}", os.W_OK | os.X_OK)
-        _set_mode(descriptor, mode if may_mount else 0o700)  # who may not set it learns so before the mount
+        _set_mode(descriptor, mode if may_mount else 0o700)  # also finds a missing permission before the mount
         try:
             yield
             mode = 0
@@ -153,7 +156,7 @@ def _set_mode(directory: int, mode: int) -> None:
 
 
 def _announce(options: Options, ready: Callable[[], None]) -> None:
-    """Tell everybody who waits that the mount answers; must not raise."""
+    """Write the pid file and notify all that wait for the mount. Must not raise."""
     try:
         if options.pid_file is not None:
             with open(options.pid_file, "w") as file:
@@ -163,27 +166,27 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
             os.close(options.notify_pipe)
     except OSError as exc:
         log.warning("cannot tell that the mount is ready: %s", exc)
-    notify.tell_manager("READY=1")
+    notify.notify_manager("READY=1")
     ready()
 
 
 async def _main(
     operations: Operations, refresher: Refresher, mountpoint: str, options: Options, records: Iterator[Record] | None,
-    watch: publish.Watch,
+    watch: exporters.Watch,
 ) -> None:  # fmt: skip
-    settings, began = Settings(operations, refresher, options), time.monotonic()
+    live, began = LiveOptions(operations, refresher, options), time.monotonic()
     try:
         async with trio.open_nursery() as nursery:
             operations.background = nursery
-            operations.control = Control(nursery, refresher.refresh, settings.apply)
+            operations.control = Control(nursery, refresher.refresh, live.apply)
             await nursery.start(_signals, operations, refresher, mountpoint, options)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             nursery.start_soon(_widen, operations, mountpoint, options)
             operations.begin(operations.current, operations.current.get_ready)
             nursery.start_soon(watch.run, operations.stats)
-            nursery.start_soon(notify.tell_use, operations, refresher.source, mountpoint)
+            nursery.start_soon(notify.report_use, operations, refresher.source, mountpoint)
             idle = functools.partial(unmount_when_idle, device=refresher.device)
-            nursery.start_soon(idle, operations, mountpoint, lambda: settings.options.idle_timeout)
+            nursery.start_soon(idle, operations, mountpoint, lambda: live.options.idle_timeout)
             if operations.recorder is not None:
                 nursery.start_soon(operations.recorder.run)
             if records is not None and options.warm is not None:
@@ -192,14 +195,14 @@ async def _main(
             await sessionloop.run()
             nursery.cancel_scope.cancel()
     finally:
-        notify.tell_manager("STOPPING=1")
+        notify.notify_manager("STOPPING=1")
         with trio.CancelScope(deadline=trio.current_time() + 5, shield=True):
             await operations.aclose()
         if operations.recorder is not None:
             operations.recorder.close()
         _remove_pid_file(options)
         seconds = time.monotonic() - began
-        log.info("%s", report.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
+        log.info("%s", process.ending(mountpoint, seconds, operations.stats(), operations.unsynced))
 
 
 def _remove_pid_file(options: Options) -> None:
@@ -212,7 +215,7 @@ def _remove_pid_file(options: Options) -> None:
 
 
 async def _widen(operations: Operations, mountpoint: str, options: Options) -> None:
-    """Get large requests out of the kernel; where that is not permitted, push pages ahead of them."""
+    """Raise the kernel's read-ahead, for large requests; if that is not permitted, push pages into its cache."""
     await operations.started.wait()
     await trio.to_thread.run_sync(pagecache.raise_background, mountpoint)
     raised = await pagecache.raise_read_ahead(mountpoint, options.read_ahead)
@@ -227,7 +230,7 @@ async def _signals(
     options: Options,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics, memory and tasks."""
+    """Handle signals: TERM and INT unmount, HUP reopens the log and refreshes, USR1 logs statistics and tasks."""
     with trio.open_signal_receiver(*_SIGNALS) as received:
         task_status.started()
         async for number in received:
@@ -239,19 +242,19 @@ async def _signals(
                     operations.background.start_soon(refresher.refresh)
             elif number == signal.SIGUSR1:
                 log.info("statistics: %s", json.dumps(operations.stats()))
-                await trio.to_thread.run_sync(give_back)
+                await trio.to_thread.run_sync(trim)
                 log.info("memory: %.0f MiB, without what was kept for use", process.resident() / (1 << 20))
-                for line in report.task_lines():
+                for line in process.task_lines():
                     log.info("tasks: %s", line)
             else:
                 await _stop(mountpoint, options, refresher.device)
 
 
 async def _stop(mountpoint: str, options: Options, device: int | None) -> None:
-    """Unmount. While somebody uses the mount: refuse, or with on_exit=abort leave a dead endpoint.
+    """Unmount. If the mount is busy, refuse, or with on_exit=abort end and leave a dead endpoint.
 
-    A lazy unmount would leave an empty directory under running readers, and a Zarr reader takes the absence
-    of a chunk for the fill value: silently wrong data. A dead endpoint is an error that everybody sees.
+    A lazy unmount would leave an empty directory under running readers, and a Zarr reader returns the fill value
+    for a missing chunk: silently wrong data. A dead endpoint is an error for every reader.
     """
     try:
         await trio.to_thread.run_sync(mounts.unmount_own, mountpoint, device)

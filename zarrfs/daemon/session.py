@@ -1,7 +1,7 @@
-"""From a plan to a running daemon: fork, wait for its word, errors back to the terminal.
+"""The start of a mount: checks, the plan of the source, the fork of the daemon, and errors back to the terminal.
 
-The order matters, and each step is where it is because another order hangs (docs/design.md, "Starting").
-This module is imported before the fork and must stay light: what needs pyfuse3 and trio is in serve.py.
+The order of the steps matters; other orders hang (docs/design.md, "Starting"). This module is imported before the
+fork and must stay light: everything that needs pyfuse3 and trio is in serve.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.metrics import logs
 from zarrfs.sources import absolute_source, discard, plan_source
 from zarrfs.system import mounts, requirements
-from zarrfs.system.machine import close_descriptors, end_with_parent, readable
+from zarrfs.system.processes import close_descriptors, end_with_parent, readable
 
 log = logging.getLogger("zarrfs")
 
@@ -38,16 +38,16 @@ READY = b"\n"
 def mount(
     source: str, mountpoint: str, parsed: Parsed, tell: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Mount `source`; returns when the mount answers, or with foreground=, when it has ended.
+    """Mount `source`; return when the mount answers, or with foreground=, when it has ended.
 
-    Whatever is wrong with the options, the mount point or the source is raised before anything is mounted
-    (UsageError, MountError, SourceError). `tell` is given warnings, one line each.
+    Raise UsageError, MountError or SourceError for the options, the mount point or the source before anything is
+    mounted. `tell` is called with warnings, one line each.
     """
     options = parsed.options
     if parsed.writable and options.view is not None and options.upperdir is None:
         raise UsageError("option view: a view is not written to; with upperdir=DIR changes go to DIR")
     if options.foreground:
-        with contextlib.suppress(ValueError):  # a library's thread
+        with contextlib.suppress(ValueError):  # not the main thread, in a program that uses the library
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means a refresh
     mountpoint = mounts.canonical(mountpoint)
     note = mounts.check_mountpoint(mountpoint)
@@ -87,7 +87,7 @@ def mount(
 
 
 def _check_upper(upper: str, plan: Plan, mountpoint: str) -> None:
-    """Raise MountError for an upper directory that would show, or write to, something else's files."""
+    """Raise MountError for an upper directory that overlaps the mount point or the source."""
     if _lies_in(mountpoint, upper):
         raise MountError(f"{mountpoint}: lies inside upperdir={upper}, which would show itself in itself")
     if _lies_in(upper, mountpoint):
@@ -104,7 +104,7 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def _check_files(options: Options) -> None:
-    """Raise UsageError for a file or descriptor that the daemon could not write to."""
+    """Raise UsageError for a log file, pid file or descriptor that the daemon could not write to."""
     for name, path in ("log_file", options.log_file), ("pid_file", options.pid_file):
         try:
             if path is not None:
@@ -121,7 +121,7 @@ def _check_files(options: Options) -> None:
 
 
 def _is_pid_file(path: str) -> bool:
-    """Whether a file may be replaced by our process number, and removed in the end."""
+    """Return whether a file is absent, empty or a pid file, and so may be overwritten and later removed."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
@@ -131,9 +131,9 @@ def _is_pid_file(path: str) -> bool:
 
 
 def _try_file(path: str) -> None:
-    """Raise OSError for a file that could not be written to. It is not made: the mount may yet fail."""
+    """Raise OSError if a file could not be written to. The file is not created, as the mount may yet fail."""
     try:
-        # not waiting for the reader of a FIFO: one without a reader is an error
+        # O_NONBLOCK: a FIFO without a reader is an error, not a wait
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK))
     except FileNotFoundError:
         directory = os.path.dirname(os.path.realpath(path) if os.path.islink(path) else path) or "."
@@ -143,7 +143,7 @@ def _try_file(path: str) -> None:
 
 
 def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str]) -> None:
-    """Mount in a daemon; returns once the mount answers, else raises MountError."""
+    """Fork a daemon that mounts; return once the mount answers. Raise MountError with the daemon's reason."""
     read_end, write_end = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -152,19 +152,19 @@ def mount_background(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         _daemon(plan, mountpoint, options, kernel, write_end)
     os.close(write_end)
     with os.fdopen(read_end, "rb", buffering=0) as pipe:
-        said = _await_word(pipe.fileno(), options.mount_timeout)
-    if said == READY:
+        report = _await_report(pipe.fileno(), options.mount_timeout)
+    if report == READY:
         return
-    if said is None:
+    if report is None:
         os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(MountError):
             mounts.unmount(mountpoint, lazy=True)
-        said = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
+        report = f"not ready after {options.mount_timeout:g} s (mount_timeout=)".encode()
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
     with contextlib.suppress(MountError):
         mounts.clear_dead(mountpoint)  # it may have mounted already
-    reason = said.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
+    reason = report.decode(errors="replace").strip() or "the daemon ended before the mount was ready"
     raise MountError(f"{mountpoint}: {reason}")
 
 
@@ -183,32 +183,32 @@ def mount_foreground(plan: Plan, mountpoint: str, options: Options, kernel: Sequ
         logs.finish()
 
 
-def _await_word(descriptor: int, timeout: float) -> bytes | None:
-    """What the daemon writes until it closes the pipe or is ready; None at the end of `timeout` seconds."""
-    said, deadline = b"", time.monotonic() + timeout
-    while said != READY:
+def _await_report(descriptor: int, timeout: float) -> bytes | None:
+    """Read from the daemon until READY or the end of the pipe; return None after `timeout` seconds."""
+    report, deadline = b"", time.monotonic() + timeout
+    while report != READY:
         if not readable(descriptor, deadline - time.monotonic()):
             return None
         part = os.read(descriptor, 4096)
         if not part:
             break
-        said += part
-    return said
+        report += part
+    return report
 
 
 def _daemon(
     plan: Plan, mountpoint: str, options: Options, kernel: Sequence[str], pipe: int
 ) -> NoReturn:
-    """The child: serves the mount and never returns."""
+    """Serve the mount in the child; never return."""
     from zarrfs.daemon.serve import serve
 
-    told = False
+    reported = False
 
     def ready() -> None:
-        nonlocal told
-        told = True
+        nonlocal reported
+        reported = True
         end_with_parent(None)
-        os.dup2(1, 2)  # whoever waits for the end of our stderr, $(mount ...) say, goes on now
+        os.dup2(1, 2)  # closes stderr, for whose end a shell's $(mount ...) waits
         os.write(pipe, READY)
         os.close(pipe)
 
@@ -221,7 +221,7 @@ def _daemon(
         status = 0
     except BaseException as exc:
         text = str(exc) if isinstance(exc, ZarrfsError) else "".join(traceback.format_exception(exc))
-        if told:
+        if reported:
             log.critical("%s: the daemon ends: %s", mountpoint, text)
         else:
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from zarrfs.jobs import nodelocal, processes, records
 from zarrfs.jobs.records import READY, Record
 from zarrfs.jobs.unstage import Taking, keep, unstage, why_stale
 from zarrfs.system import mounts
-from zarrfs.system.machine import readable
+from zarrfs.system.processes import readable
 
 _PATIENCE = 120.0  # seconds for what one user has staged, besides --timeout
 _OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # directories that are made on a node

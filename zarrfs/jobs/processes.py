@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from zarrfs.system.machine import readable
+from zarrfs.system.processes import readable
 
 _ASK = 10.0  # seconds that a resource manager has for an answer
 _MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # and where each says which job this is

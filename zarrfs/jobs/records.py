@@ -21,7 +21,7 @@ from typing import Any
 from zarrfs.errors import MountError, UsageError
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
-from zarrfs.system.machine import boot
+from zarrfs.system.processes import boot
 
 VARIABLE = "ZARRFS_STATE_DIR"  # where records are, if it is set
 _VERSION = 1

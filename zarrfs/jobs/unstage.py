@@ -13,7 +13,7 @@ from zarrfs.errors import MountError
 from zarrfs.jobs import keeper, nodelocal, processes, records
 from zarrfs.jobs.records import Record
 from zarrfs.system import mounts
-from zarrfs.system.machine import boot
+from zarrfs.system.processes import boot
 
 _POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
 

@@ -1,4 +1,4 @@
-"""The log, the counters of a mount, and how both leave the process.
+"""The log and the counters of a mount, and how both leave the process.
 
-Lies below whatever it observes: it knows no store and no mount.
+Lies below everything that it observes: it knows no store and no mount.
 """

@@ -1,4 +1,4 @@
-"""The counters of a mount: where each is in user.zarrfs.stats, its name for Prometheus, and what it means."""
+"""The table of a mount's counters: path in user.zarrfs.stats, name for Prometheus, and meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 def value_at(counters: dict[str, Any], path: Iterable[str]) -> float | None:
-    """The counter with this path; None where there is none."""
+    """Return the counter at this path; None if there is none."""
     found: Any = counters
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
@@ -15,7 +15,7 @@ def value_at(counters: dict[str, Any], path: Iterable[str]) -> float | None:
 
 
 class Metric(NamedTuple):
-    """A metric, and where its value is among the counters. Counters have names that end in _total."""
+    """A metric and the path of its value. The name of a counter, which never decreases, ends in _total."""
 
     name: str
     path: tuple[str, ...]

@@ -26,7 +26,10 @@ TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the text, in HTTP
 
 
 def exposition(counted: Statistics, written: float | None = None) -> str:
-    """The text; a metric that the mount does not count is left out. `written`: when a file with it was, since 1970."""
+    """Render the metrics; one that the mount does not count is left out.
+
+    `written` is the time of writing, of a file with them, in seconds since 1970.
+    """
     labels = {"mount": counted.mountpoint, "source": counted.source}
     lines = [*_head(MOUNT, MOUNT_HELP), _sample(MOUNT, {**labels, "kind": counted.kind}, 1)]
     version = counted.counters.get("version")
@@ -53,7 +56,7 @@ def exposition(counted: Statistics, written: float | None = None) -> str:
 def _of_each(
     metric: Metric, counted: Statistics, labels: dict[str, str], label: str, paths: dict[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """A metric with one more label, each of whose values has its counter."""
+    """Yield the lines of a metric that has a counter for each value of one more label."""
     samples = []
     for each, path in paths.items():
         value = counted.number(*path)
@@ -78,7 +81,7 @@ def _latency(counted: Statistics, labels: dict[str, str]) -> Iterator[str]:
 
 
 def _remote(counted: Statistics) -> dict[str, Any]:
-    """The counters of remote data; none before something remote was read."""
+    """Return the counters of remote data; empty before anything remote was read."""
     return counted.counters.get("remote") or {}
 
 
@@ -93,6 +96,6 @@ def _sample(name: str, labels: dict[str, str], value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A label's value: the format is UTF-8, and has three escapes."""
+    """Escape a label's value: the format is UTF-8 with three escapes."""
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

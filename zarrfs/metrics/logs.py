@@ -1,59 +1,298 @@
-"""The log of a daemon: to log_file=, else stderr (foreground), else the journal or syslog. It waits for none of them.
+"""The log of a daemon: to log_file=, else stderr (foreground), else the journal or syslog. No caller waits for them.
 
-Lines go through a bounded queue to a thread: a disk that hangs, a pipe that nobody reads, or a syslog that does not
-keep up cost lines, which are counted and told, but no reader's time.
+Lines go through a bounded queue to a thread. A disk that hangs, a pipe that nobody reads or a slow syslog cost lines,
+which are counted and reported, but no reader's time. Lines are text for people or JSON objects, without secrets and
+control characters.
+
+Sources: systemd's "Native Journal Protocol", sd-daemon(3) for levels on stderr, syslog(3) and RFC 3164.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import queue
+import select
+import socket
 import threading
 import time
+import traceback
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from zarrfs.config.options import Options
-from zarrfs.metrics import logplaces
+from zarrfs.config.redaction import cleaned
+from zarrfs.errors import message_line
 
 log = logging.getLogger("zarrfs")
 
+NAME = "zarrfs"
+_LONGEST_MESSAGE = 8000  # characters of a message: every syslog accepts that
+JOURNAL, SYSLOG = "/run/systemd/journal/socket", "/dev/log"
+_DAEMON = 3 << 3  # the facility of system daemons, syslog(3)
+_LONGEST_FIELD = 100_000  # bytes of a field for the journal: a datagram may by default be larger than that
 _QUEUED = 2000  # lines
-_PATIENCE = 1.0  # seconds for lines that are queued when all ends
+_PATIENCE = 1.0  # seconds for queued lines at the end of the process
 
 
-class Queued(logging.Handler):
-    """Sends records to a place, by a thread that the first one starts."""
+def message(record: logging.LogRecord) -> str:
+    """Return the message of a record in one line, without secrets, cut to a length that syslog accepts."""
+    text = message_line(cleaned(record.getMessage()))
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + " ..."
 
-    def __init__(self, place: logplaces.Place) -> None:
+
+def facts(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of a failure: operation, key, url, offset, length, errno, attempt, kind, more."""
+    found: Mapping[str, Any] = getattr(record, "facts", {})
+    return {name: cleaned(value) if isinstance(value, str) else value for name, value in found.items()}
+
+
+def text_line(record: logging.LogRecord, stamped: bool = False) -> str:
+    """Return a line for people, with a traceback below if the record has one; `stamped`: with the local time."""
+    stamp = ""
+    if stamped:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        stamp = f"{when},{int(record.msecs):03} "
+    return f"{stamp}{NAME}[{os.getpid()}]: {record.levelname}: {body(record)}"
+
+
+def body(record: logging.LogRecord) -> str:
+    """Return the message of a record, and its traceback, if it has one, in lines below."""
+    return message(record) + _traceback(record)
+
+
+def json_line(record: logging.LogRecord, about: Mapping[str, str]) -> str:
+    """Return a JSON object in one line: time (RFC 3339, UTC), level, message, pid, `about` the mount, facts."""
+    when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    found: dict[str, Any] = {
+        "time": f"{when}.{int(record.msecs):03}Z", "level": record.levelname.lower(), "message": message(record),
+        "pid": os.getpid(), **about, **facts(record),
+    }  # fmt: skip
+    if trace := _traceback(record):
+        found["traceback"] = trace.lstrip("\n")
+    return json.dumps(found)
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    if not record.exc_info or record.exc_info[0] is None:
+        return ""
+    return "\n" + cleaned("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
+
+
+class LogTarget(Protocol):
+    """A destination of log lines. The handler's thread calls send(), callers of the log call the rest."""
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        """Format a record. Must not block."""
+        ...
+
+    def send(self, data: bytes) -> None:
+        """Send a formatted line. May block. Raise OSError."""
+        ...
+
+    def reopen(self) -> None:
+        """Reopen the destination before the next line."""
+        ...
+
+
+class _Lines:
+    """Formats records as text, or as JSON with the fields `about` of the mount."""
+
+    def __init__(self, about: Mapping[str, str], as_json: bool, stamped: bool = False) -> None:
+        self.about, self._json, self._stamped = about, as_json, stamped
+
+    def text(self, record: logging.LogRecord) -> str:
+        """Return the line without its line feed."""
+        return json_line(record, self.about) if self._json else text_line(record, self._stamped)
+
+    def reopen(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+class LogFile(_Lines):
+    """A log file, created again after it was moved away, as by logrotate."""
+
+    def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
+        super().__init__(about, as_json, stamped=True)
+        self._path = path
+        self._descriptor: int | None = None
+        self._moved = self._torn = False
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        """As LogTarget.line."""
+        return self.text(record).encode(errors="backslashreplace") + b"\n"
+
+    def send(self, data: bytes) -> None:
+        """Append a line; one that a full disk has truncated is ended first, so that it stays a line of its own."""
+        if self._descriptor is not None and self._is_another(self._descriptor):
+            os.close(self._descriptor)
+            self._descriptor = None
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
+            self._descriptor = os.open(self._path, flags, 0o644)
+            self._torn = self._moved = False
+        if self._torn:
+            data = b"\n" + data
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._descriptor, data[written:])
+        finally:
+            self._torn = self._torn if not written else written < len(data)
+
+    def reopen(self) -> None:
+        """As LogTarget.reopen."""
+        self._moved = True
+
+    def _is_another(self, descriptor: int) -> bool:
+        """Return whether the path no longer leads to the open file."""
+        try:
+            return self._moved or not os.path.samestat(os.stat(self._path), os.fstat(descriptor))
+        except OSError:
+            return True
+
+
+class Stderr(_Lines):
+    """Descriptor 2; if a service manager reads it, lines begin with their level (sd-daemon(3))."""
+
+    def __init__(self, about: Mapping[str, str], as_json: bool, levels: bool) -> None:
+        super().__init__(about, as_json)
+        self._levels = levels
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        """As LogTarget.line."""
+        lines = self.text(record).split("\n")
+        level = f"<{priority(record)}>" if self._levels else ""
+        return "".join(f"{level}{line}\n" for line in lines).encode(errors="backslashreplace")
+
+    def send(self, data: bytes) -> None:
+        """As LogTarget.send."""
+        while data:
+            try:
+                data = data[os.write(2, data) :]
+            except BlockingIOError:  # another process has made this terminal or pipe non-blocking
+                select.select([], [2], [])
+
+
+class Journal(_Lines):
+    """The journal in its native protocol, with the facts of a failure as fields (ZARRFS_KEY, ZARRFS_URL, ...)."""
+
+    def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
+        super().__init__(about, as_json)
+        self._path, self._as_json = path, as_json
+        self._socket: socket.socket | None = None
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        """As LogTarget.line."""
+        text = self.text(record) if self._as_json else body(record)
+        fields = {"MESSAGE": text, "PRIORITY": str(priority(record)), "SYSLOG_IDENTIFIER": NAME}
+        for name, value in {**self.about, **facts(record)}.items():
+            fields[f"ZARRFS_{name.upper()}"] = str(value)
+        return b"".join(_field(name, value) for name, value in fields.items())
+
+    def send(self, data: bytes) -> None:
+        """As LogTarget.send."""
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.sendto(data, self._path)
+
+
+class Syslog(_Lines):
+    """syslog(3) by its socket: datagrams, or a stream if the socket takes no datagrams."""
+
+    def __init__(self, path: str, about: Mapping[str, str], as_json: bool) -> None:
+        super().__init__(about, as_json)
+        self._path, self._as_json = path, as_json
+        self._socket: socket.socket | None = None
+        self._end = b""
+
+    def line(self, record: logging.LogRecord) -> bytes:
+        """As LogTarget.line."""
+        tag = f"{NAME}[{os.getpid()}]: " if self._as_json else ""  # a text line begins with it already
+        return f"<{_DAEMON | priority(record)}>{tag}{self.text(record)}".encode(errors="backslashreplace")
+
+    def send(self, data: bytes) -> None:
+        """Send a line; reconnect to a syslog that has been restarted."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(data + self._end)
+                return
+            self._socket.close()
+            self._socket = None
+        self._socket, self._end = self._connect()
+        self._socket.sendall(data + self._end)
+
+    def _connect(self) -> tuple[socket.socket, bytes]:
+        """Return (a connected socket, the terminator of a line in it)."""
+        for kind, end in (socket.SOCK_DGRAM, b""), (socket.SOCK_STREAM, b"\0"):
+            found = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+            try:
+                found.connect(self._path)
+            except OSError as exc:
+                found.close()
+                error = exc
+            else:
+                return found, end
+        raise error
+
+
+def stderr_is_the_journal() -> bool:
+    """Return whether descriptor 2 is the stream to the journal that $JOURNAL_STREAM names (systemd.exec(5))."""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def priority(record: logging.LogRecord) -> int:
+    """Return the syslog(3) level of a record."""
+    levels = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+    return next((number for level, number in levels if record.levelno >= level), 7)
+
+
+def _field(name: str, value: str) -> bytes:
+    """Encode one field of a journal entry; a value of several lines is preceded by its length."""
+    data = value.encode(errors="backslashreplace")[:_LONGEST_FIELD]
+    if b"\n" not in data:
+        return b"%b=%b\n" % (name.encode(), data)
+    return b"%b\n%b%b\n" % (name.encode(), len(data).to_bytes(8, "little"), data)
+
+
+class QueueingHandler(logging.Handler):
+    """A logging handler that queues lines for a thread, which the first record starts."""
+
+    def __init__(self, target: LogTarget) -> None:
         super().__init__()
-        self.place = place
+        self.target = target
         self.lost = 0  # lines
-        self._told = 0  # of those
+        self._reported = 0  # lost lines that a line of the log has reported
         self._lines: queue.Queue[bytes | None] = queue.Queue(_QUEUED)
         self._thread: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record; under the lock of handle()."""
+        """Queue a record. logging calls this under the lock of handle()."""
         try:
-            self._lines.put_nowait(self.place.line(record))
+            self._lines.put_nowait(self.target.line(record))
         except queue.Full:
             self.lost += 1
-        except Exception:  # a record that no line can be made of must not fail who writes it
+        except Exception:  # a record that cannot be formatted must not fail its caller
             self.lost += 1
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="zarrfs-log", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no more threads are to be had: the next line tries again
+            with contextlib.suppress(RuntimeError):  # out of threads: the next line tries again
                 thread.start()
                 self._thread = thread
 
     @property
     def waiting(self) -> int:
-        """Lines that are not written yet."""
+        """The number of lines not written yet."""
         return self._lines.unfinished_tasks
 
     def finish(self) -> None:
-        """Wait a little until all lines are written."""
+        """Wait up to a second until all lines are written."""
         until = time.monotonic() + _PATIENCE
         if self._thread is not None:
             with contextlib.suppress(queue.Full):
@@ -64,11 +303,11 @@ class Queued(logging.Handler):
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                self.place.send(line)
+                self.target.send(line)
                 lost = self.lost
-                if lost != self._told:
-                    self.place.send(self.place.line(_lost(lost - self._told)))
-                    self._told = lost
+                if lost != self._reported:
+                    self.target.send(self.target.line(_lost(lost - self._reported)))
+                    self._reported = lost
             except OSError:
                 with self.lock or contextlib.nullcontext():
                     self.lost += 1
@@ -77,45 +316,45 @@ class Queued(logging.Handler):
 
 
 def configure(options: Options, foreground: bool, mountpoint: str = "", source: str = "") -> None:
-    """Send the log of this process to its place. `source` without credentials."""
+    """Direct the log of this process to its destination. `source` must have no credentials."""
     about = {name: text for name, text in (("mountpoint", mountpoint), ("source", source)) if text}
-    place = _place(options, foreground, about)
-    log.handlers[:] = [logging.NullHandler() if place is None else Queued(place)]
+    target = _target(options, foreground, about)
+    log.handlers[:] = [logging.NullHandler() if target is None else QueueingHandler(target)]
     log.propagate = False
     log.setLevel(options.log_level.upper())
 
 
-def _place(options: Options, foreground: bool, about: dict[str, str]) -> logplaces.Place | None:
-    as_json, journal = options.log_format == "json", os.path.exists(logplaces.JOURNAL)
+def _target(options: Options, foreground: bool, about: dict[str, str]) -> LogTarget | None:
+    as_json, journal = options.log_format == "json", os.path.exists(JOURNAL)
     if options.log_file is not None:
-        return logplaces.File(options.log_file, about, as_json)
-    to_journal = logplaces.stderr_is_the_journal()
+        return LogFile(options.log_file, about, as_json)
+    to_journal = stderr_is_the_journal()
     if journal and (to_journal or not foreground):
-        return logplaces.Journal(logplaces.JOURNAL, about, as_json)
+        return Journal(JOURNAL, about, as_json)
     if foreground:
-        return logplaces.Stderr(about, as_json, levels=to_journal)
-    if os.path.exists(logplaces.SYSLOG):
-        return logplaces.Syslog(logplaces.SYSLOG, about, as_json)
+        return Stderr(about, as_json, levels=to_journal)
+    if os.path.exists(SYSLOG):
+        return Syslog(SYSLOG, about, as_json)
     return None
 
 
 def reopen() -> None:
-    """Open a log file anew with the next line: logrotate has moved it."""
+    """Reopen a log file before the next line, after logrotate has moved it."""
     for handler in log.handlers:
-        if isinstance(handler, Queued):
-            handler.place.reopen()
+        if isinstance(handler, QueueingHandler):
+            handler.target.reopen()
 
 
 def finish() -> None:
-    """Wait a little until all that was logged is written: what follows is the end of the process."""
+    """Wait up to a second until all lines are written, before the process ends."""
     for handler in log.handlers:
-        if isinstance(handler, Queued):
+        if isinstance(handler, QueueingHandler):
             handler.finish()
 
 
 def counters() -> dict[str, int]:
-    """Lines that no place has taken, and lines that wait to be written."""
-    handlers = [handler for handler in log.handlers if isinstance(handler, Queued)]
+    """Return the numbers of lost lines and of lines waiting to be written."""
+    handlers = [handler for handler in log.handlers if isinstance(handler, QueueingHandler)]
     return {"lost": sum(one.lost for one in handlers), "waiting": sum(one.waiting for one in handlers)}
 
 

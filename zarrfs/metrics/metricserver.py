@@ -1,4 +1,7 @@
-"""HTTP for -o metrics=: GET /metrics and nothing else, by h11 on trio. Few connections, small requests, deadlines."""
+"""The HTTP server of -o metrics=: GET /metrics and nothing else, with bounds on connections, sizes and times.
+
+It is a module of its own because h11 is imported only with that option.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ from zarrfs.metrics.exposition import TYPE
 log = logging.getLogger("zarrfs")
 
 _CONNECTIONS = 16  # at once; further ones are closed
-_PATIENCE = 5.0  # seconds for a request to come, or an answer to be taken
+_PATIENCE = 5.0  # seconds for one request and its answer
 _REQUEST = 8192  # bytes of a request's head
 _PATH = b"/metrics"
 _PLAIN = b"text/plain; charset=utf-8"
 
 
 async def serve(sockets: Sequence[socket.socket], metrics: Callable[[], bytes]) -> None:
-    """Answer with what `metrics` gives, until cancelled. The sockets listen already, and are closed at the end."""
+    """Serve the bytes that `metrics` returns until cancelled. The sockets listen already; they are closed."""
     slots = trio.CapacityLimiter(_CONNECTIONS)
 
     async def connection(stream: trio.SocketStream) -> None:
@@ -48,7 +51,7 @@ async def serve(sockets: Sequence[socket.socket], metrics: Callable[[], bytes]) 
 
 
 async def _converse(stream: trio.SocketStream, metrics: Callable[[], bytes]) -> None:
-    """Requests of one connection, one after the other."""
+    """Answer the requests of one connection, one after the other."""
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=_REQUEST)
     while http.states == {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}:
         with trio.move_on_after(_PATIENCE) as patience:
@@ -67,7 +70,7 @@ async def _converse(stream: trio.SocketStream, metrics: Callable[[], bytes]) -> 
 
 
 async def _request(stream: trio.SocketStream, http: h11.Connection) -> h11.Request | None:
-    """The next request; None at the end of the connection. A body has no place here: it ends the connection."""
+    """Receive the next request; None at the end of the connection. Raise RemoteProtocolError for one with a body."""
     found: h11.Request | None = None
     while True:
         event = http.next_event()
@@ -96,7 +99,7 @@ async def _answer(
 
 
 def _path(target: bytes) -> bytes:
-    """The path of a request's target, which may be a whole URL (RFC 9112, 3.2.2)."""
+    """Return the path of a request target, which may be a whole URL (RFC 9112, 3.2.2)."""
     absolute = re.match(rb"(?i:https?)://[^/?#]+", target)
     return target[absolute.end() if absolute else 0 :].partition(b"?")[0]
 

@@ -1,4 +1,4 @@
-"""What a daemon knows of itself: its version, memory, processor time, descriptors, failures, lost lines of its log."""
+"""Self-reports of a daemon: counters of its process, a summary when the mount ends, and the tree of its tasks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import functools
 import os
 import resource
 import time
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import trio
+
+from zarrfs.config.values import human
 from zarrfs.failures import FAILURES
 from zarrfs.metrics import logs
 
 _STARTED = time.time()
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LINES = 200  # at most, of a tree of tasks
 
 
 def stats() -> dict[str, Any]:
-    """Counters, as a part of those of a mount; waits for no disk, and takes microseconds."""
+    """Return the counters of the process, for those of its mount. Takes microseconds and waits for no disk."""
     return {
-        "errors": {"EIO": 0, **FAILURES.counts},  # from 0 on: the first one is an increase
+        "errors": {"EIO": 0, **FAILURES.counts},  # EIO begins at 0, so that Prometheus sees the first as an increase
         "log": logs.counters(),
         "process": _process(),
         "version": _version(),
@@ -25,7 +32,7 @@ def stats() -> dict[str, Any]:
 
 
 def _process() -> dict[str, float]:
-    """Of /proc/self, proc(5), and getrusage(2); what this kernel does not tell is not there."""
+    """Return what getrusage(2) and /proc/self (proc(5)) report; a value that the kernel lacks is left out."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     found: dict[str, float] = {
         "cpu_seconds": used.ru_utime + used.ru_stime, "started": _STARTED,
@@ -34,7 +41,7 @@ def _process() -> dict[str, float]:
     try:
         virtual, in_memory = _sizes()
         found |= {"resident": in_memory, "virtual": virtual}
-        # since Linux 6.2 the size is how many there are; counting 10,000 takes 20 ms
+        # since Linux 6.2 the size is the number of descriptors; listing 10,000 takes 20 ms
         found["descriptors"] = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
     except (OSError, ValueError):
         pass
@@ -42,7 +49,7 @@ def _process() -> dict[str, float]:
 
 
 def resident() -> int:
-    """Bytes of memory that this process has; 0 where nobody tells."""
+    """Return the resident memory of this process in bytes; 0 without /proc."""
     try:
         return _sizes()[1]
     except (OSError, ValueError):
@@ -50,7 +57,7 @@ def resident() -> int:
 
 
 def _sizes() -> tuple[int, int]:
-    """(virtual, resident) size in bytes; OSError or ValueError where there is no /proc."""
+    """Return (virtual, resident) size in bytes. Raise OSError or ValueError without /proc."""
     with open("/proc/self/statm") as file:
         virtual, in_memory = map(int, file.read().split()[:2])
     page = os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +67,7 @@ def _sizes() -> tuple[int, int]:
 def _version() -> str:
     try:
         return _installed()
-    except (ImportError, OSError):  # PackageNotFoundError; or no more files can be open: the next time
+    except (ImportError, OSError):  # PackageNotFoundError, or out of descriptors: the next call tries again
         return "unknown"
 
 
@@ -69,3 +76,74 @@ def _installed() -> str:
     from importlib import metadata
 
     return metadata.version("zarrfs")
+
+
+def ending(mountpoint: str, seconds: float, counters: dict[str, Any], unsynced: int | None) -> str:
+    """Return the summary of a mount, one line. `unsynced`: files of a writable mount written without an fsync."""
+    remote = counters.get("remote", {})
+    memory, disk = remote.get("cache", {}), remote.get("disk", {})
+    parts = [f"{human(counters.get('bytes', 0))} served in {counters.get('read', 0)} reads"]
+    asked = sum(memory.get(name, 0) for name in ("hits", "misses", "joins"))
+    if asked:
+        near = asked - memory.get("misses", 0) + disk.get("hits", 0)
+        parts.append(f"{100 * min(near, asked) / asked:.1f} % of {asked} blocks from caches")
+    if remote:
+        repeated, failed = remote.get("repeated", 0), remote.get("failed", 0)
+        parts.append(f"{remote.get('requests', 0)} requests ({repeated} repeated, {failed} failed)")
+    parts.append(f"{sum(counters.get('errors', {}).values())} errors")
+    if unsynced is not None:
+        parts.append(f"{unsynced} files written and not synced")
+    return f"{mountpoint}: unmounted after {_duration(seconds)}: {', '.join(parts)}"
+
+
+def task_lines() -> list[str]:
+    """Return the tree of trio tasks, a line each with its name and where it waits; equal ones share one."""
+    root = trio.lowlevel.current_root_task()
+    lines = list(_tree(root, 0)) if root is not None else []
+    if len(lines) > _LINES:
+        lines[_LINES:] = [f"... and {len(lines) - _LINES} more lines"]
+    return lines
+
+
+def _tree(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
+    alike: Counter[tuple[str, ...]] = Counter()
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            alike[tuple(_tree(child, depth + 1))] += 1
+    yield f"{'  ' * depth}{_short(task.name)} {_position(task)}"
+    for lines, count in alike.items():
+        yield lines[0] + (f" ({count} tasks)" if count > 1 else "")
+        yield from lines[1:]
+
+
+def _position(task: trio.lowlevel.Task) -> str:
+    """Return where a task waits: its innermost frame, and its innermost frame in this package."""
+    try:
+        frames = [(frame.f_code, line) for frame, line in task.iter_await_frames()]
+    except Exception:  # of the running task, or of frames that are not Python
+        frames = []
+    if not frames:
+        return "runs"
+    ours = [(code, line) for code, line in frames if code.co_filename.startswith(_PACKAGE)]
+    said = [f"{_file(code.co_filename)}:{line} {code.co_qualname}" for code, line in ours[-1:]]
+    code, line = frames[-1]
+    if not ours or ours[-1][0] is not code:
+        said.append(f"{_file(code.co_filename)}:{line} {code.co_name}")
+    return "in " + ", ".join(said)
+
+
+def _file(path: str) -> str:
+    return os.path.relpath(path, _PACKAGE) if path.startswith(_PACKAGE) else "/".join(path.split(os.sep)[-2:])
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2] if "<locals>" not in name else name.partition(".<locals>")[0].rpartition(".")[2]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    days, hours = divmod(minutes // 60, 24)
+    said = [f"{days} d" if days else "", f"{hours} h" if days or hours else "", f"{minutes % 60} min"]
+    return " ".join(filter(None, said))

@@ -1,4 +1,4 @@
-"""What the daemon of a mount counts, asked from outside: the extended attribute user.zarrfs.stats of its root."""
+"""Client of a mount's counters: reads the extended attribute user.zarrfs.stats of its root."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _WHY = {
 
 
 class Statistics(NamedTuple):
-    """The counters of one mount at one time."""
+    """A snapshot of the counters of one mount."""
 
     mountpoint: str
     source: str  # without credentials
     kind: str  # of the source
     pid: int  # of the daemon
     taken: float  # seconds, as time.monotonic()
-    counters: dict[str, Any]  # as the daemon gives them: what a source does not have is not there
+    counters: dict[str, Any]  # as the daemon reports them; counters that a source lacks are absent
 
     def number(self, *path: str) -> float | None:
-        """The counter with this path; None where the mount does not count that."""
+        """Return the counter at this path; None if the mount does not have it."""
         return value_at(self.counters, path)
 
 
 def statistics(path: str) -> Statistics:
-    """The counters of the mount that `path` is the root of, or lies in; MountError where there are none."""
+    """Return the counters of the mount at or around `path`. Raise MountError if there are none."""
     mountpoint = mount_of(path)
     try:
         about = json.loads(mounts.ask(mountpoint, "user.zarrfs.mount", _ANSWER))
@@ -48,22 +48,22 @@ def statistics(path: str) -> Statistics:
 
 
 def timed(counted: Statistics) -> float | None:
-    """How many requests the latencies are of; None where there are no latencies."""
+    """Return the number of requests in the latency histogram; None without one."""
     count = counted.number("remote", "latency_count")
     buckets = (counted.counters.get("remote") or {}).get("latency_histogram")
-    return count if count is not None or not buckets else buckets[-1][1]  # of an older daemon: those below the last
+    return count if count is not None or not buckets else buckets[-1][1]  # an older daemon: those in the last bucket
 
 
 def still_there(mountpoint: str) -> bool:
-    """Whether something of zarrfs is mounted at exactly `mountpoint`."""
+    """Return whether a zarrfs mount is at exactly `mountpoint`."""
     mount = mounts.mount_at(mountpoint)
     return mount is not None and mount.fstype == mounts.FSTYPE
 
 
 def mount_of(path: str) -> str:
-    """The mount point of zarrfs that is at or above `path`; MountError where that is something else's."""
+    """Return the mount point of the zarrfs mount that `path` lies in. Raise MountError if it lies in another mount."""
     text = os.path.abspath(path)
-    above = _above(text)  # told from the text, as a dead or a busy daemon would not tell
+    above = _above(text)  # by the text alone, as resolving a path needs a live daemon
     if above.fstype != mounts.FSTYPE:
         try:
             above = _above(os.path.realpath(text, strict=True))
@@ -75,14 +75,14 @@ def mount_of(path: str) -> str:
 
 
 def _above(path: str) -> mounts.Mount:
-    """The mount that `path` lies in; of several at one place it is the last."""
+    """Return the mount that `path` lies in; of several at one mount point, the topmost."""
     below = (path + "/").startswith
     found = [mount for mount in mounts.mounts() if below(mount.mountpoint.rstrip("/") + "/")]
     return max(reversed(found), key=lambda mount: len(mount.mountpoint))
 
 
 def why(mountpoint: str, exc: OSError) -> str:
-    """Why a daemon does not answer, in words."""
+    """Return why a daemon does not answer, in words."""
     if not still_there(mountpoint):
         return "no longer mounted"
     return _WHY.get(exc.errno or 0, (exc.strerror or str(exc)).lower())

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import IO, NoReturn, Protocol
 
-from zarrfs.system.machine import close_descriptors
+from zarrfs.system.processes import close_descriptors
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)
 

@@ -37,7 +37,7 @@ from zarrfs.references.parse import APART
 from zarrfs.sources.index_cache import IndexCache
 from zarrfs.sources.index_sources import adopt, plan_index
 from zarrfs.store.indexfile import INDEX_VERSION, MAGIC, IndexWriter
-from zarrfs.system.machine import end_with_parent
+from zarrfs.system.processes import end_with_parent
 from zarrfs.system.signals import End
 
 _PEEK = 512  # bytes needed to recognise a file

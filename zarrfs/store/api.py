@@ -258,7 +258,7 @@ class Store(abc.ABC):
         """Refuse targets on the file system `device` (st_dev), which is the mount that shows this very store."""
 
     def adjust(self, options: Options) -> None:  # noqa: B027
-        """Take over new bounds on memory, disk and requests (daemon/settings.py says which options may change)."""
+        """Take over new bounds on memory, disk and requests (daemon/live_options.py says which options may change)."""
 
     def stats(self) -> dict[str, Any]:
         """Return counters."""

@@ -36,7 +36,7 @@ from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
 from zarrfs.store.whiteouts import RECORD, reserved
 from zarrfs.system.buffers import Buffer
-from zarrfs.system.sparse import same_time, write_sparse
+from zarrfs.system.sparse import keep_times, write_sparse
 
 log = logging.getLogger("zarrfs.store")
 
@@ -196,7 +196,7 @@ class Overlay(WritableStore):
             raise NotFound(parent)
         if info.kind is not Kind.DIRECTORY:
             raise NotDirectory(parent)
-        with self.upper.at(parent) as (directory, name), same_time(directory):
+        with self.upper.at(parent) as (directory, name), keep_times(directory):
             os.mkdir(name, 0o700, dir_fd=directory)
             self._dress(directory, name, info)
 
@@ -219,7 +219,7 @@ class Overlay(WritableStore):
                 async with self.lock:
                     await self.make_parents(join_key(key, "x") if info.kind is Kind.DIRECTORY else key)
                     if info.kind is Kind.SYMLINK and self.upper.status(key) is None:
-                        with self.upper.at(key) as (directory, name), same_time(directory):
+                        with self.upper.at(key) as (directory, name), keep_times(directory):
                             os.symlink(os.fsencode(info.target or ""), name, dir_fd=directory)
                             self._dress(directory, name, info)
             status = self.upper.status(key)
@@ -241,7 +241,7 @@ class Overlay(WritableStore):
             async with self.lock:
                 if self.upper.status(key) is None and not self.upper.covers(key):
                     await self.make_parents(key)
-                    with self.upper.at(key) as (directory, name), same_time(directory):
+                    with self.upper.at(key) as (directory, name), keep_times(directory):
                         staged.place(directory, name)
                     return True
         finally:

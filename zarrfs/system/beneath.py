@@ -1,7 +1,8 @@
-"""BaseDirectory: opens files below a directory such that no symbolic link leads out of it, but to allowed directories.
+"""openat2(2): lookups that cannot escape a directory by a symbolic link, and lookups that never wait.
 
-One openat2(2) does it in the kernel. Where that is missing (Linux < 5.6, some containers), and for absolute
-links that point back into the base directory, the path is walked part by part with O_NOFOLLOW.
+BaseDirectory confines lookups to a directory and to allowed directories outside it. One system call does that in the
+kernel. Without it (Linux < 5.6, some containers), and for absolute links that point back into the base directory, the
+path is walked component by component with O_NOFOLLOW.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections.abc import Sequence
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
+# statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. overlayfs may lie over anything; tmpfs lacks RWF_NOWAIT
+_LOCAL_FILE_SYSTEMS = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x58465342)
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
-_PATH_MAX = 4096  # bytes that one system call takes, with the NUL
-_LINKS_MAX = 40  # as the kernel's own limit
+_PATH_MAX = 4096  # bytes of a path in one system call, with the NUL
+_LINKS_MAX = 40  # the kernel's own limit
 _BASIC = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -28,7 +31,7 @@ class _OpenHow(ctypes.Structure):
 _syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 _syscall.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t]
-_hows: dict[tuple[int, int], tuple[_OpenHow, int]] = {}  # a struct per set of flags, never changed once made
+_hows: dict[tuple[int, int], tuple[_OpenHow, int]] = {}  # a struct per set of flags, never modified
 
 
 def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
@@ -43,31 +46,58 @@ def _openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
     return found
 
 
-class BaseDirectory:
-    """A directory held open; paths are bytes relative to it, without a leading slash.
+def open_cached(path: str, flags: int, directory: int) -> int:
+    """Open `path` in `directory` if the kernel has all its names cached; follow no symbolic link, cross no mount.
 
-    Holding it open keeps its file system from being unmounted, and makes the paths immune to renames and
-    mounts above it (a FUSE mount on the very directory included).
+    Raise OSError as open(2); BlockingIOError if the lookup would have to wait for a disk or a server, or if the kernel
+    cannot tell (before Linux 5.12, NFS).
+    """
+    if not flags & os.O_CLOEXEC:
+        raise ValueError("a descriptor that programs would inherit")
+    try:
+        return _openat2(directory, os.fsencode(path), flags, _NO_XDEV | _NO_SYMLINKS | _CACHED)
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+            raise
+        raise BlockingIOError(errno.EAGAIN, "not in memory", path) from None  # also ENOSYS, or EPERM of a sandbox
+
+
+def is_local(descriptor: int) -> bool:
+    """Return whether an open file lies on a file system without a server to wait for. The call itself may block."""
+    found = (ctypes.c_long * 64)()  # struct statfs, which begins with f_type
+    try:
+        failed = ctypes.CDLL(None).fstatfs(descriptor, ctypes.byref(found))
+    except (AttributeError, OSError):
+        return False
+    return not failed and found[0] in _LOCAL_FILE_SYSTEMS
+
+
+class BaseDirectory:
+    """An open directory; paths are bytes relative to it, without a leading slash.
+
+    The open descriptor keeps the file system from being unmounted, and makes the paths immune to renames and
+    mounts above it, including a FUSE mount on this very directory.
     """
 
     def __init__(self, path: str) -> None:
-        """Open `path`; an OSError where it is no directory."""
+        """Open `path`. Raise OSError, also if it is no directory."""
         self.descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._roots = tuple({os.fsencode(os.path.abspath(path)), os.fsencode(os.path.realpath(path))})
         self._kernel_walks = True
         self._kernel_caches = True
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor. Closing twice is harmless."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
 
     def open(self, path: bytes, flags: int, cached: bool = False) -> int:
-        """A descriptor of `path` ("" is the directory itself). The last part is followed unless O_NOFOLLOW.
+        """Open `path` ("" is the directory itself) and return the descriptor.
 
-        OSError as open(2); EXDEV where a link leads out of the base directory. With `cached` nothing waits
-        for a disk or a server: BlockingIOError unless the kernel's name cache has every part of the path.
+        A symbolic link as the last component is followed unless `flags` has O_NOFOLLOW. With `cached` the lookup never
+        waits for a disk or a server: raise BlockingIOError unless the dentry cache has every component. Raise OSError
+        as open(2); EXDEV for a link that leads out of the base directory.
         """
         flags |= os.O_CLOEXEC if flags & os.O_PATH else _BASIC
         if not self._kernel_walks:
@@ -83,7 +113,7 @@ class BaseDirectory:
             except OSError as exc:
                 code = exc.errno
                 if code == errno.EAGAIN and not cached:
-                    continue  # a rename went on at the same time: the kernel could not rule out an escape
+                    continue  # a concurrent rename: the kernel could not rule out an escape
                 if code == errno.EINVAL and cached:  # Linux < 5.12
                     self._kernel_caches = False
                 elif code in (errno.ENOSYS, errno.EPERM, errno.E2BIG) and not self._works():
@@ -95,12 +125,12 @@ class BaseDirectory:
             return self._walk(path, flags)
 
     def find(self, path: bytes, allowed: Sequence[str] = (), nofollow: bool = False, cached: bool = False) -> int:
-        """An O_PATH descriptor of what `path` is or leads to, also out of the base directory.
+        """Return an O_PATH descriptor of what `path` leads to, also outside the base directory.
 
-        There its real path must lie beneath one of `allowed`, which are real paths of directories. OSError as open(2):
-        EXDEV, with a reason that names the real path, where it does not; ELOOP where the path leads through a mount of
-        zarrfs, which might wait for this very answer. `nofollow` finds the last part itself, where that is a link.
-        `cached` as open().
+        Outside, the real path must lie beneath one of `allowed`, real paths of directories. With `nofollow` a link as
+        the last component is not followed; `cached` as in open(). Raise OSError as open(2): EXDEV, with a reason that
+        names the real path, if that is not allowed; ELOOP if the path leads through a zarrfs mount, whose daemon might
+        wait for this very answer.
         """
         flags = os.O_PATH | (os.O_NOFOLLOW if nofollow else 0)
         try:
@@ -122,7 +152,7 @@ class BaseDirectory:
         return found
 
     def _find_cached(self, path: bytes, flags: int) -> int:
-        """As find(), where the kernel has all of it cached and no mount point lies on the way: that may be our own."""
+        """Find a path that is cached as a whole and crosses no mount point, which might be our own mount."""
         if not (self._kernel_walks and self._kernel_caches):
             raise BlockingIOError(errno.EAGAIN, "not cached")
         try:
@@ -139,7 +169,7 @@ class BaseDirectory:
             raise OSError(errno.EXDEV, f"leads to {real}, which is out of the store (-o allow_path=DIR)")
 
     def directory(self, path: bytes) -> int:
-        """An O_PATH descriptor of the directory `path`; a symbolic link on the way is no directory (ENOTDIR)."""
+        """Return an O_PATH descriptor of the directory `path`. Raise OSError; ENOTDIR for any symbolic link in it."""
         flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         while self._kernel_walks and len(path) < _PATH_MAX:
             try:
@@ -161,7 +191,7 @@ class BaseDirectory:
         return found
 
     def _works(self) -> bool:
-        """Whether openat2 works here at all: EPERM may be seccomp's, or the file's."""
+        """Tell whether openat2 works at all: EPERM may come from seccomp or from the file."""
         try:
             os.close(_openat2(self.descriptor, b".", os.O_PATH | os.O_CLOEXEC, _BENEATH))
         except OSError:
@@ -169,7 +199,7 @@ class BaseDirectory:
         return True
 
     def _walk(self, path: bytes, flags: int) -> int:
-        """As open(), part by part; the descriptors of all directories on the way down make ".." safe."""
+        """Open component by component. The open descriptors of all parent directories make ".." safe."""
         stack = [os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)]
         todo = _parts(path)
         links = 0
@@ -206,14 +236,14 @@ class BaseDirectory:
                 os.close(descriptor)
 
     def _walk_out(self, path: bytes, nofollow: bool) -> int:
-        """Find `path` part by part wherever links lead. No part is asked for in a mount of zarrfs."""
+        """Find `path` component by component wherever links lead, but look nothing up in a zarrfs mount."""
         found = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.descriptor)
         own, todo, links = OTHER_MOUNTS.device_of(found), _parts(path), 0
         try:
             while todo:
                 above, name = found, todo.pop(0)
                 found = _open_part(name, above, bool(todo))
-                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), which would ask its daemon
+                if OTHER_MOUNTS.device_of(found) not in (None, own):  # before fstat(2), a request to its daemon
                     os.close(above)
                     raise OSError(errno.ELOOP, "leads into a mount of zarrfs", os.fsdecode(path))  # noqa: TRY301
                 status = os.fstat(found)
@@ -235,7 +265,7 @@ class BaseDirectory:
         return found
 
     def _inside(self, target: bytes, path: bytes) -> bytes:
-        """The part of an absolute link's target below the base directory."""
+        """Return an absolute link target relative to the base directory."""
         for root in self._roots:
             if target == root or target.startswith(root.rstrip(b"/") + b"/"):
                 return target[len(root) :]
@@ -243,7 +273,7 @@ class BaseDirectory:
 
 
 def real_path(descriptor: int) -> str:
-    """The path at which the file of an open descriptor lies now. OSError (EIO) without /proc."""
+    """Return the current path of an open descriptor. Raise OSError (EIO) without /proc."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except FileNotFoundError:
@@ -251,7 +281,7 @@ def real_path(descriptor: int) -> str:
 
 
 def reopen(descriptor: int, flags: int) -> int:
-    """Open the regular file of an O_PATH descriptor: the same file, whatever happens to its name."""
+    """Open the regular file of an O_PATH descriptor, even if its name has changed. OSError: EIO without /proc."""
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags | _BASIC)
     except FileNotFoundError:
@@ -259,7 +289,7 @@ def reopen(descriptor: int, flags: int) -> int:
 
 
 def _open_part(name: bytes, above: int, inner: bool) -> int:
-    """An O_PATH descriptor of one part of a path; `inner`: more parts follow, so an automount must mount."""
+    """Open one component with O_PATH. With `inner` more components follow, so an automount must be triggered."""
     if inner:
         try:
             return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
@@ -269,7 +299,7 @@ def _open_part(name: bytes, above: int, inner: bool) -> int:
 
 
 def _reopen(stack: list[int], flags: int) -> int:
-    """What the top of the stack refers to, opened with `flags`."""
+    """Open the directory at the top of the stack with `flags`."""
     if flags & os.O_PATH and not (flags & os.O_DIRECTORY and not stat.S_ISDIR(os.fstat(stack[-1]).st_mode)):
         return stack.pop()
     return os.open(b".", flags, dir_fd=stack[-1])

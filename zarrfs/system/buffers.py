@@ -1,4 +1,4 @@
-"""Bytes-like objects, and writing them whole to a file."""
+"""Bytes-like objects, and complete writes of them to a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_WRITE = 256 << 10  # bytes of one call: of more, the page cache takes some five times as long (docs/speed.md)
-_PARTS = 1000  # that one writev(2) takes: the system has 1,024
+_WRITE = 256 << 10  # bytes per call: larger writes take the page cache some five times as long (docs/speed.md)
+_PARTS = 1000  # buffers per writev(2): IOV_MAX is 1,024
 
 
 def write_all(descriptor: int, data: Buffer, at: int) -> int:
-    """Write `data` from offset `at` on; returns the offset behind it."""
+    """Write all of `data` at offset `at`; return the offset behind it. Raise OSError."""
     view = memoryview(data).cast("B")
     while view:
         count = os.pwrite(descriptor, view[:_WRITE], at)
@@ -23,7 +23,7 @@ def write_all(descriptor: int, data: Buffer, at: int) -> int:
 
 
 def write_parts(descriptor: int, parts: Iterable[Buffer]) -> None:
-    """Write some buffers, one after the other, from where the descriptor is."""
+    """Write buffers one after the other at the descriptor's position. Raise OSError."""
     left = deque(memoryview(part).cast("B") for part in parts)
     while left:
         batch: list[memoryview] = []

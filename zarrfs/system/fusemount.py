@@ -1,7 +1,7 @@
-"""Open /dev/fuse and mount it, by mount(2) or through fusermount3.
+"""The mounting of a FUSE file system, by mount(2) or through fusermount3.
 
 pyfuse3 encodes the options of libfuse in ASCII, but a source and a mount point may have any name that Linux allows. So
-libfuse mounts nothing: it is handed an open descriptor of a file system that is mounted already.
+libfuse mounts nothing: it gets an open descriptor of a file system that is mounted already.
 Source: mount(2), fuse(4), fusermount3(1) and its _FUSE_COMMFD.
 """
 
@@ -28,27 +28,27 @@ _watched: list[socket.socket] = []  # open as long as the daemon lives: fusermou
 def attach(source: str, mountpoint: str, options: Options, kernel: Iterable[str], writable: bool) -> int:
     """Mount a new FUSE file system on `mountpoint` and return its descriptor of /dev/fuse.
 
-    The mount table shows `source`. `kernel` are words of mount(8): nosuid, noatime, ... Raise MountError with the
+    The mount table shows `source`. `kernel` are options of mount(8): nosuid, noatime, ... Raise MountError with the
     reason of the kernel or of fusermount3.
     """
     kernel = list(kernel)
-    flags = kernelflags.wanted({"nosuid", "nodev", *({"dirsync"} & {*kernel})}, kernel, whole=False)
+    flags = kernelflags.combined({"nosuid", "nodev", *({"dirsync"} & {*kernel})}, kernel, whole=False)
     if not writable:
         flags.add("ro")
-    if not options.auto_unmount:  # which takes a process that outlives this one: fusermount3
+    if not options.auto_unmount:  # that needs a process that outlives this one: fusermount3
         with contextlib.suppress(PermissionError):  # users, and root in a container, go through fusermount3
             return _mount(source, mountpoint, options, flags)
     return _fusermount(source, mountpoint, options, flags)
 
 
-def _allowed(options: Options) -> list[str]:
-    """The permission options of the mount. libfuse itself refuses all but root and the owner for allow_root."""
+def _permissions(options: Options) -> list[str]:
+    """Return the permission options. For allow_root, libfuse itself refuses everybody but root and the owner."""
     others = ["allow_other"] if options.allow_other or options.allow_root else []
     return ["default_permissions", *others]
 
 
 def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
-    """Mount by mount(2). PermissionError where this process may not; MountError."""
+    """Mount by mount(2). Raise PermissionError if this process may not, MountError for any other refusal."""
     device = os.open(requirements.DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         mode = stat.S_IFMT(os.stat(mountpoint).st_mode)
@@ -56,7 +56,7 @@ def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> i
         libc = ctypes.CDLL(None, use_errno=True)
         failed = libc.mount(
             os.fsencode(source), os.fsencode(mountpoint), f"fuse.{_SUBTYPE}".encode(),
-            ctypes.c_ulong(kernelflags.bits(flags)), ",".join([*data, *_allowed(options)]).encode(),
+            ctypes.c_ulong(kernelflags.bits(flags)), ",".join([*data, *_permissions(options)]).encode(),
         )  # fmt: skip
     except BaseException:
         os.close(device)
@@ -71,11 +71,11 @@ def _mount(source: str, mountpoint: str, options: Options, flags: set[str]) -> i
 
 
 def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str]) -> int:
-    """Mount through fusermount3, which opens the device and sends it over a socket."""
+    """Mount through fusermount3, which opens the device and sends the descriptor over a socket."""
     name = source.replace("\\", "\\\\").replace(",", "\\,")
-    said = {"suid", "dev"} - {flag.removeprefix("no") for flag in flags}  # else fusermount3 adds nosuid and nodev
-    said |= flags - {"relatime"}  # the kernel's default, which fusermount3 does not know
-    chosen = [*sorted(said), *_allowed(options), f"subtype={_SUBTYPE}", f"fsname={name}"]
+    words = {"suid", "dev"} - {flag.removeprefix("no") for flag in flags}  # else fusermount3 adds nosuid and nodev
+    words |= flags - {"relatime"}  # the kernel's default, which fusermount3 does not know
+    chosen = [*sorted(words), *_permissions(options), f"subtype={_SUBTYPE}", f"fsname={name}"]
     if options.auto_unmount:
         chosen.append("auto_unmount")
     ours, theirs = socket.socketpair()
@@ -86,13 +86,13 @@ def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str])
             env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
         )  # fmt: skip
         theirs.close()
-        device = _received(ours)
+        device = _receive(ours)
         if device is None or not options.auto_unmount:
             ours.close()
             process.wait()
         else:
             _watched.append(ours)
-            process.returncode = 0  # it ends after this process: nobody waits for it
+            process.returncode = 0  # fusermount3 outlives this process: Popen must not wait for it
         if device is None:
             output.seek(0)
             raise MountError(requirements.why_refused(output.read().decode(errors="surrogateescape")))
@@ -100,8 +100,8 @@ def _fusermount(source: str, mountpoint: str, options: Options, flags: set[str])
     return device
 
 
-def _received(connection: socket.socket) -> int | None:
-    """Receive the descriptor that fusermount3 sends; None where it has failed."""
+def _receive(connection: socket.socket) -> int | None:
+    """Receive the descriptor that fusermount3 sends; None if fusermount3 has failed."""
     descriptors = array.array("i")
     _data, ancillary, _flags, _address = connection.recvmsg(1, socket.CMSG_SPACE(descriptors.itemsize))
     for level, kind, data in ancillary:

@@ -1,7 +1,7 @@
 """The flags that the kernel keeps for a mount: ro, nosuid, noatime, ...
 
-They are changed by mount(2) itself: mount(8) would mix in what fstab and mountinfo say, and so take nosuid off, or
-leave noexec on.
+They are changed by mount(2) itself: mount(8) would mix in the options of fstab and mountinfo, and so drop nosuid or
+keep noexec.
 """
 
 from __future__ import annotations
@@ -19,33 +19,34 @@ _BITS = {
 }  # fmt: skip
 _REMOUNT = 32
 OFF = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "async": "sync"}
-_ATIME = ("noatime", "relatime", "strictatime")  # one of them holds
+_ATIME = ("noatime", "relatime", "strictatime")  # exactly one of them is set
 
 
 def bits(flags: Iterable[str]) -> int:
-    """The flags of mount(2) for words of mount(8); words without a flag of their own add nothing."""
+    """Return the flags of mount(2) for options of mount(8); options without a flag add nothing."""
     return sum(_BITS.get(flag, 0) for flag in flags)
 
 
 def flags_of(mount: mounts.Mount) -> set[str]:
-    """The flags that hold for a mount."""
+    """Return the flags of a mount."""
     found = {flag for flag in mount.flags if flag in _BITS}
     return found if found & {*_ATIME} else {*found, "strictatime"}
 
 
-def wanted(now: set[str], said: Iterable[str], whole: bool) -> set[str]:
-    """The flags that are to hold, where `now` do and a remount says `said`; later words win.
+def combined(now: set[str], words: Iterable[str], whole: bool) -> set[str]:
+    """Return the flags after a remount with the options `words` of a mount with the flags `now`; later words win.
 
-    `whole`: what is not said is off, as mount(8) tells its helpers all that is to hold. What it never means to take
-    away by silence is kept: ro, nosuid, nodev and what becomes of times. UsageError for what no remount can change.
+    With `whole` a flag that is not named is off, as mount(8) gives its helpers the complete list. The flags that an
+    omission never means to clear are kept: ro, nosuid, nodev and those about times. Raise UsageError for an option
+    that no remount can change.
     """
     flags = now & {"ro", "nosuid", "nodev", "nodiratime", "dirsync", *_ATIME} if whole else {*now}
-    for word in said:
+    for word in words:
         if word == "dirsync" and word not in now:
             raise UsageError("option dirsync: cannot change while mounted: unmount, and mount again")
         if word in OFF:
             flags.discard(OFF[word])
-        elif word == "atime":  # as after a mount without any word of it
+        elif word == "atime":  # the kernel's default
             flags = {*(flags - {*_ATIME}), "relatime"}
         elif word in _ATIME:
             flags = {*(flags - {*_ATIME}), word}
@@ -55,7 +56,7 @@ def wanted(now: set[str], said: Iterable[str], whole: bool) -> set[str]:
 
 
 def remount(mountpoint: str, flags: set[str]) -> None:
-    """Let exactly `flags` hold for the mount at `mountpoint`; MountError where it does not come true."""
+    """Set exactly `flags` on the mount at `mountpoint`. Raise MountError if the kernel refuses or ignores one."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"none", os.fsencode(mountpoint), None, ctypes.c_ulong(_REMOUNT | bits(flags)), None):
         raise MountError(f"{mountpoint}: cannot remount: {os.strerror(ctypes.get_errno()).lower()}")

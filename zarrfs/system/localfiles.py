@@ -1,4 +1,4 @@
-"""Bytes of local files: from the page cache on the spot, else in a worker thread."""
+"""Reads of local files: from the page cache at once, else in a worker thread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChang
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
-_DESCRIPTORS = 1024  # at most this many open, and a quarter of what the process may have
+_DESCRIPTORS = 1024  # open at most, and never more than a quarter of the process's limit
 _PINS = 65_536  # files whose identity is remembered
-_ELSEWHERE = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
+_NOT_CACHED = (errno.EAGAIN, errno.EOPNOTSUPP)  # not in the page cache; a file system without RWF_NOWAIT
 
 _LOOP = "lies in the mount that refers to it"
 
@@ -25,9 +25,9 @@ Identity = tuple[int, int, int, int]  # device, inode, size, mtime in ns
 
 
 async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
-    """The bytes [offset, offset + length) of a file; fewer only at its end. OSError as pread(2).
+    """Read the bytes [offset, offset + length) of a file; fewer only at its end. Raise OSError as pread(2).
 
-    No checkpoint where the page cache has them all: the caller decides how long it stays on the loop.
+    There is no checkpoint if the page cache has all bytes: the caller decides how long it stays on the trio loop.
     """
     found = read_cached(descriptor, offset, length)
     missing = length - len(found)
@@ -38,12 +38,12 @@ async def read_file(descriptor: int, offset: int, length: int) -> Buffer:
 
 
 def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
-    """The first bytes of [offset, offset + length) as far as the page cache has them; never waits."""
+    """Read the first bytes of [offset, offset + length) that the page cache has; never block on the disk."""
     buffer = bytearray(length)
     try:
         count = os.preadv(descriptor, [buffer], offset, os.RWF_NOWAIT)
     except OSError as exc:
-        if exc.errno not in _ELSEWHERE:
+        if exc.errno not in _NOT_CACHED:
             raise
         count = 0
     if count < length:
@@ -52,7 +52,7 @@ def read_cached(descriptor: int, offset: int, length: int) -> bytearray:
 
 
 def read_ends(descriptor: int, offset: int) -> bool:
-    """Whether the file is known, without waiting, to end at `offset`."""
+    """Return whether the file is known, without blocking, to end at `offset`."""
     try:
         return not os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
     except OSError:
@@ -60,7 +60,7 @@ def read_ends(descriptor: int, offset: int) -> bool:
 
 
 def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
-    """pread(2) until all is there or the file ends; blocks."""
+    """Repeat pread(2) until all bytes are there or the file ends. Blocks."""
     data = os.pread(descriptor, length, offset)
     if len(data) == length or not data:
         return data
@@ -73,7 +73,7 @@ def _pread_all(descriptor: int, offset: int, length: int) -> bytes:
 
 
 class _File:
-    """An open file, how many readers are in it, and what it was when first seen."""
+    """An open file, the number of reads in progress, and its identity when first seen."""
 
     __slots__ = ("descriptor", "evicted", "identity", "readers")
 
@@ -86,11 +86,12 @@ class _File:
 class LocalFiles:
     """Reads regular files by path through a bounded set of open descriptors.
 
-    A file is pinned when first opened, by device, inode, size and modification time; a difference seen later
-    is TargetChanged. Errors: TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (it lies
-    on `forbidden_device`, the st_dev of the mount that asks), ReadError.
+    A file is pinned when first opened, by device, inode, size and modification time; a later difference raises
+    TargetChanged. Other errors: TargetMissing, AccessDenied, OutOfRange (the file ends too early), Loop (the file lies
+    on `forbidden_device`, the st_dev of the mount being served), ReadError.
 
-    `roots`: real directories that files must lie beneath, else AccessDenied, which says `rule`; None: anywhere.
+    `roots` are real directories; a file that lies beneath none of them raises AccessDenied with the reason `rule`.
+    None allows every file.
     """
 
     def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "") -> None:
@@ -104,7 +105,7 @@ class LocalFiles:
 
     @property
     def forbidden_device(self) -> int | None:
-        """st_dev that no file may lie on."""
+        """The st_dev that no file may lie on."""
         return self._forbidden and self._forbidden[0]
 
     @forbidden_device.setter
@@ -112,10 +113,10 @@ class LocalFiles:
         self._forbidden = None if device is None else (device, _mounts_of(device))
 
     async def read(self, path: str, offset: int, length: int) -> Buffer:
-        """Exactly the bytes [offset, offset + length) of the file `path` (absolute)."""
+        """Read exactly the bytes [offset, offset + length) of the file `path` (absolute)."""
         file = self._open.get(path)
         if file is None:
-            file = await self._opened(path)
+            file = await self._open_pinned(path)
         self._reads += 1
         if offset + length > file.identity[2]:
             asked = f"bytes [{offset}, {offset + length}) were asked for"
@@ -125,7 +126,7 @@ class LocalFiles:
         try:
             data: Buffer = read_cached(descriptor, offset, length)
             if len(data) == length:
-                # The page cache has it, so this is a file system of this machine: fstat waits for nobody.
+                # The page cache had it, so this file system supports RWF_NOWAIT and is local: fstat does not block.
                 status = os.fstat(descriptor)
             else:
                 self._waits += 1
@@ -137,7 +138,7 @@ class LocalFiles:
             raise _read_error(path, exc, opened=True) from exc
         finally:
             self._leave(file)
-        # After the read: a writer changes the time before the bytes.
+        # Compared after the read: a writer changes the time before the bytes.
         if status.st_mtime_ns != file.identity[3] or status.st_size != file.identity[2]:
             raise TargetChanged(path, "has changed since it was first read")
         if len(data) != length:
@@ -145,20 +146,20 @@ class LocalFiles:
         return data
 
     async def size(self, path: str) -> int:
-        """The size in bytes of the file `path`, as pinned."""
+        """Return the size in bytes of the file `path`, as pinned."""
         pin = self._pins.get(path)
-        return pin[2] if pin is not None else (await self._opened(path)).identity[2]
+        return pin[2] if pin is not None else (await self._open_pinned(path)).identity[2]
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
+        """Return counters for the statistics of a mount."""
         return {"open": len(self._open), "opens": self._opens, "reads": self._reads, "waits": self._waits}
 
     async def aclose(self) -> None:
-        """Close every file that nobody reads; the others as soon as they are left."""
+        """Close every idle file; a file that is being read is closed when its last read ends."""
         while self._open:
             self._evict()
 
-    async def _opened(self, path: str) -> _File:
+    async def _open_pinned(self, path: str) -> _File:
         if self._roots == ():
             raise AccessDenied(path, self._rule)
         try:
@@ -173,7 +174,7 @@ class LocalFiles:
         if len(self._pins) > _PINS:
             self._pins.popitem(last=False)
         file = self._open.get(path)
-        if file is not None:  # another task was quicker
+        if file is not None:  # another task has opened it meanwhile
             os.close(descriptor)
             return file
         file = self._open[path] = _File(descriptor, identity)
@@ -182,8 +183,8 @@ class LocalFiles:
         return file
 
     def _open_regular(self, path: str) -> tuple[int, Identity]:
-        """(descriptor, identity) of a regular file; OSError or ReadError. Blocks."""
-        # O_NONBLOCK: a fifo must not hold the thread until somebody writes to it
+        """Open a regular file and return (descriptor, identity). Raise OSError or ReadError. Blocks."""
+        # O_NONBLOCK: opening a FIFO must not block the thread until a writer comes
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         checked = self._forbidden is not None or self._roots is not None
         descriptor = self._open_checked(path, flags) if checked else os.open(path, flags)
@@ -194,19 +195,19 @@ class LocalFiles:
             raise
 
     def _identity(self, path: str, descriptor: int) -> Identity:
-        """What tells a regular file from others and from its later versions; ReadError where it may not be read."""
+        """Return what distinguishes a regular file from others and from its later versions. Raise ReadError."""
         status = os.fstat(descriptor)
-        if status.st_dev == self.forbidden_device:  # by another mount of it
+        if status.st_dev == self.forbidden_device:  # reached through a bind mount of it
             raise Loop(path, _LOOP)
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(path, "is not a regular file")
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _open_checked(self, path: str, flags: int) -> int:
-        """As os.open(). Loop for a file of the mount that asks, AccessDenied for one that is beneath no root."""
-        # Judged by what has been found, not by the name: no link and no rename makes it another one. O_PATH
-        # finds without opening, so nothing outside the roots is touched, and the mount is asked nothing: the
-        # attributes that open(2) and fstat(2) want may be what it is just answering.
+        """Open a file. Raise Loop if it lies in the mount being served, AccessDenied if it lies beneath no root."""
+        # The check is on the file found, not on its name, so no link and no rename in between matters. O_PATH
+        # looks up without opening: nothing outside the roots is touched, and our own mount gets no request. open(2)
+        # and fstat(2) ask for attributes, which may be the very request that is being answered.
         found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             if self._forbidden is not None:
@@ -226,7 +227,7 @@ class LocalFiles:
             os.close(found)
 
     def _evict(self) -> None:
-        """Take the file opened first out of the set (first in, first out: reads stay free of bookkeeping)."""
+        """Evict the file opened first. First in, first out keeps reads free of bookkeeping."""
         _, file = self._open.popitem(last=False)
         file.evicted = True
         if not file.readers:
@@ -239,11 +240,11 @@ class LocalFiles:
 
 
 def _mounts_of(device: int) -> frozenset[bytes]:
-    """The ids of all mounts of a device; where /proc does not tell, none."""
-    wanted = b"%d:%d" % (os.major(device), os.minor(device))
+    """Return the ids of all mounts of a device; none without /proc."""
+    number = b"%d:%d" % (os.major(device), os.minor(device))
     try:
         with open("/proc/self/mountinfo", "rb") as file:
-            return frozenset(fields[0] for fields in map(bytes.split, file) if fields[2] == wanted)
+            return frozenset(fields[0] for fields in map(bytes.split, file) if fields[2] == number)
     except OSError:
         return frozenset()
 

@@ -1,4 +1,4 @@
-"""How much memory fetched bytes may take: memory_limit=, or what the machine or its cgroup suggests."""
+"""Memory of this process: the default of memory_limit=, and settings of the C heap and the garbage collector."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from collections.abc import Callable
 
 from zarrfs.config.options import Options
 
-# M_MMAP_THRESHOLD; M_TRIM_THRESHOLD: bytes kept at the end of a heap; M_ARENA_MAX: heaps, else one for each thread;
-# M_TOP_PAD: bytes by which a heap grows at once
+# M_MMAP_THRESHOLD; M_TRIM_THRESHOLD: bytes kept at the end of a heap; M_ARENA_MAX: heaps, by default one per thread;
+# M_TOP_PAD: bytes by which a heap grows
 _MALLOPT = ((-3, 32 << 20), (-1, 64 << 20), (-8, 2), (-2, 16 << 20))
 _MADV_HUGEPAGE = 14
-_MOST = 1 << 30  # bytes, where nobody says more
+_MOST = 1 << 30  # bytes, unless memory_limit= says more
 _LEAST = 64 << 20  # bytes
 _FILES = {  # of a cgroup: (directory below /sys/fs/cgroup, files with its limits)
     1: ("memory", ("memory.limit_in_bytes",)),
-    2: ("", ("memory.max", "memory.high")),  # above the latter a process is slowed down
+    2: ("", ("memory.max", "memory.high")),  # above memory.high the kernel throttles the process
 }
 
 
 def memory_limit(options: Options) -> int:
-    """Bytes that may be kept, read ahead and in flight."""
-    return _usual() if options.memory_limit is None else options.memory_limit
+    """Return the bound in bytes on cached, prefetched and in-flight data."""
+    return _default() if options.memory_limit is None else options.memory_limit
 
 
 @functools.cache
-def _usual() -> int:
+def _default() -> int:
     return suggested(_machine())
 
 
 @functools.cache
 def quarter() -> int:
-    """Bytes: a quarter of the machine's memory, or of what this process's cgroup may take."""
+    """Return a quarter of the machine's memory or of the cgroup's limit, in bytes."""
     return _quarter(_machine(), "/")
 
 
@@ -44,9 +44,9 @@ def _machine() -> int:
 
 
 def suggested(machine: int, root: str = "/") -> int:
-    """Bytes: a quarter of the `machine`'s memory or of this process's cgroup, within bounds.
+    """Return a quarter of `machine` bytes or of the cgroup's limit, between 64 MiB and 1 GiB.
 
-    `root` is where /proc and /sys are. Limits: cgroups(7), "memory" of version 1 and 2 in the kernel's documentation.
+    /proc and /sys are below `root`. Limits: cgroups(7), "memory" of version 1 and 2 in the kernel's documentation.
     """
     return max(_LEAST, min(_MOST, _quarter(machine, root)))
 
@@ -56,7 +56,7 @@ def _quarter(machine: int, root: str) -> int:
 
 
 def _cgroup_limits(root: str) -> list[int]:
-    """The limits of this process's cgroup and those above it, as far as they can be read."""
+    """Return the readable limits of this process's cgroup and of its ancestors."""
     found = []
     with contextlib.suppress(OSError, ValueError), open(os.path.join(root, "proc/self/cgroup"), "rb") as file:
         for line in os.fsdecode(file.read()).splitlines():
@@ -70,7 +70,7 @@ def _cgroup_limits(root: str) -> list[int]:
 def _limits_up(directory: str, path: str, names: tuple[str, ...]) -> list[int]:
     found = []
     while True:
-        for name in names:  # a limit that is not set is "max", or in version 1 a number beyond all memory
+        for name in names:  # no limit is "max", or in version 1 a number beyond all memory
             with contextlib.suppress(OSError, ValueError), open(os.path.join(directory, path, name)) as file:
                 found.append(int(file.read()))
         if not path:
@@ -80,23 +80,22 @@ def _limits_up(directory: str, path: str, names: tuple[str, ...]) -> list[int]:
 
 @functools.cache
 def heap() -> Heap:
-    """The heap of this process."""
+    """Return the heap of this process, tuned at the first call."""
     return Heap()
 
 
 class Heap:
-    """The C library's heap, which keeps what blocks leave behind and grows by large pages.
+    """The C library's heap, set up to keep freed blocks and to grow by huge pages.
 
-    Fresh memory from the system is several times slower than what was used before: 512 KiB take 200 microseconds at
-    their first touch, in large pages 40. As mallopt(3) of glibc, sbrk(2) and madvise(2) have it; elsewhere nothing
-    happens.
+    Fresh memory from the system is several times slower than reused memory: the first touch of 512 KiB takes 200
+    microseconds, in huge pages 40. Sources: mallopt(3) of glibc, sbrk(2), madvise(2). Without glibc nothing happens.
     """
 
     def __init__(self) -> None:
         import ctypes
 
         self._sbrk: Callable[[int], int] | None = None
-        self._end = 0  # its address
+        self._end = 0  # address
         try:
             library = ctypes.CDLL(None)
             for parameter, size in _MALLOPT:
@@ -109,24 +108,24 @@ class Heap:
         self._sbrk, self._end = sbrk, sbrk(0)
 
     def grown(self) -> None:
-        """To be called after large allocations: what the heap has grown by is to have large pages."""
+        """Request huge pages for what the heap has grown by. To be called after large allocations."""
         if self._sbrk is None:
             return
         start, self._end = self._end, self._sbrk(0)
         if start < self._end:
             start -= start % mmap.PAGESIZE
-            self._madvise(start, self._end - start, _MADV_HUGEPAGE)  # refused by a kernel without: no matter
+            self._madvise(start, self._end - start, _MADV_HUGEPAGE)  # a kernel without them refuses, harmlessly
 
 
-def give_back() -> None:
-    """Give what the allocator keeps back to the system, as malloc_trim(3) of glibc does; takes milliseconds."""
+def trim() -> None:
+    """Return free heap memory to the system by malloc_trim(3) of glibc. Takes milliseconds."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def keep_what_is_here() -> None:
-    """What was made so far stays: the collector of garbage looks at younger objects alone, and less often."""
+def freeze_garbage_collector() -> None:
+    """Exempt all present objects from garbage collection, and collect younger ones less often."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

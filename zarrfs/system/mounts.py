@@ -1,4 +1,4 @@
-"""Mounts as the kernel sees them: what is mounted where, who uses it, and how it is undone.
+"""The mount table: lookups in it, the processes that use a mount, and unmounting.
 
 Nothing here touches a path below a mount point, except getxattr in `ask` and statvfs in `unanswered`, with deadlines.
 """
@@ -21,20 +21,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from zarrfs.errors import MountError
-from zarrfs.system.machine import readable
+from zarrfs.system.processes import readable
 
 FSTYPE = "fuse.zarrfs"
 _NOT_OURS = "permission denied, also for root: run it as the user who mounted it (or mount with allow_root)"
 _ANSWER = 3.0  # seconds that a daemon has for an answer
-_KILLED = 1.0  # seconds that a process that was killed may take to go
-_ASKED = 1.0  # seconds that a question to a mount may keep it busy
-_LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the kernel has let go of the mount
+_KILLED = 1.0  # seconds that a killed process may take to end
+_BUSY = 1.0  # seconds that a short request, as of df, may keep a mount busy
+_LAST_REQUESTS = 10.0  # seconds that a daemon has to end after the unmount
 
 
 class Mount(NamedTuple):
     """One line of /proc/self/mountinfo."""
 
-    device: str  # "major:minor", also its folder in /sys/class/bdi
+    device: str  # "major:minor", also the name of its directory in /sys/class/bdi
     mountpoint: str
     fstype: str
     source: str
@@ -42,10 +42,10 @@ class Mount(NamedTuple):
 
 
 def mounts() -> list[Mount]:
-    """All mounts of this mount namespace, in the order they were made."""
+    """Return all mounts of this mount namespace, oldest first."""
     found = []
     with open("/proc/self/mountinfo", "rb") as file:
-        for line in file.read().split(b"\n")[:-1]:  # a name may have other characters that end lines of text
+        for line in file.read().split(b"\n")[:-1]:  # not splitlines(): a name may have other line separators
             left, _, right = os.fsdecode(line).partition(" - ")
             fields, more = left.split(" "), right.split(" ")
             flags = (*fields[5].split(","), *more[2].split(","))
@@ -54,13 +54,13 @@ def mounts() -> list[Mount]:
 
 
 def mount_at(mountpoint: str) -> Mount | None:
-    """The topmost mount at exactly `mountpoint`, or None; a waiting automount trigger is none."""
+    """Return the topmost mount at exactly `mountpoint`, or None. An idle automount trigger does not count."""
     at = [mount for mount in mounts() if mount.mountpoint == mountpoint]
     return at[-1] if at and at[-1].fstype != "autofs" else None
 
 
 def canonical(mountpoint: str) -> str:
-    """`mountpoint` as mountinfo spells it; its last part is not resolved, as it may be a dead mount."""
+    """Return `mountpoint` as mountinfo spells it. Its last component is not resolved, as it may be a dead mount."""
     parent, name = os.path.split(os.path.abspath(mountpoint))
     path = os.path.join(os.path.realpath(parent), name)
     if mount_at(path) is None and os.path.islink(path):
@@ -69,7 +69,7 @@ def canonical(mountpoint: str) -> str:
 
 
 def check_mountpoint(mountpoint: str) -> str | None:
-    """Raise MountError for a place that cannot be mounted on; returns a note if it cleared a dead mount."""
+    """Raise MountError if nothing can be mounted on `mountpoint`; clear a dead mount there and return a note on it."""
     note = None
     if clear_dead(mountpoint):
         note = f"{mountpoint}: cleared a mount whose daemon had died"
@@ -85,7 +85,7 @@ def check_mountpoint(mountpoint: str) -> str | None:
 
 
 def clear_dead(mountpoint: str) -> bool:
-    """Unmount what zarrfs has mounted there if its daemon has died; whether that was so. MountError."""
+    """Unmount a zarrfs mount whose daemon has died; return whether there was one. Raise MountError."""
     mount = mount_at(mountpoint)
     if mount is None or mount.fstype != FSTYPE or not is_dead(mountpoint):
         return False
@@ -94,12 +94,12 @@ def clear_dead(mountpoint: str) -> bool:
 
 
 def is_dead(mountpoint: str) -> bool:
-    """Whether a FUSE mount has lost its daemon: every call says ENOTCONN. Not of one that does not answer in time."""
+    """Return whether a FUSE mount has lost its daemon (ENOTCONN). A daemon that is late to answer is not dead."""
     return bool(unanswered([mountpoint], _ANSWER)[0])
 
 
 def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[str], list[str]]:
-    """(FUSE mounts without a daemon, those that do not answer for `patience` seconds); all are asked at once."""
+    """Probe FUSE mounts all at once; return (those without a daemon, those silent for `patience` seconds)."""
     found: dict[str, int | None] = {}
 
     def ask(mountpoint: str) -> None:
@@ -121,15 +121,15 @@ def unanswered(mountpoints: Sequence[str], patience: float = 2.0) -> tuple[list[
 
 
 def unmount(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount; MountError with the kernel's reason, EBUSY with who holds it.
+    """Unmount. Raise MountError with the kernel's reason; for EBUSY, with the processes that hold the mount.
 
-    Who asks a mount something, as `zarrfs top` and df do, keeps it busy just then: a moment is given to those.
+    A short request, as of `zarrfs top` or df, also makes a mount busy: EBUSY without a holder is retried for a moment.
     """
-    asked, pause = mount_at(mountpoint), 0.01
-    deadline = time.monotonic() + _ASKED
+    before, pause = mount_at(mountpoint), 0.01
+    deadline = time.monotonic() + _BUSY
     while (refused := _refusal(mountpoint, lazy)) is not None:
-        if asked is not None and mount_at(mountpoint) != asked:
-            return  # somebody else was faster, and has perhaps mounted something else
+        if before is not None and mount_at(mountpoint) != before:
+            return  # another process has unmounted it, and perhaps mounted something else
         reason, busy = refused
         users = holders(mountpoint) if busy else []
         if busy and not users and time.monotonic() < deadline:
@@ -142,7 +142,7 @@ def unmount(mountpoint: str, lazy: bool = False) -> None:
 
 
 def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
-    """Unmount, once: None, or the kernel's reason and whether it is EBUSY."""
+    """Unmount once; return None, or the kernel's reason and whether that is EBUSY."""
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
         flags = 8 | (2 if lazy else 0)  # UMOUNT_NOFOLLOW, MNT_DETACH
@@ -160,7 +160,7 @@ def _refusal(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
 
 
 def unmount_own(mountpoint: str, device: int | None) -> None:
-    """unmount() of what has `device` as st_dev; MountError where something else was mounted over it."""
+    """Unmount the mount whose st_dev is `device`. Raise MountError, also if something is mounted over it."""
     top = mount_at(mountpoint)
     if device is not None and top is not None and top.device != f"{os.major(device)}:{os.minor(device)}":
         other = f"{top.source}, {top.fstype}"
@@ -169,7 +169,7 @@ def unmount_own(mountpoint: str, device: int | None) -> None:
 
 
 def end(mountpoint: str, lazy: bool = False) -> None:
-    """Unmount what zarrfs has mounted at `mountpoint` and wait for its daemon to end; MountError."""
+    """Unmount the zarrfs mount at `mountpoint` and wait until its daemon has ended. Raise MountError."""
     mountpoint = canonical(mountpoint)
     mount = mount_at(mountpoint)
     if mount is None or mount.fstype != FSTYPE:
@@ -182,7 +182,7 @@ def end(mountpoint: str, lazy: bool = False) -> None:
 
 
 def fusermount() -> str:
-    """The path of fusermount3; helpers and units run without PATH."""
+    """Return the path of fusermount3, also without PATH, as in mount helpers and units. Raise MountError."""
     found = shutil.which("fusermount3", path=os.environ.get("PATH", "") + ":/bin:/usr/bin:/usr/local/bin")
     if found is None:
         raise MountError("fusermount3 is not installed (Debian: apt install fuse3)")
@@ -190,7 +190,7 @@ def fusermount() -> str:
 
 
 def holders(mountpoint: str, limit: int = 5) -> list[str]:
-    """Processes that have a file, directory or mapping below `mountpoint` open, as "pid 12 (vim)"."""
+    """Return the processes with an open file, directory or mapping below `mountpoint`, as "pid 12 (vim)"."""
     found: list[str] = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         if any(path == mountpoint or path.startswith(mountpoint + "/") for path in _paths_of(pid)):
@@ -200,7 +200,7 @@ def holders(mountpoint: str, limit: int = 5) -> list[str]:
 
 
 def _paths_of(pid: str) -> list[str]:
-    """What a process holds open, from links alone: nothing is resolved."""
+    """Return the paths that a process holds open, read from links in /proc without resolving them."""
     links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root"]
     with contextlib.suppress(OSError):
         links += [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
@@ -214,7 +214,7 @@ def _paths_of(pid: str) -> list[str]:
 
 
 def daemon_of(mountpoint: str, timeout: float = 2.0) -> dict[str, Any] | None:
-    """What the daemon behind a mount says of itself (pid, source, kind); None when it does not answer."""
+    """Return what a mount's daemon reports of itself (pid, source, kind); None if it does not answer."""
     try:
         return dict(json.loads(ask(mountpoint, "user.zarrfs.mount", timeout)))
     except OSError:
@@ -222,10 +222,10 @@ def daemon_of(mountpoint: str, timeout: float = 2.0) -> dict[str, Any] | None:
 
 
 def ask(mountpoint: str, name: str, timeout: float) -> bytes:
-    """The extended attribute `name` of the root of a mount; OSError, TimeoutError after `timeout` seconds.
+    """Return the extended attribute `name` of a mount's root. Raise OSError; TimeoutError after `timeout` seconds.
 
-    A child asks: one that gets no answer is killed, so that nothing of ours keeps the mount in use. A thread that
-    waits for a suspended daemon would.
+    A child process asks, which is killed at the timeout. A thread that waits for a suspended daemon could not be, and
+    would keep the mount in use.
     """
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -243,7 +243,7 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
             raise TimeoutError(errno.ETIMEDOUT, "does not answer")
     finally:
         os.close(read_end)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # where whoever started us ignores SIGCHLD
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # if our parent ignores SIGCHLD
             os.kill(child, signal.SIGKILL)
             _reap(child)
     if not said.startswith(b"+"):
@@ -253,7 +253,7 @@ def ask(mountpoint: str, name: str, timeout: float) -> bytes:
 
 
 def _answer(mountpoint: str, name: str, pipe: int) -> NoReturn:
-    """In the child: "+" and the value, or the errno."""
+    """In the child: write "+" and the value, or the errno, to the pipe."""
     try:
         try:
             said = b"+" + os.getxattr(mountpoint, name)
@@ -266,14 +266,14 @@ def _answer(mountpoint: str, name: str, pipe: int) -> NoReturn:
 
 
 def _reap(child: int) -> None:
-    """Wait for a killed child for a moment: a request that its daemon has taken cannot be broken off."""
+    """Wait a moment for a killed child: a FUSE request that the daemon has read cannot be interrupted."""
     deadline = time.monotonic() + _KILLED
     while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
 def wait_for_end(pid: int, timeout: float) -> bool:
-    """Wait until process `pid` is gone; False when it is still there after `timeout` seconds."""
+    """Wait until the process `pid` has ended; return False if it has not within `timeout` seconds."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,11 +1,11 @@
-"""Other mounts of zarrfs that this process reads from, so that no read ever waits for itself.
+"""Deadlock avoidance among zarrfs mounts that read from each other.
 
-A target may lie in the mount of another zarrfs, but not if that waits for us in turn: each would wait for the other's
-answer, for ever, in the kernel. So before a process opens its first file in such a mount, it asks whether that mount
-waits for ours, directly or through others: an extended attribute, which is answered without asking targets. A process
-counts a mount before it asks, so of two that enter each other at the same time at least one is refused.
+A target may lie in the mount of another zarrfs, but not if that one reads from ours in turn: both daemons would wait
+for each other in the kernel for ever. So before a process opens its first file in such a mount, it asks whether that
+mount waits for ours, directly or through others, by an extended attribute that is answered without reading targets. A
+process registers a mount before it asks, so if two enter each other at the same time, at least one is refused.
 
-A mount is known by its st_dev, which is the same in every mount namespace of a machine.
+A mount is identified by its st_dev, which is the same in every mount namespace of a machine.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ import threading
 
 from zarrfs.errors import Loop
 
-# DEVICE:HOPS; never listed. Not in user.*, for which the kernel asks for attributes, and a size may be a target's.
+# DEVICE:HOPS follows; never listed. Not in user.*: for those the kernel first asks for attributes, and the size of a
+# file may have to come from its target.
 XATTR = "system.zarrfs.waits_for:"
 _YES, _NO = b"1", b"0"
-_HOPS = 16  # mounts, each of which reads from the next one
+_HOPS = 16  # mounts in a chain, each of which reads from the next
 _FSTYPE = b"fuse.zarrfs"
 _RULE = "lies in a mount that itself reads from this one: each would wait for the other (copy what one of them needs)"
 
 
 class OtherMounts:
-    """Those that this process waits for. Thread-safe; what opens or asks blocks.
+    """The zarrfs mounts that this process reads from. Thread-safe; methods that open or ask may block.
 
-    `device`: st_dev of our own mount; None as long as there is none, and in commands, which nobody waits for.
+    `device` is the st_dev of our own mount; None before the mount, and in commands, which nothing waits for.
     """
 
     def __init__(self) -> None:
         self.device: int | None = None
-        self._entered: dict[int, int] = {}  # by st_dev: a descriptor (O_PATH) in that mount, to ask it
+        self._entered: dict[int, int] = {}  # by st_dev: an O_PATH descriptor in that mount, to query it
         self._entering, self._reading = threading.Lock(), threading.Lock()
         self._table: int | None = None  # descriptor of mountinfo
         self._changed = select.poll()
         self._devices: dict[bytes, int] = {}  # by the id of a mount
 
     def present(self) -> bool:
-        """Return whether there are any at all: what is opened must be judged first."""
+        """Return whether there is any zarrfs mount: then files must be checked by enter() before they are opened."""
         return self.device is not None and bool(self._mounts())
 
     def enter(self, descriptor: int, path: str) -> None:
-        """Before a file is opened: `descriptor` (O_PATH) is of it. Loop where its mount waits for ours."""
+        """Register the mount of `descriptor` (O_PATH) before its file is opened. Raise Loop if it waits for ours."""
         device = self.device_of(descriptor)
         if device is None or device == self.device or self.device is None:
             return
@@ -57,7 +58,7 @@ class OtherMounts:
                 raise Loop(path, _RULE)
 
     def note(self, path: str) -> None:
-        """Before we are mounted, so nobody can wait for us: count the mount that `path` lies in."""
+        """Register the mount that `path` lies in, without a query: before our mount exists nothing can wait for it."""
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
             device = self.device_of(descriptor)
@@ -67,18 +68,18 @@ class OtherMounts:
                 self._entered[device] = descriptor
 
     def answer(self, question: str) -> bytes | None:
-        """The value of XATTR, whose end is `question`; None where others must be asked: waits_for()."""
+        """Return the value of the attribute XATTR + `question`; None if other mounts must be asked by waits_for()."""
         device, _ = _parts(question)
         return _YES if device in self._entered else None if self._entered else _NO
 
     def waits_for(self, question: str) -> bytes:
-        """As answer(), by asking others."""
+        """Return the value of the attribute XATTR + `question` by asking other mounts. Blocks."""
         device, hops = _parts(question)
         others = list(self._entered.values()) if hops > 0 else []
         return _YES if any(_asked(descriptor, device, hops - 1) for descriptor in others) else _NO
 
     def device_of(self, descriptor: int) -> int | None:
-        """st_dev of the zarrfs mount that an O_PATH descriptor is in, without asking that; None for anything else."""
+        """Return the st_dev of the zarrfs mount of an O_PATH descriptor, without a request to it; None elsewhere."""
         devices = self._mounts()
         if not devices:
             return None
@@ -87,7 +88,7 @@ class OtherMounts:
         return devices.get(ids[0]) if ids else None
 
     def _mounts(self) -> dict[bytes, int]:
-        """The zarrfs mounts, by their ids: read again when the kernel says that mounts have changed."""
+        """Return the zarrfs mounts by mount id, read again when the kernel reports a change of the mount table."""
         with self._reading:
             if self._table is None:
                 try:
@@ -114,7 +115,7 @@ OTHER_MOUNTS = OtherMounts()  # a process has one mount
 
 
 def _parts(question: str) -> tuple[int, int]:
-    """(device, hops); a device that there is not where it is no question."""
+    """Return (device, hops); device 0, which no mount has, for a malformed question."""
     device, _, hops = question.partition(":")
     return (int(device), min(int(hops), _HOPS)) if device.isdecimal() and hops.isdecimal() else (0, 0)
 
@@ -123,5 +124,5 @@ def _asked(descriptor: int, device: int, hops: int) -> bool:
     """Return whether the mount of a descriptor waits for `device`, through up to `hops` others."""
     try:
         return os.getxattr(f"/proc/self/fd/{descriptor}", f"{XATTR}{device}:{hops}") == _YES
-    except OSError:  # it is gone, or of a version that does not know
+    except OSError:  # unmounted, or served by a version without this attribute
         return False

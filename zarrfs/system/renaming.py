@@ -1,4 +1,4 @@
-"""renameat2(2), which Python does not have: renaming that replaces nothing, or swaps two names."""
+"""renameat2(2), which Python lacks: a rename that replaces nothing, or exchanges two names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import ctypes
 import os
 
 NOREPLACE, EXCHANGE = 1, 2  # linux/fs.h
-CWD = -100  # AT_FDCWD: names are relative to where the process is, or absolute
+CWD = -100  # AT_FDCWD: names are relative to the working directory, or absolute
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def rename(one: bytes, other: bytes, flags: int, one_directory: int = CWD, other_directory: int = CWD) -> None:
-    """Rename `one` in `one_directory` to `other`, or with EXCHANGE swap them. OSError: EINVAL without support."""
+    """Rename `one` in `one_directory` to `other` in `other_directory`; with EXCHANGE swap them.
+
+    Raise OSError; EINVAL if the file system does not support the flag.
+    """
     if _libc.renameat2(one_directory, one, other_directory, other, flags):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), os.fsdecode(one))

@@ -1,7 +1,7 @@
-"""What a mount takes of this machine: /dev/fuse, fusermount3, and the permission of its user.
+"""Requirements of a mount: /dev/fuse, fusermount3, and the permissions of the user.
 
-Asked before a source is prepared, which may take minutes. Rules of fusermount3 are those of libfuse 3.14, as seen:
-it reads /etc/fuse.conf as the user, and takes no notice of a last line without a line feed.
+They are checked before a source is prepared, which may take minutes. The rules of fusermount3 are those observed of
+libfuse 3.14: it reads /etc/fuse.conf as the user, and ignores a last line without a line feed.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from zarrfs.system import mounts
 
 DEVICE = "/dev/fuse"
 CONFIGURATION = "/etc/fuse.conf"
-MOUNT_MAX = 1000  # mounts of FUSE by users, where fuse.conf says nothing
+MOUNT_MAX = 1000  # FUSE mounts by users, unless fuse.conf says otherwise
 _SYS_ADMIN = 21  # CAP_SYS_ADMIN, linux/capability.h
 _CONTAINER = "start the container with --device /dev/fuse --cap-add SYS_ADMIN (docs/containers.md)"
 _USER = "a user mounts only where he may write"
 
 
 class Configuration(NamedTuple):
-    """What /etc/fuse.conf says to fusermount3."""
+    """The settings in /etc/fuse.conf that fusermount3 reads."""
 
     user_allow_other: bool = False
     mount_max: int = MOUNT_MAX  # -1: any number
-    problem: str = ""  # why it says nothing
+    problem: str = ""  # why the file was not read
 
 
 def check(mountpoint: str, options: Options) -> None:
-    """Raise MountError, or UsageError for an option, where the mount will be refused; the text says what to do."""
+    """Raise MountError, or UsageError for an option, if the mount would be refused; the text says what to do."""
     problem = device_problem()
     if problem:
         raise MountError(f"{mountpoint}: {problem}")
@@ -52,7 +52,7 @@ def check(mountpoint: str, options: Options) -> None:
 
 
 def device_problem() -> str:
-    """Why /dev/fuse cannot be used, and what to do; "" where it can."""
+    """Return why /dev/fuse cannot be used, and what to do; "" if it can."""
     try:
         os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:
@@ -73,12 +73,12 @@ def device_problem() -> str:
 
 
 def mounts_itself() -> bool:
-    """Whether this process may mount without fusermount3: it has CAP_SYS_ADMIN, as root has outside of containers."""
+    """Return whether this process may call mount(2): it has CAP_SYS_ADMIN, as root has outside containers."""
     return bool(int(_status("CapEff") or "0", 16) >> _SYS_ADMIN & 1)
 
 
 def fusermount_problem() -> str:
-    """Why fusermount3 will not mount for us; "" where it will."""
+    """Return why fusermount3 cannot mount for this process; "" if it can."""
     try:
         path = mounts.fusermount()
     except MountError as exc:
@@ -99,7 +99,7 @@ def fusermount_problem() -> str:
 
 
 def configuration() -> Configuration:
-    """What /etc/fuse.conf says, as fusermount3 reads it."""
+    """Read /etc/fuse.conf as fusermount3 does."""
     allow, most = False, MOUNT_MAX
     try:
         with open(CONFIGURATION, encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -109,20 +109,20 @@ def configuration() -> Configuration:
     except OSError as exc:
         return Configuration(problem=f"{CONFIGURATION} cannot be read ({_reason(exc)})")
     for line in lines:
-        said = line.partition("#")[0].strip()
-        number = re.match(r"mount_max\s*=\s*(-?\d+)", said)
-        allow = allow or said == "user_allow_other"
+        setting = line.partition("#")[0].strip()
+        number = re.match(r"mount_max\s*=\s*(-?\d+)", setting)
+        allow = allow or setting == "user_allow_other"
         most = int(number[1]) if number else most
     return Configuration(allow, most)
 
 
 def count() -> int:
-    """How many mounts of FUSE there are, as fusermount3 counts them."""
+    """Return the number of FUSE mounts, as fusermount3 counts them."""
     return sum(one.fstype == "fuse" or one.fstype.startswith("fuse.") for one in mounts.mounts())
 
 
 def count_problem() -> str:
-    """Why a user may not have one more mount; "" where he may."""
+    """Return why a user may not have one more mount; "" if he may."""
     most = configuration().mount_max
     if most == -1 or (there := count()) < most:
         return ""
@@ -130,7 +130,7 @@ def count_problem() -> str:
 
 
 def allow_problem() -> str:
-    """Why a user may not let others use his mount; "" where he may."""
+    """Return why a user may not let others use his mount; "" if he may."""
     found = configuration()
     if found.user_allow_other:
         return ""
@@ -147,7 +147,7 @@ def allow_problem() -> str:
 
 
 def in_container() -> bool:
-    """Whether this looks like a container: what they are known to leave, or say of themselves."""
+    """Return whether this looks like a container, by the files and variables that container runtimes leave."""
     if any(map(os.path.exists, ("/.dockerenv", "/run/.containerenv", "/.singularity.d", "/run/systemd/container"))):
         return True
     with contextlib.suppress(OSError), open("/proc/1/environ", "rb") as file:
@@ -156,7 +156,7 @@ def in_container() -> bool:
 
 
 def why_refused(said: str) -> str:
-    """Turn the reason of mount(2), or the output of fusermount3, into one line that says what to do."""
+    """Turn an error of mount(2), or the output of fusermount3, into one line that says what to do."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     # the last line is the reason; warnings about fuse.conf come before it
     text = lines[-1] if lines else "fusermount3 gave no reason"
@@ -173,7 +173,7 @@ def why_refused(said: str) -> str:
 
 
 def _mountpoint_problem(mountpoint: str, options: Options) -> str:
-    """Why fusermount3 refuses the directory itself."""
+    """Return why fusermount3 would refuse the mount point; "" if it would not."""
     status = os.stat(mountpoint)
     mine = status.st_uid == os.geteuid()
     if status.st_mode & stat.S_ISVTX and not mine:
@@ -184,15 +184,15 @@ def _mountpoint_problem(mountpoint: str, options: Options) -> str:
 
 
 def _check_owner(options: Options) -> None:
-    """UsageError for an owner that a user cannot give to what is copied to his upper directory."""
+    """Raise UsageError for an owner that a user cannot give to files copied to his upper directory."""
     groups = {os.getegid(), *os.getgroups()}
-    for name, said, ours in (("uid", options.uid, {os.geteuid()}), ("gid", options.gid, groups)):
-        if said is not None and said not in ours:
-            raise UsageError(f"option {name}={said}: only root can give that to what is copied to upperdir=")
+    for name, number, ours in (("uid", options.uid, {os.geteuid()}), ("gid", options.gid, groups)):
+        if number is not None and number not in ours:
+            raise UsageError(f"option {name}={number}: only root can give that to what is copied to upperdir=")
 
 
 def _status(name: str) -> str:
-    """A line of this process's status in /proc; "" without one."""
+    """Return a field of /proc/self/status; "" without one."""
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith(f"{name}:"):

@@ -1,8 +1,8 @@
-"""Exceptions that signal handlers raise, in a process of our own: none of them is lost.
+"""Exceptions raised by signal handlers, made reliable: one that Python drops is raised again.
 
-Python drops an exception that it meets in a callback of a weak reference or in __del__, and goes on; importlib has
-such a callback for each module. C code clears some, as io.BufferedReader does while it is made. A handler's may come
-there as anywhere, and Ctrl-C did nothing then. Source: sys.unraisablehook in the Python library reference.
+Python drops an exception that is raised in a weak reference callback or in __del__, and goes on; importlib has such a
+callback for each module. Some C code clears exceptions, as io.BufferedReader does in its constructor. A signal handler
+may run there as anywhere, and then Ctrl-C had no effect. Source: sys.unraisablehook in the Python library reference.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from types import FrameType
 
 from zarrfs.errors import TimedOut
 
-_LATER = 0.001  # seconds: by then Python is out of what dropped it, or this is done once more
+_LATER = 0.001  # seconds: by then Python has usually left the code that dropped it; if not, this is repeated
 
 
 class End(SystemExit):
-    """The end of this process, raised by a signal handler. Who catches it ends the process, by os._exit().
+    """The end of this process, raised by a signal handler. Code that catches it ends the process by os._exit().
 
-    Where it is dropped, it is raised once more. It takes SIGALRM.
+    If Python drops it, SIGALRM raises it again, whose handler it replaces.
     """
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
 
-        def once_more(number: int, frame: FrameType | None) -> None:
+        def raise_anew(number: int, frame: FrameType | None) -> None:
             raise End(code)
 
-        signal.signal(signal.SIGALRM, once_more)
+        signal.signal(signal.SIGALRM, raise_anew)
 
     def __del__(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, _LATER)
 
 
 def raise_again() -> None:
-    """Let Ctrl-C and the end of a deadline, where they are told to be dropped, come once more.
+    """Install a hook that raises KeyboardInterrupt and TimedOut again when Python reports that it dropped them.
 
-    It takes SIGALRM then, also from a deadline.
+    The hook then uses SIGALRM, replacing the handler of a deadline.
     """
     sys.unraisablehook = _hook
 
@@ -50,14 +50,14 @@ def _hook(dropped: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(dropped)
         return
 
-    def once_more(number: int, frame: FrameType | None) -> None:
+    def raise_anew(number: int, frame: FrameType | None) -> None:
         if isinstance(lost, KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)  # trio has a handler that knows where it may be raised
+            signal.raise_signal(signal.SIGINT)  # trio's handler knows where it may raise
         else:
             raise lost
 
     try:
-        signal.signal(signal.SIGALRM, once_more)
+        signal.signal(signal.SIGALRM, raise_anew)
         signal.setitimer(signal.ITIMER_REAL, _LATER)
-    except ValueError:  # a thread: handlers run in the main one only, so this was nobody's wish
+    except ValueError:  # not the main thread: handlers run only there, so this came from no handler
         sys.__unraisablehook__(dropped)

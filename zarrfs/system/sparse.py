@@ -1,4 +1,4 @@
-"""What copies of files and directories take care of: holes, and the times of directories."""
+"""Sparse files: their data extents, and copies and writes that keep holes; also directory times kept over a change."""
 
 from __future__ import annotations
 
@@ -8,36 +8,62 @@ import os
 from collections.abc import Callable, Iterator
 
 from zarrfs.system.buffers import Buffer, write_all
-from zarrfs.system.extents import data_extents
 
-_HOLE = 64 << 10  # bytes: zeros that begin at a multiple of this are not written
+_HOLE = 64 << 10  # bytes: an aligned run of zeros of this size is left as a hole
 _ZEROS = bytes(_HOLE)
 _PIECE = 64 << 20  # bytes copied by one call
 _READ = 1 << 20
-# what copy_file_range(2) says where the two file systems cannot do it
-_ELSEWHERE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+# errors of copy_file_range(2) where the two file systems do not support it
+_UNSUPPORTED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+
+
+def data_extents(descriptor: int, size: int) -> list[tuple[int, int]]:
+    """Return each_extent() as a list."""
+    return list(each_extent(descriptor, size))
+
+
+def each_extent(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of the data extents in the first `size` bytes. Source: lseek(2), SEEK_DATA.
+
+    A file system without SEEK_DATA yields the whole range as one extent. Raise OSError as lseek(2).
+    """
+    stop = 0
+    while stop < size:
+        try:
+            start = os.lseek(descriptor, stop, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # a hole up to the end
+                return
+            if exc.errno == errno.EINVAL:
+                yield 0, size
+                return
+            raise
+        stop = min(os.lseek(descriptor, start, os.SEEK_HOLE), size)
+        if start < stop:
+            yield start, stop
 
 
 @contextlib.contextmanager
-def same_time(directory: int) -> Iterator[None]:
-    """What is done in a directory meanwhile is no change to who looks at it."""
+def keep_times(directory: int) -> Iterator[None]:
+    """Restore the access and modification times of a directory after the body, which changes its entries."""
     status = os.fstat(directory)
     yield
-    with contextlib.suppress(OSError):  # of somebody else's directory
+    with contextlib.suppress(OSError):  # only the owner may set times
         os.utime(b".", ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=directory)
 
 
 def write_sparse(descriptor: int, data: Buffer, at: int) -> None:
-    """Write `data`, leaving out long stretches of zeros: holes stay holes."""
+    """Write `data` from offset `at` on, leaving holes for long runs of zeros."""
     view = memoryview(data).cast("B")
-    for start, stop in _written(view):
+    for start, stop in _data_runs(view):
         write_all(descriptor, view[start:stop], at + start)
 
 
 def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lambda: None) -> None:
-    """Copy the first `size` bytes of a file to another, but for holes. OSError, also where there are fewer.
+    """Copy the data extents in the first `size` bytes of a file, and set the size of the copy.
 
-    `pause` is called now and then, and may raise. Source: copy_file_range(2).
+    `pause` is called before each piece, and may raise to cancel. Raise OSError, EIO for a source that ends early.
+    Source: copy_file_range(2).
     """
     in_kernel = True
     for start, stop in data_extents(source, size):
@@ -49,9 +75,9 @@ def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lam
                 try:
                     count = os.copy_file_range(source, to, min(stop - at, _PIECE), at, at)
                 except OSError as exc:
-                    if exc.errno not in _ELSEWHERE:
+                    if exc.errno not in _UNSUPPORTED:
                         raise
-            if not count:  # some file systems say so instead of failing
+            if not count:  # some file systems return 0 instead of an error
                 in_kernel = False
                 data = os.pread(source, min(stop - at, _READ), at)
                 if not data:
@@ -61,8 +87,8 @@ def copy_data(source: int, to: int, size: int, pause: Callable[[], object] = lam
     os.ftruncate(to, size)
 
 
-def _written(view: memoryview) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the stretches that are not all zeros."""
+def _data_runs(view: memoryview) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of the runs that are not all zeros."""
     begin = None
     for at in range(0, len(view), _HOLE):
         piece = view[at : at + _HOLE]

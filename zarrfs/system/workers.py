@@ -1,4 +1,7 @@
-"""Forked processes for many small files: threads wait for each other more than for the system (docs/archives.md)."""
+"""A pool of forked worker processes for many small files.
+
+Threads would wait for the interpreter lock more than for the system (docs/archives.md).
+"""
 
 from __future__ import annotations
 
@@ -15,42 +18,42 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.system.machine import end_with_parent
+from zarrfs.system.processes import end_with_parent
 
-_AHEAD = 4  # tasks of each process that are done, or being done, before they are asked for
+_AHEAD = 4  # tasks per process that are sent, or done, before the caller takes their results
 _PATIENCE = 500  # ms
-_USUAL = 8 << 20  # bytes of memory: tasks that may need more are not done ahead
+_USUAL = 8 << 20  # bytes of memory: tasks that may need more are sent one at a time
 _KILLED = "a process that reads or writes files was killed"
 
 
 class Workers:
-    """Runs `function(task, memory)` in up to `jobs` processes; both tasks and results are what marshal takes.
+    """A pool that runs `function(task, memory)` in up to `jobs` processes. Tasks and results are marshalled.
 
-    They are forked by start(), or when there is more than one task, and see what the caller had then. Closing ends
-    them at once. `memory` is shared, `size` bytes for each task. Errors are `about` what is named.
+    The processes are forked by start(), or when map() gets a second task, and see the caller's state of that moment.
+    close() ends them at once. `memory` is shared, `size` bytes per task. SourceErrors of the pool name `about`.
     """
 
     def __init__(
         self, function: Callable[[Any, memoryview], Any], jobs: int, size: int = 0, about: str = "archive",
         begin: Callable[[], object] = lambda: None, pause: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        """`begin` is called in each process before its first task; `pause` in this one, while nothing comes."""
+        """Call `begin` in each worker before its first task, and `pause` in this process while waiting."""
         self._function, self._jobs, self._about = function, jobs, about
         self._begin, self._pause = begin, pause
         self._ahead = _AHEAD if size <= _USUAL else 1
         self._idle: list[_Worker] = []
-        self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor: and the number of the task
+        self._busy: dict[int, tuple[_Worker, int]] = {}  # by descriptor: the worker and the number of its task
         self._results: dict[int, Any] = {}
         self._numbers = itertools.count()
         self._poll = select.poll()
-        slots = 2 * (1 if jobs == 1 else jobs * self._ahead)  # for two calls of map()
+        slots = 2 * (1 if jobs == 1 else jobs * self._ahead)  # for two concurrent calls of map()
         self._memory = _Memory(size, slots)
 
     def map(self, tasks: Iterable[Any]) -> Iterator[tuple[Any, memoryview]]:
-        """The results, in the order of the tasks, and the memory of each, which is its own until the next one.
+        """Yield (result, memory) in the order of the tasks; the memory is valid until the next result is taken.
 
-        One call may be made while another one is not at its end. What a task raises is raised here, if it is a
-        SourceError or UsageError; SourceError where a process dies.
+        Two calls may be in progress at the same time. Raise a SourceError or UsageError of a task, SourceError if a
+        process dies, RuntimeError for any other failure of a task.
         """
         source = iter(tasks)
         few = list(itertools.islice(source, 2))
@@ -65,7 +68,7 @@ class Workers:
                 self._memory.give(slot)
             return
         self.start()
-        waiting: deque[tuple[int, int]] = deque()  # numbers of tasks, and where their memory is
+        waiting: deque[tuple[int, int]] = deque()  # (number of a task, slot of its memory)
         more = True
         while more or waiting:
             while more and self._idle and len(waiting) < self._jobs * self._ahead:
@@ -78,20 +81,20 @@ class Workers:
                 number, slot = waiting.popleft()
                 yield self._results.pop(number), self._memory.of(slot)
                 self._memory.give(slot)
-            elif waiting or more:  # the other call may have all processes busy
+            elif waiting or more:  # the other call of map() may have all processes busy
                 self._receive()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """End the processes; kill them if any is busy."""
         workers = self._idle + [worker for worker, _number in self._busy.values()]
         for worker in workers:
             worker.end(bool(self._busy))
         self._idle, self._busy = [], {}
 
     def start(self) -> None:
-        """Fork the processes, if there are to be any, and are none yet. They end with the thread that does this.
+        """Fork the processes unless they run already or `jobs` is 1. They end with the calling thread.
 
-        OSError where that cannot be done: then there are none.
+        Raise OSError if not all can be started; then none runs.
         """
         if self._jobs == 1 or self._idle or self._busy:
             return
@@ -110,7 +113,7 @@ class Workers:
     def _send(self, task: Any, slot: int) -> int:
         number, worker = next(self._numbers), self._idle.pop()
         self._busy[worker.answers.fileno()] = worker, number
-        with contextlib.suppress(BrokenPipeError):  # it has died, which reading from it tells
+        with contextlib.suppress(BrokenPipeError):  # it has died; reading its answer reports that
             _write(worker.tasks, (task, slot))
         return number
 
@@ -137,7 +140,7 @@ class Workers:
 
 
 class _Memory:
-    """Pieces of memory, shared with processes that are forked: as few of them are in use as can be."""
+    """Slots of anonymous memory shared with forked processes. The slot freed last is reused first."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size = size
@@ -149,20 +152,20 @@ class _Memory:
         self._free = list(range(count))[::-1]
 
     def take(self) -> int:
-        """The number of a piece that nobody uses."""
+        """Take a free slot."""
         return self._free.pop()
 
     def give(self, number: int) -> None:
-        """Nobody uses it any more."""
+        """Free a slot."""
         self._free.append(number)
 
     def of(self, number: int) -> memoryview:
-        """The piece of that number."""
+        """Return the memory of a slot."""
         return self._whole[number * self._size : (number + 1) * self._size]
 
 
 class _Worker:
-    """One process, and the pipes to it and from it."""
+    """One worker process, with a pipe for tasks and one for answers."""
 
     def __init__(self, function: Callable[[Any], Any], begin: Callable[[], object], others: list[_Worker]) -> None:
         parent = os.getpid()
@@ -177,11 +180,11 @@ class _Worker:
             if not self._pid:
                 try:
                     end_with_parent(parent, signal.SIGKILL)
-                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us hears it, too, and ends us
+                    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, too, and ends us
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     signal.pthread_sigmask(signal.SIG_SETMASK, before)
                     for descriptor in (tasks, answers, *(d for other in others for d in other.descriptors())):
-                        os.close(descriptor)  # so that the end of who started us is the end of the tasks
+                        os.close(descriptor)  # so that the end of the parent is the end of the tasks
                     begin()
                     _serve(function, os.fdopen(theirs, "rb"), os.fdopen(mine, "wb"))
                 finally:
@@ -191,11 +194,11 @@ class _Worker:
         self.tasks, self.answers = os.fdopen(tasks, "wb"), os.fdopen(answers, "rb")
 
     def descriptors(self) -> tuple[int, int]:
-        """The ends of the pipes that are not the process's own."""
+        """Return the parent's ends of the pipes."""
         return self.tasks.fileno(), self.answers.fileno()
 
     def end(self, at_once: bool) -> None:
-        """End the process, and wait until it has ended."""
+        """End the process and wait for it; kill it if `at_once`."""
         if at_once:
             os.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(BrokenPipeError):
@@ -205,7 +208,7 @@ class _Worker:
 
 
 def _pipes() -> tuple[int, int, int, int]:
-    """Both ends of a pipe, and of another one. OSError."""
+    """Make two pipes and return their four ends. Raise OSError, with none left open."""
     first = os.pipe()
     try:
         return *first, *os.pipe()
@@ -217,7 +220,7 @@ def _pipes() -> tuple[int, int, int, int]:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[set[int]]:
-    """Keep signals that end us from coming now: in a new process, before it ignores them, one is an exception."""
+    """Block SIGINT and SIGTERM: a new process that has not set its handlers yet would raise the parent's exception."""
     before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))}
     try:
         yield before
@@ -236,7 +239,7 @@ def _serve(function: Callable[[Any], Any], tasks: IO[bytes], answers: IO[bytes])
                 answer = "source", (exc.source, exc.rule, exc.entry)
             except UsageError as exc:
                 answer = "usage", str(exc)
-            except Exception:  # a bug, to be told by who started us
+            except Exception:  # a bug, reported by the parent
                 answer = "other", traceback.format_exc()
             _write(answers, answer)
 

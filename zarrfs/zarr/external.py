@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from zarrfs.errors import reason_of
-from zarrfs.system.machine import readable
+from zarrfs.system.processes import readable
 from zarrfs.zarr.errors import CodecError, library_error
 from zarrfs.zarr.jsontext import JSON
 

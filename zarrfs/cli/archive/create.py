@@ -84,7 +84,7 @@ def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None,
     from zarrfs.cli.refs.running import orderly_end
 
     level = common.verbosity()
-    with common.errors_told(debug=level == "debug"), orderly_end():
+    with common.report_errors(debug=level == "debug"), orderly_end():
         _create([*paths, *(_listed(listed, null) if listed else ())], output, force, level == "error", given)
 
 
@@ -99,7 +99,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
     def warn(text: str) -> None:
         if not quiet:
-            common.say(f"warning: {show.shown(text)}")
+            common.say(f"warning: {show.printable(text)}")
 
     base = given.pop("base")
     making = Making(leave_out=_abandoned(output, base), dump=_dump(output, given.pop("name")), **given)
@@ -108,7 +108,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
 
         def begun() -> None:
             threading.Thread(target=expect, args=(base, paths, making, progress), daemon=True).start()
-            stack.enter_context(meter.shown(meter.of(progress), quiet))
+            stack.enter_context(meter.displayed(meter.of(progress), quiet))
 
         shows = sys.stderr.isatty() and not quiet
         write(base, paths, file, dataclasses.replace(making, own=own), progress, warn, begun if shows else None)

@@ -52,7 +52,7 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
         raise UsageError("-: only one of the two can be standard input")
 
     def line(found: Difference) -> str:
-        text = f"{LETTERS[found.kind]} {show.shown(found.key)}"
+        text = f"{LETTERS[found.kind]} {show.printable(found.key)}"
         return f"{text}: {_what(found)}" if detailed and found.what else text
 
     async def body(opened: list[tuple[Store, Plan]]) -> int:
@@ -92,4 +92,4 @@ def _what(found: Difference) -> str:
         if name == "mtime":
             before, after = show.when(int(before) * 10**9), show.when(int(after) * 10**9)
         parts.append(f"{name} {before} -> {after}" if before or after else name)
-    return show.shown(", ".join(parts))
+    return show.printable(", ".join(parts))

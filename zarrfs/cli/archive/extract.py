@@ -70,7 +70,7 @@ def extract(
 
     def done(found: Done) -> None:
         if found.how != "kept":
-            sys.stdout.write(show.shown(found.key) + "\n")
+            sys.stdout.write(show.printable(found.key) + "\n")
 
     async def body(store: Store, plan: Plan) -> None:
         from zarrfs.copying.copy import materialise
@@ -79,7 +79,7 @@ def extract(
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
         choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named)
-        with meter.shown(counts, parsed.options.log_level == "error"):
+        with meter.displayed(counts, parsed.options.log_level == "error"):
             await materialise(store, directory, choice, report, done if verbose else None)
 
     def counts() -> meter.Counts:
@@ -87,15 +87,15 @@ def extract(
         return meter.Counts(files, report.bytes, report.expected_files, report.expected_bytes)
 
     opening.run_on_archive(archive, parsed, body, takes=("zarrfs.copying.copy",))
-    sys.exit(_told(archive, report))
+    sys.exit(_report_failures(archive, report))
 
 
-def _told(archive: str, report: Report) -> int:
-    """The exit status, once all that went wrong has been told."""
+def _report_failures(archive: str, report: Report) -> int:
+    """Write all failures to standard error; return the exit status."""
     for bad in report.failed:
-        common.say(show.shown(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))
+        common.say(show.printable(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))
     if report.bad > len(report.failed):
         common.say(f"and {report.bad - len(report.failed):,} more")
     for pattern in report.unmatched:
-        common.say(f"{archive}: nothing in it matches {show.shown(pattern)}")
+        common.say(f"{archive}: nothing in it matches {show.printable(pattern)}")
     return 1 if report.bad or report.unmatched else 0

@@ -46,7 +46,7 @@ def list(
     def line(key: str, info: Info) -> str:
         if as_json:
             return json.dumps(show.entry_json(key, info))
-        name = key if null else show.shown(key)
+        name = key if null else show.printable(key)
         return show.long_line(name, info) if detailed else name
 
     async def body(store: Store, plan: Plan) -> int:
@@ -54,7 +54,7 @@ def list(
         async for key, info in chosen(store, include, Globs(exclude)):
             sys.stdout.write(line(key, info) + end)
         for pattern in include.unused():
-            common.say(f"{archive}: nothing in it matches {show.shown(pattern)}")
+            common.say(f"{archive}: nothing in it matches {show.printable(pattern)}")
         return 1 if include.unused() else 0
 
     sys.exit(opening.run_on_archive(archive, parsed, body, reads=False))

@@ -9,7 +9,7 @@ import click
 
 from zarrfs.cli import common
 from zarrfs.cli.archive import opening
-from zarrfs.cli.check import told, watched
+from zarrfs.cli.check import watched, write_report
 from zarrfs.config.options import Parsed
 
 if TYPE_CHECKING:
@@ -46,4 +46,4 @@ def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
             await check(store, "", report, memory_limit(parsed.options))
 
     opening.run_on_archive(archive, parsed, body)
-    sys.exit(told(report, as_json))
+    sys.exit(write_report(report, as_json))

@@ -82,5 +82,5 @@ def _count(
 
 def _table(relocation: Relocation) -> None:
     for rule, count in zip(relocation.rules, relocation.counts, strict=True):
-        sys.stdout.write(show.shown(f"{count:>12,}  {rule.old} -> {rule.new}") + "\n")
+        sys.stdout.write(show.printable(f"{count:>12,}  {rule.old} -> {rule.new}") + "\n")
     sys.stdout.write(f"{relocation.unchanged:>12,}  unchanged\n")

@@ -63,7 +63,7 @@ class _Report:
             self._kept[fault.warning].append({"entry": fault.entry, "rule": fault.rule})
             return
         line = f"{fault.entry}: {fault.rule}" if fault.entry else fault.rule
-        sys.stdout.write(show.shown(f"warning: {line}" if fault.warning else line) + "\n")
+        sys.stdout.write(show.printable(f"warning: {line}" if fault.warning else line) + "\n")
 
     def end(self, source: str) -> None:
         """Tell how many."""

@@ -390,7 +390,7 @@ def test_files_of_others_are_not_read(user: Path, system: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_a_system_file_that_is_kept_from_us_is_none() -> None:
     code = (
-        "import os, sys, tomllib; from zarrfs import configuration as c, configfile; c.SYSTEM = sys.argv[1];"
+        "import os, sys, tomllib; from zarrfs.config import effective as c, file; c.SYSTEM = sys.argv[1];"
         "os.setuid(1234); os.environ['XDG_CONFIG_HOME'] = '/nonexistent';"
         "print(c.settings([]).parsed.options.retries, c.files()[0].outcome)"
     )

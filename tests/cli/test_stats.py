@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from zarrfs.cli import main, screen
-from zarrfs.cli.figures import hosts, milliseconds, table
+from zarrfs.cli import main, top_screen
+from zarrfs.cli.stats_text import hosts, milliseconds, table
 from zarrfs.metrics.counters import ERROR_METRICS, HOST_METRICS, LATENCY, METRICS, PLACE_METRICS, TEXTS
 from zarrfs.metrics.exposition import exposition
 from zarrfs.metrics.statistics import Statistics
@@ -193,7 +193,7 @@ def test_hosts_come_by_requests() -> None:
 
 def drawn(history: list[Statistics], width: int = 100, ascii_only: bool = False) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=width, markup=False, highlight=False).print(screen.frame(history, width, ascii_only))
+    Console(file=out, width=width, markup=False, highlight=False).print(top_screen.frame(history, width, ascii_only))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -206,7 +206,7 @@ def test_rates_are_per_second() -> None:
     second = later(COUNTED, 2.0, read=500, bytes=3_000_000, remote__requests=10)
     third = later(second, 0.5, read=100, remote__bytes=1_000_000, remote__cache__hit_bytes=2_000_000,
                   remote__disk__bytes_read=4_000_000, remote__failed=1)  # fmt: skip
-    assert screen.rates([COUNTED, second, third], "read") == [250.0, 200.0]
+    assert top_screen.rates([COUNTED, second, third], "read") == [250.0, 200.0]
     lines = drawn([COUNTED, second])
     assert lines[0] == "/mnt/data  https://a.example/refs.json"
     assert row(lines, "reads").split()[:2] == ["250.0", "/s"]
@@ -241,19 +241,19 @@ def test_the_servers_that_are_asked_now_come_first() -> None:
 
 def test_another_daemon_begins_anew() -> None:
     other = later(COUNTED, 1)._replace(pid=1)
-    assert screen.since([COUNTED], other) == [other]
+    assert top_screen.since([COUNTED], other) == [other]
     history = [COUNTED]
     for _ in range(100):
-        history = screen.since(history, later(history[-1], 1, read=1))
-    assert len(screen.rates(history, "read")) == screen.HISTORY
+        history = top_screen.since(history, later(history[-1], 1, read=1))
+    assert len(top_screen.rates(history, "read")) == top_screen.HISTORY
     assert history[-1].number("read") == 4100
 
 
 def test_bars() -> None:
-    assert screen.bars([0.0, 1.0, 7.0]) == "▁▂█"
-    assert screen.bars([0.0, 0.0]) == "▁▁"
-    assert screen.bars([0.0, 7.0], ascii_only=True) == "_@"
-    assert screen.bars([]) == ""
+    assert top_screen.bars([0.0, 1.0, 7.0]) == "▁▂█"
+    assert top_screen.bars([0.0, 0.0]) == "▁▁"
+    assert top_screen.bars([0.0, 7.0], ascii_only=True) == "_@"
+    assert top_screen.bars([]) == ""
 
 
 @pytest.mark.parametrize("width", [20, 60, 100])
@@ -261,12 +261,12 @@ def test_a_frame_fits(width: int) -> None:
     counted = COUNTED._replace(mountpoint="/mnt/[bold]\x1b[2J", source="x" * 200)
     history = [counted]
     for _ in range(60):
-        history = screen.since(history, later(history[-1], 1, read=7, bytes=10**9))
+        history = top_screen.since(history, later(history[-1], 1, read=7, bytes=10**9))
     lines = drawn(history, width)
     assert max(map(len, lines)) <= width
     assert len(lines) == 15
     if width > 20:
-        assert len(lines[1]) == min(width, 30 + screen.HISTORY)  # the newest interval is there
+        assert len(lines[1]) == min(width, 30 + top_screen.HISTORY)  # the newest interval is there
     assert lines[0].startswith(r"/mnt/[bold]\x1b[2J")
     assert all(line.isascii() for line in drawn(history[:2], ascii_only=True))
 

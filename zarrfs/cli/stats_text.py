@@ -1,4 +1,4 @@
-"""The counters of a mount in a few lines for a reader."""
+"""The counters of a mount as text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from zarrfs.metrics.statistics import Statistics
 
 _WIDTH = 12
 _DISK = ("remote", "disk")
-_TIERS = {  # name: (where its counters are, which of them are the bytes read from it)
+_TIERS = {  # name: (path of its counters, name of the counter of bytes read from it)
     "memory": (("remote", "cache"), "hit_bytes"),
     "disk": (_DISK, "bytes_read"),
 }
-HOSTS = 5  # servers that are named: the most asked
+HOSTS = 5  # servers that are named: those with the most requests
 
 
 def table(counted: Statistics) -> Iterator[str]:
-    """Lines about everything that the mount counts; what it does not count has none."""
-    source = f"{show.shown(counted.source)} ({counted.kind}, pid {counted.pid})"
-    yield from _line("mount", f"{show.shown(counted.mountpoint)}: {source}")
+    """Yield lines about all counters that the mount has."""
+    source = f"{show.printable(counted.source)} ({counted.kind}, pid {counted.pid})"
+    yield from _line("mount", f"{show.printable(counted.mountpoint)}: {source}")
     yield from _line("served", _bytes(counted, "bytes"), _listed(counted, read="reads"))
     errors = counted.counters.get("errors") or {}
     if any(errors.values()):
@@ -35,9 +35,9 @@ def table(counted: Statistics) -> Iterator[str]:
         yield from _line("chunks", _listed(counted, "arrays", decoded="decoded"), kept)
     for name, (tier, read) in _TIERS.items():
         ratio = hit_ratio(counted, *tier)
-        told = "" if ratio is None else f"{ratio:.1%} of blocks"
+        share = "" if ratio is None else f"{ratio:.1%} of blocks"
         counts = _listed(counted, *tier, hits="hits", misses="misses", joins="joined")
-        yield from _line(f"from {name}", _bytes(counted, *tier, read), told, counts)
+        yield from _line(f"from {name}", _bytes(counted, *tier, read), share, counts)
     counts = _listed(counted, "remote", requests="requests", repeated="repeated", failed="failed", merged="merged")
     yield from _line("from network", _bytes(counted, "remote", "bytes"), counts)
     yield from _line("latency", latency(counted))
@@ -50,42 +50,42 @@ def table(counted: Statistics) -> Iterator[str]:
     yield from _line("read-ahead", ahead)
     for host in hosts(counted)[:HOSTS]:
         counts = _listed(counted, "remote", "hosts", host, requests="requests", in_flight="in flight")
-        yield from _line("host", show.shown(host), counts)
+        yield from _line("host", show.printable(host), counts)
 
 
 def hosts(counted: Statistics) -> list[str]:
-    """The servers that were asked, the most asked one first."""
+    """Return the servers, the one with the most requests first."""
     found = (counted.counters.get("remote") or {}).get("hosts", {})
     return sorted(found, key=lambda host: -(counted.number("remote", "hosts", host, "requests") or 0))
 
 
 def latency(counted: Statistics) -> str:
-    """The quantiles in milliseconds, since the mount was made; "" before the first request."""
+    """Format the latency quantiles since the start of the mount, in milliseconds; "" before the first request."""
     found = ((name, counted.number("remote", "latency", name)) for name in ("p50", "p90", "p99", "max"))
-    told = [f"{name} {milliseconds(value)}" for name, value in found if value is not None]
-    return f"{', '.join(told)} ms" if told else ""
+    known = [f"{name} {milliseconds(value)}" for name, value in found if value is not None]
+    return f"{', '.join(known)} ms" if known else ""
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits, or all before the point."""
+    """Format seconds as milliseconds with three digits, or with all digits before the point."""
     return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
 
 
 def hit_ratio(counted: Statistics, *tier: str) -> float | None:
-    """The part of the blocks asked of a tier that were in it; None before the first."""
+    """Return the hit ratio of a cache tier; None before its first request."""
     hits, misses, joins = (counted.number(*tier, name) or 0 for name in ("hits", "misses", "joins"))
     asked = hits + misses + joins
     return hits / asked if asked else None
 
 
 def memory(counted: Statistics) -> str:
-    """Bytes of blocks that are kept, and how many may be; "" where nothing is."""
+    """Format the bytes of cached blocks and their bound; "" without a cache."""
     kept, limit = (counted.number("remote", "cache", name) for name in ("kept", "limit"))
     return "" if kept is None or limit is None else f"{human(kept)} kept, of {human(limit)}"
 
 
 def _line(name: str, *parts: str) -> Iterator[str]:
-    """One line, or none where nothing is to be told."""
+    """Yield one line, or none if all parts are empty."""
     if any(parts):
         yield f"{name:{_WIDTH}}  {', '.join(filter(None, parts))}"
 
@@ -96,6 +96,6 @@ def _bytes(counted: Statistics, *path: str) -> str:
 
 
 def _listed(counted: Statistics, *path: str, **names: str) -> str:
-    """The counters of one part that are there, each with its name for readers."""
+    """Format the counters below `path` that exist, each with its name in `names`."""
     found = ((text, counted.number(*path, name)) for name, text in names.items())
     return ", ".join(f"{value:,.0f} {text}" for text, value in found if value is not None)

@@ -1,4 +1,4 @@
-"""Telling a running mount something, from outside: the other side of control.py."""
+"""Client of a running mount's control interface: refresh it, change its options. The server is fuse/control.py."""
 
 from __future__ import annotations
 
@@ -16,42 +16,46 @@ from zarrfs.metrics.statistics import why
 from zarrfs.system import mounts
 
 _ANSWER = 10.0  # seconds that a daemon under load has to answer
-_FIRST, _LONGEST = 0.01, 0.5  # seconds between questions
+_FIRST, _LONGEST = 0.01, 0.5  # seconds between polls
 
 
 def refresh(mountpoint: str, force: bool = False) -> dict[str, Any]:
-    """Refresh a mount and wait until it is: {"result": "refreshed" or "unchanged", "seconds"}. MountError."""
-    answer = _asked(mountpoint, f"{REFRESH}{secrets.token_hex(8)}{':force' if force else ''}")
+    """Refresh a mount and wait for the end; return {"result": "refreshed" or "unchanged", "seconds"}.
+
+    Raise MountError if the refresh fails or the mount does not answer.
+    """
+    answer = _poll(mountpoint, f"{REFRESH}{secrets.token_hex(8)}{':force' if force else ''}")
     if "error" in answer:
         raise MountError(f"{mountpoint}: {answer['error']}")
     return answer
 
 
 def change(mountpoint: str, items: Iterable[str]) -> dict[str, Any]:
-    """Change options of a mount to what `items`, as of -o, say: {"changed": {name: value}}.
+    """Change options of a mount, given as items of -o; return {"changed": {name: value}}.
 
-    UsageError for an option that may not change, or not so; then nothing has. MountError where the mount is silent.
+    Raise UsageError for a value or an option that cannot change; then nothing has changed. Raise MountError if the
+    mount does not answer.
     """
     token, text = secrets.token_hex(8), ",".join(re.sub(r"([,\\])", r"\\\1", item) for item in items)
     parts = [text[at : at + PART // 4] for at in range(0, len(text), PART // 4)]  # a character is up to four bytes
     for number, part in enumerate(parts):
-        _ask(mountpoint, f"{SET}{token}:{number}:{part}")
-    answer = _asked(mountpoint, f"{SET}{token}:{len(parts)}")
+        _request(mountpoint, f"{SET}{token}:{number}:{part}")
+    answer = _poll(mountpoint, f"{SET}{token}:{len(parts)}")
     if "error" in answer:
         raise UsageError(f"{mountpoint}: {answer['error']}")
     return answer
 
 
-def _asked(mountpoint: str, name: str) -> dict[str, Any]:
-    """The answer to a request, asked for until there is one."""
+def _poll(mountpoint: str, name: str) -> dict[str, Any]:
+    """Repeat a request, with growing pauses, until it is no longer running; return its answer."""
     pause = _FIRST
-    while (answer := _ask(mountpoint, name)).get("state") == "running":
+    while (answer := _request(mountpoint, name)).get("state") == "running":
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
     return answer
 
 
-def _ask(mountpoint: str, name: str) -> dict[str, Any]:
+def _request(mountpoint: str, name: str) -> dict[str, Any]:
     try:
         return dict(json.loads(mounts.ask(mountpoint, name, _ANSWER)))
     except PermissionError as exc:

@@ -7,9 +7,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarrfs.cli.arguments import shown_arguments
+from zarrfs.cli.command_line import redacted_arguments
 from zarrfs.config.options import Options
-from zarrfs.config.redaction import cleaned, is_secret, shown_item, shown_storage, without_secrets
+from zarrfs.config.redaction import cleaned, is_secret, redacted_item, redacted_storage, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net.systems import store_host
 from zarrfs.store.remotefiles import RemoteFiles
@@ -72,12 +72,12 @@ def test_which_options_are_secrets(name: str, value: object, secret: bool) -> No
 
 
 def test_only_what_is_harmless_is_shown_of_storage_options() -> None:
-    assert shown_storage("endpoint_url", "http://a:b@h/") == "http://h/"
-    assert shown_storage("anything", "x") == shown_storage("headers", {"A": "x"}) == "***"
-    assert (shown_storage("anon", True), shown_storage("secret", "@/run/x")) == (True, "@/run/x")
-    assert shown_item("s3://my.bucket.secret=hush") == "s3://my.bucket.secret=***"
-    assert shown_item("storage-options={hush}") == "storage-options=***"
-    assert shown_item("base=https://me:hush@h/?a=b") == "base=https://h/?a=b"
+    assert redacted_storage("endpoint_url", "http://a:b@h/") == "http://h/"
+    assert redacted_storage("anything", "x") == redacted_storage("headers", {"A": "x"}) == "***"
+    assert (redacted_storage("anon", True), redacted_storage("secret", "@/run/x")) == (True, "@/run/x")
+    assert redacted_item("s3://my.bucket.secret=hush") == "s3://my.bucket.secret=***"
+    assert redacted_item("storage-options={hush}") == "storage-options=***"
+    assert redacted_item("base=https://me:hush@h/?a=b") == "base=https://h/?a=b"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_only_what_is_harmless_is_shown_of_storage_options() -> None:
     ],
 )
 def test_command_lines(line: str, shown: str) -> None:
-    assert shown_arguments(line.split(" ")) == shown.split(" ")
+    assert redacted_arguments(line.split(" ")) == shown.split(" ")
 
 
 @pytest.mark.parametrize("protocol", ["s3", "gs", "abfs", "az"])

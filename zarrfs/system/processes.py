@@ -1,4 +1,7 @@
-"""This machine: which boot of it, and which of its processes live. Sources: random(4), proc(5), pid_namespaces(7)."""
+"""Processes: identity across boots and pid namespaces, liveness, and the setup of a forked child.
+
+Sources: random(4), proc(5), pid_namespaces(7).
+"""
 
 from __future__ import annotations
 
@@ -9,36 +12,39 @@ import select
 
 @functools.cache
 def boot() -> str:
-    """The id of this boot of the machine."""
+    """Return the boot id of the machine."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def here() -> str:
-    """What processes that know each other by their numbers have in common: a boot, and a name space of processes."""
+    """Return an id of the boot and the pid namespace: within it, a pid names one process."""
     return f"{boot()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def lives(pid: int) -> bool:
-    """Whether a process of this name space has not ended; one that waits for its parent has."""
+    """Return whether a process of this pid namespace is running; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between open and read
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between open and read
         return False
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Whether a descriptor can be read from, or has ended, within `seconds`; whatever its number, unlike select(2)."""
+    """Wait up to `seconds` until a descriptor is readable or at its end; return whether it is.
+
+    Unlike select(2), this works for descriptors of 1024 and above.
+    """
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def end_with_parent(parent: int | None, number: int = 0) -> None:
-    """Be sent the signal `number` when the process `parent` ends, which has started us; None: not any more.
+    """Ask the kernel to send this process the signal `number` when its parent `parent` ends; None: cancel that.
 
-    It is so when the thread ends that has started us: it has to wait for us.
+    The signal also comes when only the thread that forked this process ends, so that thread must wait.
     """
     import ctypes
 
@@ -48,7 +54,7 @@ def end_with_parent(parent: int | None, number: int = 0) -> None:
 
 
 def close_descriptors(keep: set[int]) -> None:
-    """In a forked process: stdin and stdout become /dev/null; everything not kept is closed."""
+    """In a forked process: redirect stdin and stdout to /dev/null, and close every other descriptor but `keep`."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)

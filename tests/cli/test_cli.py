@@ -340,10 +340,10 @@ def test_human(count: int, text: str) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
-    assert show.shown("a\x1b[2Jb\nc") == r"a\x1b[2Jb\nc"
-    assert show.shown("é ü") == "é ü"
-    assert show.shown("\udcff") == "\udcff"
-    assert show.shown("\u202e") == r"\u202e"
+    assert show.printable("a\x1b[2Jb\nc") == r"a\x1b[2Jb\nc"
+    assert show.printable("é ü") == "é ü"
+    assert show.printable("\udcff") == "\udcff"
+    assert show.printable("\u202e") == r"\u202e"
 
 
 def test_times_beyond_the_calendar() -> None:

@@ -1,4 +1,7 @@
-"""One frame of zarrfs top: what happened between snapshots of a mount's counters."""
+"""One frame of zarrfs top: the changes between snapshots of a mount's counters.
+
+It is a module of its own because only `zarrfs top` imports rich.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from zarrfs.cli import figures, show
+from zarrfs.cli import show, stats_text
 from zarrfs.config.values import human
 from zarrfs.metrics.statistics import Statistics, timed
 
@@ -19,8 +22,8 @@ _LEVELS, _LEVELS_ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 _TITLE, _RATE, _GAP, _GAUGE = 12, 14, 2, 20  # columns
 
 
-class Row(NamedTuple):
-    """A counter whose growth is shown."""
+class RateRow(NamedTuple):
+    """A counter whose rate is shown."""
 
     title: str
     path: tuple[str, ...]
@@ -28,19 +31,19 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("reads", ("read",)),
-    Row("served", ("bytes",), True),
-    Row("from memory", ("remote", "cache", "hit_bytes"), True),
-    Row("from disk", ("remote", "disk", "bytes_read"), True),
-    Row("from network", ("remote", "bytes"), True),
-    Row("requests", ("remote", "requests")),
-    Row("repeated", ("remote", "repeated")),
-    Row("failed", ("remote", "failed")),
+    RateRow("reads", ("read",)),
+    RateRow("served", ("bytes",), True),
+    RateRow("from memory", ("remote", "cache", "hit_bytes"), True),
+    RateRow("from disk", ("remote", "disk", "bytes_read"), True),
+    RateRow("from network", ("remote", "bytes"), True),
+    RateRow("requests", ("remote", "requests")),
+    RateRow("repeated", ("remote", "repeated")),
+    RateRow("failed", ("remote", "failed")),
 )
 
 
 def rates(history: Sequence[Statistics], *path: str) -> list[float]:
-    """How much a counter grew per second, between each two snapshots; one that was not there yet was 0."""
+    """Return the rates per second of a counter between consecutive snapshots; an absent counter counts as 0."""
     found = []
     for before, after in pairwise(history):
         grown = (after.number(*path) or 0) - (before.number(*path) or 0)
@@ -49,23 +52,23 @@ def rates(history: Sequence[Statistics], *path: str) -> list[float]:
 
 
 def since(history: Sequence[Statistics], new: Statistics) -> list[Statistics]:
-    """The snapshots to show when `new` has come: those of another daemon say nothing about this one."""
+    """Return the history with `new` appended, without snapshots of another daemon."""
     return [*(old for old in history if old.pid == new.pid), new][-HISTORY - 1 :]
 
 
 def frame(history: Sequence[Statistics], width: int, ascii_only: bool = False) -> Group:
-    """What to show in `width` columns: rates over the last interval, their course, what is in flight.
+    """Render a frame of `width` columns: rates over the last interval, their history, and requests in flight.
 
-    At least two snapshots are needed.
+    `history` has at least two snapshots.
     """
     now = history[-1]
-    title = _text(f"{show.shown(now.mountpoint)}  {show.shown(now.source)}", "bold")
+    title = _text(f"{show.printable(now.mountpoint)}  {show.printable(now.source)}", "bold")
     left = max(width - _TITLE - _RATE - 2 * _GAP, 1)
     return Group(title, _rates(history, left, ascii_only), _states(history), *_hosts(history))
 
 
 def bars(values: Sequence[float], ascii_only: bool = False) -> str:
-    """A row of bars; the largest one is as high as the line."""
+    """Render values as a row of bars, scaled so that the largest one fills the line."""
     levels = _LEVELS_ASCII if ascii_only else _LEVELS
     most = max(values, default=0.0) or 1.0
     return "".join(levels[round(value / most * (len(levels) - 1))] for value in values)
@@ -79,54 +82,54 @@ def _rates(history: Sequence[Statistics], width: int, ascii_only: bool) -> Table
     for row in ROWS:
         if history[-1].number(*row.path) is not None:
             course = rates(history, *row.path)
-            told = f"{course[-1] / 1e6:,.1f} MB/s" if row.bytes else f"{course[-1]:,.1f} /s"
+            rate = f"{course[-1] / 1e6:,.1f} MB/s" if row.bytes else f"{course[-1]:,.1f} /s"
             style = "red" if row.title == "failed" and course[-1] else ""
-            table.add_row(row.title, Text(told, style), Text(bars(course[-width:], ascii_only), "cyan"))
+            table.add_row(row.title, Text(rate, style), Text(bars(course[-width:], ascii_only), "cyan"))
     return table
 
 
 def _states(history: Sequence[Statistics]) -> Table:
     table = Table.grid(padding=(0, _GAP))
     table.add_column(min_width=_TITLE, no_wrap=True)
-    for name, told in _told(history):
-        table.add_row(name, _text(told))
+    for name, text in _state_lines(history):
+        table.add_row(name, _text(text))
     return table
 
 
-def _told(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
+def _state_lines(history: Sequence[Statistics]) -> Iterator[tuple[str, str]]:
     before, now = history[-2:]
     flying, size = now.number("remote", "in_flight"), now.number("remote", "in_flight_bytes")
     if flying is not None:
         yield "in flight", f"{flying:,.0f} requests, {human(size or 0)}"
-    if spent := figures.latency(now):
+    if spent := stats_text.latency(now):
         number = (timed(now) or 0) - (timed(before) or 0)
         grown = (now.number("remote", "latency_sum") or 0) - (before.number("remote", "latency_sum") or 0)
         if number > 0:
-            yield "latency", f"{figures.milliseconds(grown / number)} ms on average"
+            yield "latency", f"{stats_text.milliseconds(grown / number)} ms on average"
         yield "since mount", spent
     kept, limit = (now.number("remote", "cache", name) for name in ("kept", "limit"))
     if kept is not None and limit:
         full = round(min(kept / limit, 1.0) * _GAUGE)
-        yield "memory", f"[{'#' * full}{'.' * (_GAUGE - full)}] {figures.memory(now)}"
-    ratio = figures.hit_ratio(now, "remote", "cache")
+        yield "memory", f"[{'#' * full}{'.' * (_GAUGE - full)}] {stats_text.memory(now)}"
+    ratio = stats_text.hit_ratio(now, "remote", "cache")
     if ratio is not None:
         yield "hits", f"{ratio:.1%} of blocks were in memory"
 
 
 def _hosts(history: Sequence[Statistics]) -> Iterator[Text]:
-    """The servers that are asked most at the moment."""
+    """Yield a line for each of the servers with the highest rates."""
     last = history[-2:]
-    known = figures.hosts(last[0])  # the daemon names only the most asked ones: who appears is not new
+    known = stats_text.hosts(last[0])  # the daemon lists only the busiest servers: a server new to the list is not new
     found = [
         (rates(last, "remote", "hosts", host, "requests")[0] if host in known else 0.0, host)
-        for host in figures.hosts(last[-1])
+        for host in stats_text.hosts(last[-1])
     ]
-    for rate, host in sorted(found, key=lambda one: -one[0])[: figures.HOSTS]:
+    for rate, host in sorted(found, key=lambda one: -one[0])[: stats_text.HOSTS]:
         flying = last[-1].number("remote", "hosts", host, "in_flight") or 0
-        told = f"{rate:,.1f} /s"
-        yield _text(f"{'host':{_TITLE}}  {told:>{_RATE}}  {flying:,.0f} in flight  {show.shown(host)}")
+        shown = f"{rate:,.1f} /s"
+        yield _text(f"{'host':{_TITLE}}  {shown:>{_RATE}}  {flying:,.0f} in flight  {show.printable(host)}")
 
 
 def _text(text: str, style: str = "") -> Text:
-    """One line, cut where the terminal ends."""
+    """Make one line, cropped at the width of the terminal."""
     return Text(text, style, no_wrap=True, overflow="crop")

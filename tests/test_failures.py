@@ -118,7 +118,7 @@ def test_nothing_is_lost(
     repeated = sum("key" in facts and "more" in facts for facts in extra)
     # a line with a number is of one failure more, but where flush() has written it, which nobody has counted
     assert own - repeated <= 3000 - sum(facts.get("more", 0) for facts in extra) <= own
-    assert len(told._told) <= 10
+    assert len(told._logged) <= 10
     assert told.counts == {"EIO": 3000}
 
 
@@ -126,7 +126,7 @@ def test_few_failures_are_remembered(told: Failures, clock: Clock) -> None:
     for number in range(REMEMBERED + 500):
         clock.now += 1.0
         add(told, str(number))
-    assert len(told._told) <= REMEMBERED
+    assert len(told._logged) <= REMEMBERED
 
 
 # -- what a line says

@@ -20,9 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarrfs.metrics import logs
-from zarrfs.metrics.loglines import json_line, text_line
-from zarrfs.metrics.logplaces import File, Journal, Syslog, priority
-from zarrfs.metrics.logs import Queued
+from zarrfs.metrics.logs import Journal, LogFile, QueueingHandler, Syslog, json_line, priority, text_line
 
 ABOUT = {"mountpoint": "/mnt/data", "source": "https://a.example/refs.json"}
 FACTS = {
@@ -67,8 +65,8 @@ def test_any_name_is_one_line(key: str, source: str) -> None:
 
 def test_names_that_are_no_text() -> None:
     name = os.fsdecode(b"a\xff")
-    assert File("/x", {}, False).line(record(name)).endswith(b": a\\xff\n")
-    assert json.loads(File("/x", {}, True).line(record("x", facts={"key": name})))["key"] == name
+    assert LogFile("/x", {}, False).line(record(name)).endswith(b": a\\xff\n")
+    assert json.loads(LogFile("/x", {}, True).line(record("x", facts={"key": name})))["key"] == name
     assert b"a\\xff" in Journal("/x", {}, False).line(record(name))
 
 
@@ -165,7 +163,7 @@ def test_syslog_by_either_socket_and_started_anew(kind: socket.SocketKind, place
 
 
 def test_a_file_that_is_moved_is_made_anew(tmp_path: Path) -> None:
-    log = File(str(tmp_path / "log"), {}, False)
+    log = LogFile(str(tmp_path / "log"), {}, False)
     log.send(b"one\n")
     (tmp_path / "log").rename(tmp_path / "log.1")
     log.send(b"two\n")
@@ -188,7 +186,7 @@ def no_larger_files() -> Iterator[None]:
 
 
 def test_a_line_that_was_cut_ends(tmp_path: Path, no_larger_files: None) -> None:
-    log = File(str(tmp_path / "log"), {}, False)
+    log = LogFile(str(tmp_path / "log"), {}, False)
     log.send(b"12345\n")
     for _ in range(2):
         with pytest.raises(OSError, match="File too large"):
@@ -227,7 +225,7 @@ class Slow:
 def test_a_place_that_hangs_costs_lines_and_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "_QUEUED", 10)
     place = Slow()
-    handler = Queued(place)
+    handler = QueueingHandler(place)
     began = time.monotonic()
     handler.handle(record("first"))
     assert place.waits.wait(10)
@@ -248,7 +246,7 @@ def test_lines_that_fail_are_counted_and_told() -> None:
     place = Slow()
     place.free.set()
     place.fails = True
-    handler = Queued(place)
+    handler = QueueingHandler(place)
     for number in range(3):
         handler.handle(record(str(number)))
     until = time.monotonic() + 10
@@ -263,7 +261,7 @@ def test_lines_that_fail_are_counted_and_told() -> None:
 def test_a_record_that_is_no_line_fails_nobody() -> None:
     place = Slow()
     place.free.set()
-    handler = Queued(place)
+    handler = QueueingHandler(place)
     handler.handle(record("%d", args=("x",)))
     handler.finish()
     assert handler.lost == 1

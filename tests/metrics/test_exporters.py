@@ -12,8 +12,8 @@ import trio
 
 from zarrfs.config.options import parse
 from zarrfs.errors import MountError, UsageError
-from zarrfs.metrics import publish
-from zarrfs.metrics.publish import File, Watch
+from zarrfs.metrics import exporters
+from zarrfs.metrics.exporters import TextfileExporter, Watch
 
 ABOUT = {"source": "https://a.example/refs.json", "kind": "references", "pid": 4711}
 
@@ -39,7 +39,7 @@ async def until(what: Callable[[], bool]) -> None:
 def test_a_file_that_cannot_be_written_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(publish, "_EVERY", 0.01)
+    monkeypatch.setattr(exporters, "_EVERY", 0.01)
     caplog.set_level("INFO", "zarrfs")
     directory = tmp_path / "node_exporter"
     directory.mkdir()
@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_written_is_one_warning(
         (tmp_path / "away").rename(directory)
         await until(lambda: "written again" in caplog.text)
 
-    watched(Watch(File(str(place)), "/mnt", dict(ABOUT)), stats, script)
+    watched(Watch(TextfileExporter(str(place)), "/mnt", dict(ABOUT)), stats, script)
     assert [text for text in caplog.messages if text.startswith("metrics=")] == [
         f"metrics={place}: No such file or directory; tried again every 0.01 s", f"metrics={place}: is written again",
     ]  # fmt: skip
@@ -76,13 +76,13 @@ def test_a_fault_in_them_ends_no_mount(tmp_path: Path, caplog: pytest.LogCapture
         await until(lambda: bool(caplog.messages))
         await trio.sleep(0.01)
 
-    watched(Watch(File(str(tmp_path / "x.prom")), "/mnt", dict(ABOUT)), stats, script)
+    watched(Watch(TextfileExporter(str(tmp_path / "x.prom")), "/mnt", dict(ABOUT)), stats, script)
     assert caplog.messages == ["metrics: KeyError: 'x'; there are none from now on"]
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="is a directory"):
-        File(str(tmp_path))
+        TextfileExporter(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settings: options of a mount that may change while it runs, as `mount -o remount` and `zarrfs refresh --set` do."""
+"""Options of a mount that can change while it runs, by `mount -o remount` or `zarrfs refresh --set`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANGEABLE = (
 _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 
 
-class Settings:
+class LiveOptions:
     """The options in force of one mount."""
 
     def __init__(self, operations: ShownOperations, refresher: Refresher, options: Options) -> None:
@@ -30,7 +30,7 @@ class Settings:
         self._operations, self._refresher = operations, refresher
 
     async def apply(self, text: str) -> dict[str, Any]:
-        """Change what `text`, options as of -o, says: {"changed": {name: value}} or {"error"}, and then nothing is."""
+        """Apply `text`, options as of -o; return {"changed": {name: value}}, or {"error"} with nothing changed."""
         try:
             # in a thread: a value may be the name of a file, on a disk that hangs
             changes = await trio.to_thread.run_sync(changed, self.options, split_commas(text), abandon_on_cancel=True)
@@ -48,21 +48,24 @@ class Settings:
 
 
 def changed(options: Options, items: list[str]) -> dict[str, Any]:
-    """What `items` change in `options`. UsageError for one that says something else than is in force, but may not."""
+    """Return the values that `items` change in `options`.
+
+    Raise UsageError for an option that cannot change while mounted, unless its value is the one in force.
+    """
     changes: dict[str, Any] = {}
     for item in items:
         name = item.partition("=")[0].strip()
         name = name if "." in name else name.replace("-", "_")
         if name in _NOT_OURS or name.startswith(("x-", "X-", "x_", "X_")):
             continue
-        said = parse([item]).options
+        new = parse([item]).options
         if name not in TABLE:
-            for protocol, values in said.storage.items():  # s3.anon=true
+            for protocol, values in new.storage.items():  # s3.anon=true
                 known = options.storage.get(protocol, {})
                 if any(known.get(key) != value for key, value in values.items()):
                     raise UsageError(f"option {name}: cannot change while mounted: unmount, and mount again")
             continue
-        value, now = getattr(said, name), getattr(options, name)
+        value, now = getattr(new, name), getattr(options, name)
         if name in CHANGEABLE:
             changes[name] = value
         elif value != now and not (isinstance(now, tuple) and set(value) <= set(now)):

@@ -15,7 +15,7 @@ import trio
 
 from zarrfs import errors
 from zarrfs.cli import mount_helper
-from zarrfs.cli.common import errors_told
+from zarrfs.cli.common import report_errors
 from zarrfs.failures import Failures
 
 Make = Callable[[], BaseException]
@@ -84,7 +84,7 @@ def reported(exc: BaseException, caplog: pytest.LogCaptureFixture, capsys: pytes
     if not isinstance(exc, errors.StoreError):
         lines["log"] = caplog.messages[-1], "read a/0: "
     if not isinstance(exc, BrokenPipeError):  # of our output: that is no error
-        with pytest.raises(SystemExit), errors_told():
+        with pytest.raises(SystemExit), report_errors():
             raise exc
         lines["command line"] = capsys.readouterr().err.rstrip("\n"), "zarrfs: "
 

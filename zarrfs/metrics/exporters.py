@@ -1,6 +1,6 @@
-"""What is watched of a mount as long as it is there: -o metrics=, over HTTP or in a file, and failures without a line.
+"""Export of a mount's metrics while it runs (-o metrics=), over HTTP or to a file, and reports of suppressed failures.
 
-What cannot be had (a port, a directory) is an error before anything is mounted.
+A port or a directory that cannot be used is an error before anything is mounted.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from zarrfs.failures import FAILURES
 
 log = logging.getLogger("zarrfs")
 
-Text = Callable[[float | None], str]  # the metrics; with the time at which a file of them is written
-_LOOKED = 10.0  # seconds between two looks for failures that were left out of the log
-_MARK = b"# HELP zarrfs_"  # with which every file of ours begins
+Text = Callable[[float | None], str]  # renders the metrics; a file also has the time of writing, in seconds since 1970
+_FLUSH_EVERY = 10.0  # seconds between two reports of failures without a line in the log
+_MARK = b"# HELP zarrfs_"  # the beginning of every metrics file of ours
 _EVERY = 15.0  # seconds between two writes of a file
 _BACKLOG = 64  # connections
 
 
 class Exporter(Protocol):
-    """Shows metrics somewhere."""
+    """An exporter of metrics."""
 
     where: str  # for people
 
     async def run(self, text: Text) -> None:
-        """Show them until cancelled."""
+        """Export metrics until cancelled."""
         ...
 
     def close(self) -> None:
-        """Show them no more; also where run() was never called."""
+        """Withdraw the metrics. Also called if run() never was."""
         ...
 
 
 def exporter(where: str | None) -> Exporter | None:
-    """What shows metrics at `where`, if anywhere; made before the mount is. MountError where it cannot be."""
+    """Make the exporter for metrics=`where`, before the mount is made; None without that option. Raise MountError."""
     if where is None:
         return None
-    return File(where) if where.startswith("/") else Endpoint(where)
+    return TextfileExporter(where) if where.startswith("/") else HTTPExporter(where)
 
 
 class Watch:
-    """What goes on beside a mount: metrics are shown, and what the log has left out is told now and then."""
+    """The monitoring tasks of a mount: its exporter, and regular reports of failures that the log has suppressed."""
 
     def __init__(self, exporter: Exporter | None, mountpoint: str, about: dict[str, Any]) -> None:
-        """`about` is what user.zarrfs.mount says, and gets the place of the metrics."""
+        """Add the address of the metrics to `about`, the content of user.zarrfs.mount."""
         self._exporter, self._mountpoint, self._about = exporter, mountpoint, about
         if exporter is not None:
             about["metrics"] = exporter.where
 
     async def run(self, stats: Callable[[], dict[str, Any]]) -> None:
-        """Until cancelled. `stats` gives the counters."""
+        """Run until cancelled. `stats` returns the counters."""
         about = self._about
 
         def text(written: float | None) -> str:
@@ -76,7 +76,7 @@ class Watch:
                 if self._exporter is not None:
                     nursery.start_soon(self._show, self._exporter, text)
                 while True:
-                    await trio.sleep(_LOOKED)
+                    await trio.sleep(_FLUSH_EVERY)
                     FAILURES.flush()
         finally:
             if self._exporter is not None:
@@ -86,16 +86,16 @@ class Watch:
     async def _show(self, exporter: Exporter, text: Text) -> None:
         try:
             await exporter.run(text)
-        except Exception as exc:  # the mount goes on without
+        except Exception as exc:  # the mount goes on without metrics
             log.error("metrics: %s: %s; there are none from now on", type(exc).__name__, exc)
 
 
-class Endpoint:
-    """GET /metrics."""
+class HTTPExporter:
+    """Metrics over HTTP, at /metrics."""
 
     def __init__(self, where: str) -> None:
         found = address(where)
-        assert found is not None, where  # the option's parser has looked
+        assert found is not None, where  # the option's parser has checked it
         host, port = found
         try:
             self._sockets = _listening(host, port)
@@ -117,13 +117,13 @@ class Endpoint:
             sock.close()
 
 
-class File:
-    """A file as the collector of text files of the node exporter reads it: whole, and gone when the mount is."""
+class TextfileExporter:
+    """Metrics in a file for the textfile collector of the node exporter: replaced atomically, gone with the mount."""
 
     def __init__(self, where: str) -> None:
         self.where = where
         self._failed = False
-        self._ours: tuple[int, ...] | None = None  # which file it is that we have put there
+        self._ours: tuple[int, ...] | None = None  # the identity of the file that we have written last
         rule = _not_replaced(where)
         if rule:
             raise MountError(f"metrics={where}: {rule}")
@@ -150,13 +150,13 @@ class File:
             await trio.sleep(_EVERY)
 
     def close(self) -> None:
-        """As Exporter.close: figures of what is not mounted would mislead."""
+        """Remove the file: counters of a mount that is gone would mislead."""
         with contextlib.suppress(OSError):
-            if _identity(os.lstat(self.where)) == self._ours:  # and not that of another mount
+            if _identity(os.lstat(self.where)) == self._ours:  # not the file of another mount
                 os.unlink(self.where)
 
     def _write(self, text: bytes) -> None:
-        """In a worker thread: replace the file."""
+        """Replace the file atomically. Runs in a worker thread."""
         descriptor, path = _temporary(self.where)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -173,12 +173,12 @@ class File:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """What tells a file from all others; inode numbers are used again."""
+    """Return what identifies a file; the time is needed because inode numbers are reused."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _not_replaced(where: str) -> str:
-    """Why what is at `where` is not to be replaced by metrics; "" where it may be."""
+    """Return why metrics must not replace what is at `where`; "" if they may."""
     try:
         status = os.lstat(where)
         if stat.S_ISDIR(status.st_mode):
@@ -195,7 +195,7 @@ def _not_replaced(where: str) -> str:
 
 
 def _temporary(where: str) -> tuple[int, str]:
-    """A new file beside `where`, with a name that the collector does not read."""
+    """Create a file beside `where`, with a name that the collector ignores; return (descriptor, path)."""
     import tempfile
 
     directory, name = os.path.split(where)
@@ -203,11 +203,11 @@ def _temporary(where: str) -> tuple[int, str]:
 
 
 def _listening(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on all addresses of `host`, on one port. OSError."""
+    """Return listening sockets on all addresses of `host`, all on one port. Raise OSError."""
     found: list[socket.socket] = []
     try:
-        wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _kind, protocol, _name, at in wanted:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _kind, protocol, _name, at in addresses:
             sock = socket.socket(family, socket.SOCK_STREAM, protocol)
             found.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What a shell is offered after TAB: imported only when one asks."""
+"""Shell completion: the candidates after TAB. Imported only when a shell asks for them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from zarrfs.config.values import flag
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-VARIABLE = "_ZARRFS_COMPLETE"  # click's: set where a shell asks, instead of a user
+VARIABLE = "_ZARRFS_COMPLETE"  # click's: set when a shell runs us for completion
 _FILES = ("source", "sources", "archive", "file", "other", "paths", "dest", "place", "command")
-_PATHS = ("DIR", "FILE", "PLACE")  # what help calls values that are paths
+_PATHS = ("DIR", "FILE", "PLACE")  # metavars of options whose values are paths
 _BASH = """\
 _zarrfs_completion() {
     local kind value line=${COMP_LINE:0:COMP_POINT} word=${COMP_WORDS[COMP_CWORD]}
@@ -60,31 +60,31 @@ complete --no-files --command %(prog_name)s --arguments "(_zarrfs_completion)"
 
 
 class Bash(BashComplete):
-    """Bash breaks words at "=" and ":", which options and URLs are full of: the line is read here."""
+    """Completion for bash, which breaks words at "=" and ":"; so we split the line ourselves."""
 
     source_template = _BASH
 
     def source(self) -> str:
-        """The program; no shell is asked for its version."""
+        """Return the script, without click's check of the shell's version."""
         return self.source_template % self.source_vars()
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """(the words before the one at the cursor, that one)."""
+        """Return (the words before the cursor's, the word at the cursor)."""
         words = _split(os.environ.get("ZARRFS_LINE", ""))
         return words[1:-1], words[-1] if words else ""
 
     def format_completion(self, item: CompletionItem) -> str:
-        """What is to stand in place of what bash takes for the word."""
+        """Return the replacement of the part that bash takes for the word."""
         incomplete = self.get_completion_args()[1]
         if item.type in ("file", "dir"):
-            return f"{item.type},"  # bash looks itself
+            return f"{item.type},"  # bash completes paths itself
         word = os.environ.get("ZARRFS_WORD", "").strip("=:")
         broken = len(incomplete) - len(word) if incomplete.endswith(word) else 0
         return f"{item.type},{item.value[broken:]}"
 
 
 class Fish(FishComplete):
-    """As click has it, for values that have commas in them."""
+    """Completion for fish, with values that may contain commas."""
 
     source_template = _FISH
 
@@ -94,14 +94,14 @@ add_completion_class(Fish, "fish")
 
 
 def script(shell: str) -> str:
-    """The program that makes `shell` ask us."""
+    """Return the script that sets up completion in `shell`."""
     found = get_completion_class(shell)
     assert found is not None
     return found(click.get_current_context().find_root().command, {}, "zarrfs", VARIABLE).source()
 
 
-def teach(command: click.Command) -> None:
-    """Let the parameters of a command know what they can be."""
+def add_completers(command: click.Command) -> None:
+    """Attach completers to the parameters of a command."""
     for one in command.params:
         completer = _completer(one)
         if completer is not None:
@@ -124,34 +124,35 @@ def _paths(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 def _mountpoints(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of `zarrfs mount` a directory, of all others what zarrfs has mounted."""
+    """Complete a directory for `zarrfs mount`, a zarrfs mount for every other command."""
     if ctx.info_name == "mount":
         return [CompletionItem(incomplete, type="dir")]
     from zarrfs.system.mounts import FSTYPE, mounts
 
     found = [mount.mountpoint for mount in mounts() if mount.fstype == FSTYPE]
-    quoted = os.environ.get(VARIABLE, "").startswith("bash")  # the other shells quote whatever they are given
+    quoted = os.environ.get(VARIABLE, "").startswith("bash")  # the other shells quote candidates themselves
     kind = "path" if quoted else "plain"
     return [CompletionItem(path, type=kind) for path in found if path.startswith(incomplete) and path.isprintable()]
 
 
 def _items(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The last item of a list of options in the manner of mount(8)."""
+    """Complete the last item of a mount(8) option list."""
     before, comma, item = incomplete.rpartition(",")
     name, equals, value = item.partition("=")
     if equals and name in TABLE and TABLE[name].metadata["metavar"] in _PATHS:
         if os.environ.get(VARIABLE, "").startswith("bash"):  # for bash the word begins after "="
             return _paths(ctx, parameter, value)
-        wanted = [f"{name}={one}" for one in _entries(value)]
+        candidates = [f"{name}={one}" for one in _entries(value)]
     elif equals:
-        wanted = [f"{name}={one}" for one in _choices(name) if one.startswith(value)]
+        candidates = [f"{name}={one}" for one in _choices(name) if one.startswith(value)]
     else:
-        wanted = [one if TABLE[one].metadata["parse"] is flag else f"{one}=" for one in TABLE if one.startswith(name)]
-    return [CompletionItem(before + comma + one) for one in wanted]
+        names = [one for one in TABLE if one.startswith(name)]
+        candidates = [one if TABLE[one].metadata["parse"] is flag else f"{one}=" for one in names]
+    return [CompletionItem(before + comma + one) for one in candidates]
 
 
 def _entries(path: str) -> list[str]:
-    """What `path` may become, spelled as it is; directories end with a slash."""
+    """Return the paths that begin with `path`, as the user spells it; directories end with a slash."""
     directory, _, name = path.rpartition("/")
     above = f"{directory}/" if "/" in path else ""
     try:
@@ -163,14 +164,14 @@ def _entries(path: str) -> list[str]:
 
 
 def _choices(name: str) -> tuple[str, ...]:
-    """The words that an option may have; none where it is something else."""
+    """Return the words that an option accepts; none if it takes free text."""
     parser: Any = TABLE[name].metadata["parse"] if name in TABLE else None
     found: tuple[str, ...] = getattr(parser, "choices", ())
     return found
 
 
 def _split(line: str) -> list[str]:
-    """The words of a line as far as it goes; the last is the one at the cursor, perhaps empty."""
+    """Split an unfinished command line; the last word is the one at the cursor, perhaps empty."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
