@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from tests.unit.archives import blobref
+from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
-from zarrfs.archives.blobs import BlobReader
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, to_errno
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.conftest import DATA
 from tests.unit.archives import tree
 from tests.unit.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
-from zarrfs.archives.create import Making, Progress, create, expect
+from zarrfs.archives.create import Progress, create, expect
+from zarrfs.archives.tree_reader import CreateOptions
 from zarrfs.store.api import Kind
 
 HOW = st.fixed_dictionaries(
@@ -34,7 +35,7 @@ def made(base: Path, paths: list[str], blobs: Path | None = None, **how: Any) ->
     """The document that create() writes; no warning is expected."""
     out, progress = io.BytesIO(), Progress()
     place = None if how.get("all_inline") or blobs is None else str(blobs)
-    create(str(base), paths, out, Making(blobs=place, **how), progress, silent)
+    create(str(base), paths, out, CreateOptions(blobs=place, **how), progress, silent)
     return out.getvalue()
 
 
@@ -198,7 +199,7 @@ def test_what_is_expected_is_what_is_read(tmp_path: Path, all_inline: bool) -> N
         os.pwrite(file.fileno(), b"1" * 4096, 8192)
     blobs.mkdir()
     progress = Progress()
-    making = Making(blobs=None if all_inline else str(blobs), all_inline=all_inline, excludes=("4",))
+    making = CreateOptions(blobs=None if all_inline else str(blobs), all_inline=all_inline, excludes=("4",))
     expect(str(tree_), ["."], making, progress)
     create(str(tree_), ["."], io.BytesIO(), making, progress, silent)
     assert (progress.files, progress.bytes) == (5, 24_576 + (40_960 if all_inline else 4096))

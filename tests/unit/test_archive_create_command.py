@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from tests.conftest import PROGRAM, run
-from zarrfs.archives import create_options as making
+from zarrfs.archives.document_writer import PATH_MAX
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_path_that_is_too_long(place: Path) -> None:
         os.close(above)
     os.close(os.open("f" * 75, os.O_CREAT | os.O_WRONLY, dir_fd=at))
     os.close(at)
-    assert f"a path over {making.PATH_MAX:,} bytes" in refused("in")
+    assert f"a path over {PATH_MAX:,} bytes" in refused("in")
     assert len(archived("-C", "in", "d" * 200)) == 21
 
 

@@ -22,8 +22,7 @@ import pytest
 
 from tests.conftest import PROGRAM, run
 from zarrfs.archives.blob_writer import BlobDirectory
-from zarrfs.archives.contents import Contents, identity_of
-from zarrfs.archives.create_options import Making
+from zarrfs.archives.tree_reader import CreateOptions, EntryReader, identity_of
 from zarrfs.errors import SourceError
 
 KILLS = 3  # here; test_kills has been run with 100
@@ -256,7 +255,7 @@ def test_a_file_that_is_another_one_when_it_is_read(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(name.encode() * 5000)
     base = os.open(tmp_path, os.O_RDONLY)
-    contents = Contents(base, str(tmp_path), Making(all_inline=True), None)
+    contents = EntryReader(base, str(tmp_path), CreateOptions(all_inline=True), None)
     was, directory = identity_of((tmp_path / "a/file").stat()), (tmp_path / "a").stat()
     (tmp_path / "a").rename(tmp_path / "c")
     (tmp_path / "b").rename(tmp_path / "a")

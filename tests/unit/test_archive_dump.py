@@ -27,9 +27,10 @@ from tests.unit.archives import nodes_of
 from tests.unit.createdtrees import Model, expected, models, on_disk, shown, silent, small_pieces, write
 from tests.unit.test_archive_create import HOW
 from tests.unit.test_archive_create_ends import KILLS, MEMORY, peak, small_disk, write_tree
-from zarrfs.archives.blobs import BlobReader
-from zarrfs.archives.create import Making, Progress, create
+from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import check_name, header
+from zarrfs.archives.tree_reader import CreateOptions
 from zarrfs.errors import ReadError, UsageError
 
 small_disk = small_disk
@@ -38,7 +39,7 @@ small_disk = small_disk
 def made(base: Path, tar: Path, dump: str = "main", **how: Any) -> Path:
     """The tar that create() writes of all in `base`; no warning is expected."""
     with open(tar, "wb") as file:
-        create(str(base), ["."], file, Making(dump=dump, **how), Progress(), silent)
+        create(str(base), ["."], file, CreateOptions(dump=dump, **how), Progress(), silent)
     return tar
 
 
@@ -261,4 +262,4 @@ def test_a_dictionary_tells_where_blobs_lie(tmp_path: Path) -> None:
 
 def test_a_tar_takes_a_file_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="fileno"):
-        create(str(tmp_path), ["."], io.BytesIO(), Making(dump="main"), Progress(), silent)
+        create(str(tmp_path), ["."], io.BytesIO(), CreateOptions(dump="main"), Progress(), silent)

@@ -21,11 +21,10 @@ from tests.fakeflux import content_db
 from tests.servers import Faulty
 from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, run, whole
+from zarrfs.archives import blob_cache
+from zarrfs.archives.blob_cache import DiskBlobs, MemoryBlobs
+from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
-from zarrfs.archives.blobs import BlobReader
-from zarrfs.archives.heldblobs import HeldBlobs
-from zarrfs.cache import diskblobs
-from zarrfs.cache.diskblobs import DiskBlobs
 from zarrfs.errors import ReadError, WrongHash
 from zarrfs.store.index import IndexStore
 
@@ -114,7 +113,7 @@ def test_a_blob_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_room_is_waited_for_and_given_back() -> None:
-    held, most, flying = HeldBlobs(100), 0, 0
+    held, most, flying = MemoryBlobs(100), 0, 0
 
     async def one(at: int) -> None:
         nonlocal most, flying
@@ -134,7 +133,7 @@ def test_room_is_waited_for_and_given_back() -> None:
                 nursery.start_soon(one, at)
 
     trio.run(main)
-    assert (most, held._flying, held.bytes) == (2, 0, 100)  # in flight: a quarter
+    assert (most, held._in_flight, held.bytes) == (2, 0, 100)  # in flight: a quarter
 
 
 # -- ahead
@@ -290,7 +289,7 @@ def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
         with trio.fail_after(10):
             assert await whole(reader) == DATA
             await waiting()
-            monkeypatch.setattr(HeldBlobs, "reserve", lambda held, size: False)
+            monkeypatch.setattr(MemoryBlobs, "reserve", lambda held, size: False)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(whole, reader, url_of(b"other"), 5)
                 await waiting()
@@ -352,7 +351,7 @@ def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, mon
 
 def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a quota: what statvfs(2) tells is no help, and old blobs make room for new ones."""
-    monkeypatch.setattr(diskblobs, "BACK_OFF", 0.0)
+    monkeypatch.setattr(blob_cache, "BACK_OFF", 0.0)
     with tmpfs(tmp_path / "small", "size=64m,nr_inodes=40"):
         disk, blobs = DiskBlobs(str(tmp_path / "small"), 1 << 30, 0), pieces(80, 4096)
         for data in blobs:
@@ -365,7 +364,7 @@ def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 MANY = """
 import sys
 from zarrfs.store.index import IndexStore
-from zarrfs.cache.diskblobs import DiskBlobs
+from zarrfs.archives.blob_cache import DiskBlobs
 from tests.unit.archives import blobref
 disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
 for at in range(40):

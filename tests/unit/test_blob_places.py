@@ -25,9 +25,10 @@ from tests.fakeflux import FakeFlux, content_db, dump_tar
 from tests.servers import S3, Faulty, Nginx
 from tests.unit.archives import blobref, file, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
-from zarrfs.archives import blobplaces, contentdb
-from zarrfs.archives.blobrefs import check_places, sized
-from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives import blob_sources, content_database
+from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.archives.blobrefs import sized
+from zarrfs.archives.source_kinds import check_sources
 from zarrfs.config.options import Options
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
 from zarrfs.metrics.counters import PLACE_METRICS
@@ -114,7 +115,7 @@ def test_blobs_of_a_place(
 ) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
     place = MAKERS[kind](tmp_path, [DATA, OTHER, LARGE, b""], nginx)
-    check_places([place])
+    check_sources([place])
 
     async def body(reader: BlobReader) -> None:
         assert reader.remote is (kind != "dump")
@@ -180,8 +181,8 @@ def test_s3(s3: S3, tmp_path: Path) -> None:
 
 
 def test_urls_of_blobs() -> None:
-    assert blobplaces.blob_url("https://h/a/?sig=x", REF) == f"https://h/a/{REF}?sig=x"
-    assert blobplaces.blob_url("zip://in::https://h/a.zip", REF) == f"zip://in/{REF}::https://h/a.zip"
+    assert blob_sources.blob_url("https://h/a/?sig=x", REF) == f"https://h/a/{REF}?sig=x"
+    assert blob_sources.blob_url("zip://in::https://h/a.zip", REF) == f"zip://in/{REF}::https://h/a.zip"
 
 
 def served(faulty: Faulty, *faults: object, **more: Any) -> str:
@@ -344,7 +345,7 @@ def test_a_damaged_database(tmp_path: Path) -> None:
     fails(tmp_path / "db", ReadError, "malformed|not a database|corrupt")
     (tmp_path / "db").write_bytes(raw[:50])
     with pytest.raises(UsageError, match="not of Flux's blobs"):
-        check_places([str(tmp_path / "db")])
+        check_sources([str(tmp_path / "db")])
 
 
 def test_a_database_that_is_removed_under_a_reader(tmp_path: Path) -> None:
@@ -377,20 +378,20 @@ def test_the_database_of_a_running_instance(tmp_path: Path, journal: str) -> Non
         assert process.stdout is not None
         process.stdout.readline()
         with pytest.raises(UsageError, match=r"blobs=.*db: in use.*blobs=flux:, or stop it first"):
-            check_places([str(tmp_path / "db")])
+            check_sources([str(tmp_path / "db")])
         process.communicate("")
-    check_places([str(tmp_path / "db")])
-    assert contentdb.fault_of(str(tmp_path / "db")) == ""
+    check_sources([str(tmp_path / "db")])
+    assert content_database.fault_of(str(tmp_path / "db")) == ""
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-journal"])
 def test_a_database_that_was_not_closed(tmp_path: Path, suffix: str) -> None:
     content_db(tmp_path / "db", [DATA])
     (tmp_path / f"db{suffix}").write_bytes(b"")
-    check_places([str(tmp_path / "db")])
+    check_sources([str(tmp_path / "db")])
     (tmp_path / f"db{suffix}").write_bytes(b"unwritten")
     with pytest.raises(UsageError, match=f"left open by one \\({suffix}\\)"):
-        check_places([str(tmp_path / "db")])
+        check_sources([str(tmp_path / "db")])
 
 
 # -- dump tars
@@ -399,13 +400,13 @@ def test_a_database_that_was_not_closed(tmp_path: Path, suffix: str) -> None:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The offsets of the members of a dump that were read because nobody knows which blob they are."""
-    real, found = blobplaces.DumpPlace._read, []
+    real, found = blob_sources.DumpSource._read, []
 
     async def counting(self: Any, offset: int, length: int) -> Any:
         found.append(offset)
         return await real(self, offset, length)
 
-    monkeypatch.setattr(blobplaces.DumpPlace, "_read", counting)
+    monkeypatch.setattr(blob_sources.DumpSource, "_read", counting)
     return found
 
 
@@ -539,8 +540,8 @@ def test_what_is_no_place(tmp_path: Path) -> None:
         "db": "a database of SQLite, but not of Flux's blobs: no such table: objects",
     }.items():  # fmt: skip
         with pytest.raises(UsageError, match=f"option blobs=.*{name}: {rule}") as caught:
-            check_places([str(tmp_path), str(tmp_path / name)])
+            check_sources([str(tmp_path), str(tmp_path / name)])
         assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="blobs=flux:main: the running Flux instance is flux: and nothing else"):
-        check_places(["flux:main"])
-    check_places(["flux:", "http://host/x", "s3://bucket/y", tmp_path.as_uri()])
+        check_sources(["flux:main"])
+    check_sources(["flux:", "http://host/x", "s3://bucket/y", tmp_path.as_uri()])

@@ -16,9 +16,10 @@ import trio.testing
 
 from tests.unit.archives import blobref, file, opened, put
 from tests.unit.blobreading import DATA, REF, URL, fails, run, whole
-from zarrfs.archives import blobfiles, blobs
-from zarrfs.archives.blobrefs import canonical, check_places, sized
-from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives import blob_files, blob_reader
+from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.archives.blobrefs import canonical, sized
+from zarrfs.archives.source_kinds import check_sources
 from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
 
 # -- reading
@@ -68,7 +69,7 @@ def test_without_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     put(tmp_path, DATA)
     for most in (0, 10):
         cut = functools.partial(lambda most, fd, at, n: bytearray(os.pread(fd, min(most, n), at)), most)
-        monkeypatch.setattr(blobfiles, "read_cached", cut)
+        monkeypatch.setattr(blob_files, "read_cached", cut)
         assert run(tmp_path, whole) == DATA
 
 
@@ -192,7 +193,7 @@ def test_in_the_mount_that_asks(tmp_path: Path) -> None:
 UNREADABLE = """
 import os, sys, trio
 from zarrfs.errors import AccessDenied
-from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives.blob_reader import BlobReader
 
 if os.geteuid() == 0:
     os.setgid(65534)
@@ -224,19 +225,19 @@ def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def broken(*arguments: Any) -> bytearray:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(blobfiles, "read_cached", broken)
+    monkeypatch.setattr(blob_files, "read_cached", broken)
     fails(tmp_path, ReadError, "input/output error")
 
 
 def test_a_disk_that_gives_less_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real = blobfiles._pread
+    real = blob_files._pread
 
     async def short(fd: int, offset: int, length: int) -> Any:
         data, identity = await real(fd, offset, length)
         return data[:-1], identity
 
-    monkeypatch.setattr(blobfiles, "_pread", short)
+    monkeypatch.setattr(blob_files, "_pread", short)
     fails(tmp_path, OutOfRange, "ends before byte 1")
 
 
@@ -246,7 +247,7 @@ def test_a_disk_that_gives_less_than_it_says(tmp_path: Path, monkeypatch: pytest
 def test_the_second_place_where_the_first_has_another(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blobs, "MAX_OPEN", 0)  # every read opens again
+    monkeypatch.setattr(blob_reader, "MAX_OPEN", 0)  # every read opens again
     one, two = tmp_path / "1", tmp_path / "2"
     one.mkdir()
     two.mkdir()
@@ -297,7 +298,7 @@ def test_what_is_not_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     put(tmp_path, DATA)
     os.mkfifo(tmp_path / blobref(b"fifo"))
     reader = BlobReader((str(tmp_path),))
-    monkeypatch.setattr(blobfiles, "WHOLE_MAX", len(DATA) - 1)
+    monkeypatch.setattr(blob_files, "WHOLE_MAX", len(DATA) - 1)
     assert reader.whole(URL) is None
     with pytest.raises(ReadError, match="not a regular file"):
         reader.whole(blobref(b"fifo"))
@@ -311,9 +312,9 @@ def test_what_is_not_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_check_places(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    check_places([])
-    check_places([str(tmp_path)])
+    check_sources([])
+    check_sources([str(tmp_path)])
     with pytest.raises(UsageError, match=r"blobs=.*absent: no such file"):
-        check_places([str(tmp_path), str(tmp_path / "absent")])
+        check_sources([str(tmp_path), str(tmp_path / "absent")])
     with pytest.raises(UsageError, match=r"blobs=.*file: not a directory"):
-        check_places([str(tmp_path / "file")])
+        check_sources([str(tmp_path / "file")])

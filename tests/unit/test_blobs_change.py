@@ -14,9 +14,9 @@ import trio.testing
 
 from tests.unit.archives import put
 from tests.unit.blobreading import DATA, REF, fails, run, whole
-from zarrfs.archives import blobfiles, blobs
+from zarrfs.archives import blob_files, blob_reader
+from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
-from zarrfs.archives.blobs import BlobReader
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 
 # -- change
@@ -88,33 +88,33 @@ def test_a_tick_passes_between_the_last_write_and_the_hash(
     put(tmp_path, DATA)
     now = os.stat(tmp_path / REF).st_ctime_ns + age
     waited: list[float] = []
-    monkeypatch.setattr(blobfiles, "time", SimpleNamespace(time_ns=lambda: now, sleep=waited.append))
+    monkeypatch.setattr(blob_files, "time", SimpleNamespace(time_ns=lambda: now, sleep=waited.append))
     assert run(tmp_path, whole) == DATA
     assert waited == waits
 
 
 def test_a_blob_that_does_not_stop_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real, times = blobfiles._pread, iter(range(100))
+    real, times = blob_files._pread, iter(range(100))
 
     async def changing(fd: int, offset: int, length: int) -> Any:
         os.utime(tmp_path / REF, (next(times), 0))
         return await real(fd, offset, length)
 
-    monkeypatch.setattr(blobfiles, "_pread", changing)
+    monkeypatch.setattr(blob_files, "_pread", changing)
     fails(tmp_path, TargetChanged, "keeps changing")
 
 
 def test_a_blob_that_changes_while_it_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real = blobfiles._digest
+    real = blob_files.hash_of_file
 
     def changing(fd: int, ref: str, size: int, start: int) -> str:
         found = real(fd, ref, size, start)
         flip(tmp_path / REF)
         return found
 
-    monkeypatch.setattr(blobfiles, "_digest", changing)
+    monkeypatch.setattr(blob_files, "hash_of_file", changing)
     fails(tmp_path, TargetChanged, "changed while it was verified")
 
 
@@ -161,7 +161,7 @@ def test_fifty_readers_hash_a_blob_once(tmp_path: Path, good: bool) -> None:
 def test_a_cancelled_reader_does_not_fail_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     started = trio.Event()
-    real, calls = blobfiles._digest, []
+    real, calls = blob_files.hash_of_file, []
 
     def slow(fd: int, ref: str, size: int, start: int) -> str:
         calls.append(ref)
@@ -170,7 +170,7 @@ def test_a_cancelled_reader_does_not_fail_the_others(tmp_path: Path, monkeypatch
             trio.from_thread.run(trio.sleep_forever)
         return real(fd, ref, size, start)
 
-    monkeypatch.setattr(blobfiles, "_digest", slow)
+    monkeypatch.setattr(blob_files, "hash_of_file", slow)
 
     async def body(reader: BlobReader) -> None:
         with trio.CancelScope() as scope:
@@ -207,7 +207,7 @@ def test_hashing_ends_where_its_reader_is_cancelled(tmp_path: Path) -> None:
 
 
 def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "MAX_OPEN", 3)
+    monkeypatch.setattr(blob_reader, "MAX_OPEN", 3)
     refs = [put(tmp_path, b"%d" % number) for number in range(10)]
 
     async def body(reader: BlobReader) -> None:
@@ -229,7 +229,7 @@ def test_descriptors_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobfiles, "MAX_VERDICTS", 4)
+    monkeypatch.setattr(blob_files, "MAX_VERDICTS", 4)
     refs = [put(tmp_path, b"%d" % number) for number in range(10)]
 
     async def body(reader: BlobReader) -> None:
@@ -242,14 +242,14 @@ def test_verdicts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_closing_under_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
-    real = blobfiles._pread
+    real = blob_files._pread
 
     async def body(reader: BlobReader) -> None:
         async def closing(fd: int, offset: int, length: int) -> Any:
             await reader.aclose()
             return await real(fd, offset, length)
 
-        monkeypatch.setattr(blobfiles, "_pread", closing)
+        monkeypatch.setattr(blob_files, "_pread", closing)
         assert await whole(reader) == DATA
         with pytest.raises(ReadError, match="closed"):
             await whole(reader)

@@ -25,11 +25,12 @@ from tests.unit.createdtrees import Model, models, write
 from tests.unit.test_archive_create import HOW
 from tests.unit.test_archive_dump import made
 from zarrfs import sources
-from zarrfs.archives import blobplaces
+from zarrfs.archives import blob_sources
 from zarrfs.archives import dump_reader as dumptar
-from zarrfs.archives.blobrefs import DUMP, sized
-from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.archives.blobrefs import sized
 from zarrfs.archives.dump_reader import DumpIndex, document, go_through, lay_out
+from zarrfs.archives.source_kinds import DUMP
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError
 
@@ -206,7 +207,7 @@ def test_headers_are_gone_through_once(tmp_path: Path, monkeypatch: pytest.Monke
         time.sleep(1)
         yield from go_through(size, index)
 
-    monkeypatch.setattr(blobplaces, "go_through", slow)
+    monkeypatch.setattr(blob_sources, "go_through", slow)
 
     async def body(reader: BlobReader) -> None:
         for _ in range(3):

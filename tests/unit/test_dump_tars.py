@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.fakeflux import dump_tar
 from tests.unit.archives import blobref, file
 from tests.unit.blobreading import run, whole
-from zarrfs.archives import blobplaces
+from zarrfs.archives import blob_sources
 from zarrfs.archives import dump_reader as dumptar
+from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
-from zarrfs.archives.blobs import BlobReader
 from zarrfs.config.options import Options
 from zarrfs.documents import documents
 from zarrfs.documents.plan import Plan
@@ -78,13 +78,13 @@ def test_an_extended_header_of_many_records(tmp_path: Path) -> None:
 
 def test_what_a_search_went_past_is_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by those either who waited for its end."""
-    real, reads = blobplaces.DumpPlace._read, []
+    real, reads = blob_sources.DumpSource._read, []
 
     async def counting(self: Any, offset: int, length: int) -> Any:
         reads.append(offset)
         return await real(self, offset, length)
 
-    monkeypatch.setattr(blobplaces.DumpPlace, "_read", counting)
+    monkeypatch.setattr(blob_sources.DumpSource, "_read", counting)
     blobs = [os.urandom(1000) for _ in range(40)]
     document = [{"path": "f", **file([], encoding="blobvec", size=0)}]
     dump_tar(tmp_path / "x.tar", {"main": (document, blobs)})

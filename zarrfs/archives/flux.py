@@ -17,7 +17,7 @@ import subprocess
 import threading
 from typing import Any
 
-from zarrfs.archives.blobrefs import FLUX
+from zarrfs.archives.source_kinds import FLUX
 from zarrfs.errors import ReadError, SourceError, TargetMissing
 
 _ANY_NODE = 0xFFFFFFFF  # FLUX_NODEID_ANY: the broker at hand, whose cache asks those above it

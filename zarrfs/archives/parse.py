@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from zarrfs.archives.blobrefs import NO_BLOBS, canonical, check_places, sized
+from zarrfs.archives.blobrefs import canonical, sized
+from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES
+from zarrfs.archives.source_kinds import NO_BLOBS, check_sources
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.documents import JsonDocument
 from zarrfs.errors import SourceError
@@ -25,17 +27,10 @@ from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
 MAX_SIZE = 2**62  # bytes of one file: what an archive may declare without holding it
-PATH_MAX = 4095  # bytes of a path, or of a symlink's target: what the kernel takes in one call
 
 _FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
 _KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
-_OTHERS = {
-    0: "mode has no type bits",
-    stat.S_IFIFO: "a fifo",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}
+_NOT_ENTRIES = {0: "mode has no type bits", **SPECIAL_FILES}
 
 
 def detect(document: Any) -> bool:
@@ -61,7 +56,7 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     Raises SourceError naming the entry and the rule that it breaks, or UsageError for a place of blobs
     (-o blobs=) that is not a directory.
     """
-    check_places(compilation.options.blobs)
+    check_sources(compilation.options.blobs)
     archive = _Archive(compilation)
     files = _files(document.whole(), compilation)
     if isinstance(files, list):
@@ -207,7 +202,7 @@ class _Archive:
         form = stat.S_IFMT(mode)
         kind = _KINDS.get(form)
         if kind is None:
-            what = _OTHERS.get(form, f"an unknown type (mode {mode:o})")
+            what = _NOT_ENTRIES.get(form, f"an unknown type (mode {mode:o})")
             raise self._refuse(path, f"{what}: neither a file, a directory nor a symlink")
         return kind, stat.S_IMODE(mode)
 

@@ -237,7 +237,7 @@ def run_on_stores(
     What `reads` no files is not told that their blobs are missing, and takes none of the modules that are imported
     meanwhile.
     """
-    from zarrfs.archives.blobrefs import NO_BLOBS
+    from zarrfs.archives.source_kinds import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_source
 
     chosen = dataclasses.replace(parsed.options, names_since=time.time())

@@ -76,7 +76,8 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
 
 
 def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: Kept) -> None:
-    from zarrfs.archives.create import Making, Progress
+    from zarrfs.archives.create import Progress
+    from zarrfs.archives.tree_reader import CreateOptions
     from zarrfs.cli.archive.create import made
     from zarrfs.jobs import sending, stageout
 
@@ -87,7 +88,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
             sending.send(tree, how, parsed.options, kept)
         return
     progress = Progress()
-    making = Making(
+    making = CreateOptions(
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
         skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip

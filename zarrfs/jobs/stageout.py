@@ -9,8 +9,9 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from zarrfs.archives.create import Making, Progress, create
+from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import MAIN
+from zarrfs.archives.tree_reader import CreateOptions
 from zarrfs.errors import MountError, SourceError, UsageError
 from zarrfs.jobs import nodelocal, records
 from zarrfs.jobs.records import Record
@@ -90,7 +91,7 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
 
 
 def archive(
-    tree: Tree, output: str, making: Making, replace: bool, progress: Progress, warn: Callable[[str], None],
+    tree: Tree, output: str, making: CreateOptions, replace: bool, progress: Progress, warn: Callable[[str], None],
     begun: Callable[[], None],
 ) -> None:  # fmt: skip
     """Write a tree as the archive `output`, which appears whole. UsageError, SourceError, and `begun`, as create()."""

@@ -1,6 +1,6 @@
-"""BlobFiles: blobs that lie in local files, one in each or many in a tar, verified when they are first read.
+"""Blobs in local files, one in each or many in a tar, verified when they are first read.
 
-What tells that a file has changed are its size, mtime and ctime: the kernel sets them before it changes a byte.
+A changed size, mtime or ctime shows that a file has changed: the kernel sets them before it changes a byte.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from typing import NamedTuple
 
 import trio
 
+from zarrfs.archives.blobrefs import hash_of, hash_of_file
 from zarrfs.cache.diskfiles import Handle
-from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
-from zarrfs.system.blobhash import digest as _digest
-from zarrfs.system.blobhash import hash_of
+from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash, reason_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_cached
 from zarrfs.system.othermounts import OTHER_MOUNTS
 
 MAX_VERDICTS = 65_536  # verified blobs remembered, open or not
-WHOLE_MAX = 4 << 20  # bytes of a blob that whole() gives
+WHOLE_MAX = 4 << 20  # bytes of a blob that whole() returns
 ANOTHER_HASH = "its bytes have another hash than its name says"
-_TICK_NS = 20_000_000  # longer than the clock of file times stands still (10 ms at 100 Hz)
+_TICK_NS = 20_000_000  # more than the resolution of file times (10 ms at 100 Hz)
 
 
-class Where(NamedTuple):
-    """Where a blob is: in a file of its own, or from byte `start` on of a `file` that is open."""
+class BlobLocation(NamedTuple):
+    """The location of a blob: a file of its own, or bytes from `start` on of an open `file`."""
 
     path: str
     start: int = 0
@@ -40,12 +39,12 @@ class Where(NamedTuple):
     file: Handle | None = None
 
     def shown(self, blobref: str) -> str:
-        """As errors name it."""
+        """Return the name of the blob in errors."""
         return self.path if self.size is None else f"{self.path}: {blobref}"
 
 
 class Identity(NamedTuple):
-    """What changes when a file does."""
+    """Fields that change when a file is changed or replaced."""
 
     device: int
     inode: int
@@ -54,8 +53,8 @@ class Identity(NamedTuple):
     ctime_ns: int
 
 
-class Blob:
-    """A verified blob of `size` bytes: those from `start` on of a descriptor, or `data`. `shown`: where it is."""
+class OpenBlob:
+    """A verified blob of `size` bytes: those from `start` on of a descriptor, or `data`. Errors name it `shown`."""
 
     __slots__ = ("data", "fd", "identity", "retired", "shown", "size", "start", "users")
 
@@ -65,88 +64,88 @@ class Blob:
     ) -> None:  # fmt: skip
         self.shown, self.size, self.fd, self.start, self.identity, self.data = shown, size, fd, start, identity, data
         self.users = 0
-        self.retired = False  # to be closed by its last user
+        self.retired = False  # its last user closes it
 
 
 class BlobFiles:
-    """Opens, verifies and reads blobs. Its methods block, and may be called in any thread."""
+    """Opens, verifies and reads blobs. Methods block and are thread-safe."""
 
     def __init__(self) -> None:
-        self.forbidden_device: int | None = None  # st_dev of the mount that asks
+        self.forbidden_device: int | None = None  # st_dev of the mount that reads
         self.hashed = self.hashed_bytes = 0
         self._verdicts: OrderedDict[tuple[str, int, Identity], bool] = OrderedDict()
         self._lock = threading.Lock()
 
-    def examine(self, where: Where, blobref: str, declared: int | None) -> Blob:
-        """The blob that is there, open, once everything about it is right; in a worker thread of trio.
+    def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
+        """Open the blob at a location and verify its length and hash; in a worker thread of trio.
 
-        Errors as those of BlobReader.
+        Raises the errors of BlobReader.
         """
-        shown = where.shown(blobref)
-        with _telling(shown):
-            fd = _opened(where.path) if where.file is None else os.dup(where.file)
+        shown = location.shown(blobref)
+        with _about(shown):
+            fd = _opened(location.path) if location.file is None else os.dup(location.file)
             try:
-                status, size = self._status(fd, where, shown, declared)
+                status, size = self._status(fd, location, shown, declared)
                 identity = _identity(status)
-                self._verify(fd, where.start, size, shown, blobref, identity)
-                return Blob(shown, size, fd, where.start, identity)
+                self._verify(fd, location.start, size, shown, blobref, identity)
+                return OpenBlob(shown, size, fd, location.start, identity)
             except BaseException:
                 os.close(fd)
                 raise
 
-    def whole(self, where: Where, blobref: str, declared: int | None) -> memoryview | None:
-        """The bytes of the blob that is there, verified; None if they are more than WHOLE_MAX. Errors likewise."""
-        shown = where.shown(blobref)
+    def whole(self, location: BlobLocation, blobref: str, declared: int | None) -> memoryview | None:
+        """Return the verified bytes of a blob; None if they are more than WHOLE_MAX. Raises as examine()."""
+        shown = location.shown(blobref)
         try:
-            fd = _opened(where.path) if where.file is None else where.file
+            fd = _opened(location.path) if location.file is None else location.file
             try:
-                _, size = self._status(fd, where, shown, declared)
+                _, size = self._status(fd, location, shown, declared)
                 if size > WHOLE_MAX:
                     return None
-                data: Buffer = os.pread(fd, size, where.start)
+                data: Buffer = os.pread(fd, size, location.start)
                 if len(data) != size:
-                    data, _ = _fill(fd, bytearray(data), where.start, size)
+                    data, _ = _fill(fd, bytearray(data), location.start, size)
             finally:
-                if where.file is None:
+                if location.file is None:
                     os.close(fd)
-        except OSError as exc:  # not _telling(), which would take a tenth of the time
-            raise _told(shown, exc) from exc
+        except OSError as exc:  # not _about(), which would take a tenth of the time
+            raise _read_error(shown, exc) from exc
         if hash_of(data, blobref) != blobref:
             raise WrongHash(shown, ANOTHER_HASH)
         self.count(size)
         return memoryview(data)
 
     def count(self, size: int) -> None:
-        """Note that a blob of `size` bytes was hashed."""
+        """Count a hashed blob of `size` bytes."""
         with self._lock:
             self.hashed += 1
             self.hashed_bytes += size
 
-    def _status(self, fd: int, where: Where, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
-        """What fstat says, and the length of the blob, if the file can have it."""
+    def _status(self, fd: int, location: BlobLocation, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
+        """Return the result of fstat, and the length of the blob, which must be the declared one."""
         status = os.fstat(fd)
         if status.st_dev == self.forbidden_device:
             raise Loop(shown, "lies in the mount that refers to it")
         if not stat.S_ISREG(status.st_mode):
             raise ReadError(shown, "not a regular file")
-        size = status.st_size if where.size is None else where.size
+        size = status.st_size if location.size is None else location.size
         if declared is not None and size != declared:
             raise wrong_length(shown, size, declared)
         return status, size
 
     def _verify(self, fd: int, start: int, size: int, shown: str, blobref: str, identity: Identity) -> None:
-        """WrongHash unless the bytes there have the hash that `blobref` names: remembered, or found out now."""
+        """Raise WrongHash unless the bytes have the hash in `blobref`. Verdicts are cached until the file changes."""
         known = (blobref, start, identity)
         with self._lock:
             right = self._verdicts.get(known)
             if right is not None:
                 self._verdicts.move_to_end(known)
         if right is None:
-            # a write in the same tick as the last one would not show: let the tick pass before the first byte
+            # a write within a tick of the last one changes no time: let the tick pass before reading the first byte
             age = time.time_ns() - identity.ctime_ns
             if age < _TICK_NS:
                 time.sleep(min(_TICK_NS, _TICK_NS - age) / 1e9)
-            right = _digest(fd, blobref, size, start) == blobref
+            right = hash_of_file(fd, blobref, size, start) == blobref
             if _identity(os.fstat(fd)) != identity:
                 raise TargetChanged(shown, "changed while it was verified")
             self.count(size)
@@ -158,9 +157,9 @@ class BlobFiles:
             raise WrongHash(shown, ANOTHER_HASH)
 
 
-async def read(blob: Blob, offset: int, length: int) -> Buffer | None:
-    """`length` bytes of a blob that lies in a file; None where that has changed. On the loop. Errors likewise."""
-    with _telling(blob.shown):
+async def read(blob: OpenBlob, offset: int, length: int) -> Buffer | None:
+    """Read `length` bytes of a blob in a file; return None if the file has changed. Raises as examine()."""
+    with _about(blob.shown):
         data, identity = await _pread(blob.fd, blob.start + offset, length)
     if identity != blob.identity:
         return None
@@ -170,25 +169,23 @@ async def read(blob: Blob, offset: int, length: int) -> Buffer | None:
 
 
 def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
-    """A blob of another length than the archive says."""
+    """Return the error about a blob of another length than the archive declares."""
     return OutOfRange(shown, f"a blob of {size} bytes, where the archive says {declared}")
 
 
 @contextlib.contextmanager
-def _telling(shown: str) -> Iterator[None]:
-    """Turns what the system says of a blob into a ReadError about it."""
+def _about(shown: str) -> Iterator[None]:
+    """Raise OSErrors of the block as ReadErrors about a blob."""
     try:
         yield
     except OSError as exc:
-        raise _told(shown, exc) from exc
+        raise _read_error(shown, exc) from exc
 
 
-def _told(shown: str, exc: OSError) -> ReadError:
-    """What the system says of a blob, as a ReadError about it."""
+def _read_error(shown: str, exc: OSError) -> ReadError:
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return TargetMissing(shown, "no such blob")
-    reason = (exc.strerror or str(exc)).lower()
-    return (AccessDenied if exc.errno in (errno.EACCES, errno.EPERM) else ReadError)(shown, reason)
+    return (AccessDenied if exc.errno in (errno.EACCES, errno.EPERM) else ReadError)(shown, reason_of(exc))
 
 
 def _identity(status: os.stat_result) -> Identity:
@@ -196,7 +193,7 @@ def _identity(status: os.stat_result) -> Identity:
 
 
 def _opened(path: str) -> int:
-    # a fifo must not hold us up, and a place may hold symlinks: the hash decides
+    # opening a fifo must not block; symlinks are followed, as the hash decides
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if not OTHER_MOUNTS.present():
         return os.open(path, flags)
@@ -209,7 +206,7 @@ def _opened(path: str) -> int:
 
 
 async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, Identity]:
-    """Up to `length` bytes, and the identity of the file after they were read."""
+    """Return up to `length` bytes, and the identity of the file after reading them."""
     data = read_cached(fd, offset, length)
     if len(data) == length:
         return data, _identity(os.fstat(fd))
@@ -217,7 +214,7 @@ async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, Identity]:
 
 
 def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, Identity]:
-    """`data` with what the file has after it, up to `length` bytes; blocks."""
+    """Read after `data` until there are `length` bytes or the file ends; blocks."""
     while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
         data += more
     return data, _identity(os.fstat(fd))

@@ -1,8 +1,8 @@
-"""ContentDb: the blobs of a stopped Flux instance, in its content.sqlite.
+"""The blobs of a stopped Flux instance, in its content.sqlite.
 
 Source: flux-core, content-sqlite: table objects(hash, size, object, ...). `hash` is the digest's bytes, bound as
 TEXT; `size` is -1 where `object` is the blob itself, else the blob's length, and `object` is an LZ4 block without a
-frame. The file is opened as one that nobody changes, so a running instance is refused.
+frame. The file is opened as immutable, so the database of a running instance is refused.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import struct
 import threading
 from urllib.parse import quote
 
+from zarrfs.archives.blobrefs import LARGEST
 from zarrfs.errors import OutOfRange, ReadError, TargetMissing, WrongHash
 
-_LOCKS = (0x40000000, 512)  # start and length of the bytes that SQLite locks ("File Locking", PENDING_BYTE)
+_LOCKS = (0x40000000, 512)  # start and length of the byte range that SQLite locks ("File Locking", PENDING_BYTE)
 _LOOK = "SELECT size, length(object), rowid FROM objects WHERE hash = CAST(? AS TEXT) LIMIT 1"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of Linux: type, whence, start, length, pid
-_RATIO = 255  # LZ4 makes no more of a byte than this (LZ4 block format, "Parsing restrictions")
-_MOST = 1 << 30  # bytes of a blob (RFC 10)
+_RATIO = 255  # no byte of LZ4 expands to more (LZ4 block format, "Parsing restrictions")
 
 
 def fault_of(path: str) -> str:
-    """Why a file of SQLite is no place of blobs; "" if it is one. OSError where it cannot be read."""
+    """Return why a file of SQLite is no usable source of blobs, or "". Raises OSError if it cannot be opened."""
     for suffix in ("-wal", "-journal"):
         with contextlib.suppress(FileNotFoundError):
             if os.stat(path + suffix).st_size:
@@ -40,8 +40,8 @@ def fault_of(path: str) -> str:
     return ""
 
 
-class ContentDb:
-    """One database, opened when it is first read. Thread-safe; every method blocks."""
+class ContentDatabase:
+    """A content.sqlite, opened on the first read. Methods block and are thread-safe."""
 
     def __init__(self, path: str) -> None:
         self.shown = path
@@ -49,7 +49,7 @@ class ContentDb:
         self._lock = threading.Lock()
 
     def load(self, blobref: str, declared: int | None) -> bytes:
-        """The bytes called `blobref`, not verified; TargetMissing, OutOfRange for another length, ReadError."""
+        """Return the bytes of a blob, not verified. Raises TargetMissing, OutOfRange (another length), ReadError."""
         digest, where = bytes.fromhex(blobref.partition("-")[2]), f"{self.shown}: {blobref}"
         try:
             with self._lock:
@@ -62,7 +62,7 @@ class ContentDb:
                 length = stored if size == -1 else size
                 if not isinstance(length, int):
                     raise ReadError(where, "an object that is not as Flux writes them")
-                if length > _MOST or (declared is not None and length != declared):
+                if length > LARGEST or (declared is not None and length != declared):
                     right = "no blob has" if declared is None else f"where the archive says {declared}"
                     raise OutOfRange(where, f"a blob of {length} bytes, {right}")
                 (data,) = self._db.execute("SELECT object FROM objects WHERE rowid = ?", (number,)).fetchone()
@@ -73,7 +73,7 @@ class ContentDb:
         return data if size == -1 else _expanded(data, size, where)
 
     def close(self) -> None:
-        """Give back the descriptor."""
+        """Close the database."""
         with self._lock:
             if self._db is not None:
                 self._db.close()
@@ -100,11 +100,11 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _locked(path: str) -> bool:
-    """Whether any process holds a lock of SQLite's on the file."""
+    """Return whether any process holds an SQLite lock on the file."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, *_LOCKS, 0)
     with open(path, "rb") as file:
         try:
             answer = fcntl.fcntl(file.fileno(), fcntl.F_OFD_GETLK, asked)
-        except OSError:  # a file system without locks tells nothing
+        except OSError:  # a file system without locks
             return False
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
