@@ -17,9 +17,9 @@ import trio
 from tests.conftest import run
 from zarrfs.config.options import Options
 from zarrfs.errors import MountError
-from zarrfs.jobs import cleaning, copies, processes, records, running, stagein, stageout
+from zarrfs.jobs import processes, records, running, staged_copy, stagein, stageout, unstage
 from zarrfs.jobs.records import Record
-from zarrfs.jobs.unstage import Taking
+from zarrfs.jobs.unstage import UnstageOptions
 from zarrfs.store.directory import FileSystemStore
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
@@ -72,7 +72,7 @@ def test_a_child_that_its_user_ends() -> None:
         os.write(max(int(name) for name in os.listdir("/proc/self/fd")[:-1]), b'[{"dest": ')
         os._exit(0)
 
-    (result,) = cleaning._as_user(65534, body)
+    (result,) = unstage._as_user(65534, body)
     assert "records of user 65534" in str(result["error"])
 
 
@@ -85,10 +85,10 @@ def test_a_damaged_record_of_another_user_is_told(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.delenv(records.VARIABLE)
     monkeypatch.setattr(records, "users_with_records", lambda: [65534])
-    monkeypatch.setattr(cleaning, "_remove_leftovers", lambda tell: None)
+    monkeypatch.setattr(unstage, "_remove_leftovers", lambda tell: None)
     monkeypatch.setattr(records, "found", found)
     told: list[str] = []
-    (result,) = cleaning.take_stale(Taking(tell=told.append))
+    (result,) = unstage.unstage_stale(UnstageOptions(notify=told.append))
     assert told == [result["error"]] == ["x.json: is damaged"]
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_record_is_named_where_nothing_else_is_found(tmp_path: Path) -
 
 @root_only
 def test_a_child_that_its_user_holds_up() -> None:
-    (result,) = cleaning._as_user(65534, lambda: time.sleep(100) or [], 0.2)
+    (result,) = unstage._as_user(65534, lambda: time.sleep(100) or [], 0.2)
     assert "records of user 65534" in str(result["error"])
 
 
@@ -127,14 +127,14 @@ def test_a_child_that_its_user_holds_up() -> None:
 def test_what_is_taken_away_meanwhile_is_not_looked_after(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that was read is of a moment ago."""
     record, kept = made("mount"), []
-    monkeypatch.setattr(cleaning, "keep", kept.append)
+    monkeypatch.setattr(unstage, "ensure_keeper", kept.append)
     other = records.found()[0]
     if meanwhile == "gone":
         other.remove()
     else:
         other.state = meanwhile
         other.save()
-    cleaning._look_after(record, pytest.fail)
+    unstage._replace_keeper(record, pytest.fail)
     assert kept == []
     assert [one.state for one in records.found()] == ([] if meanwhile == "gone" else [meanwhile])
 
@@ -163,7 +163,7 @@ def test_a_child_that_was_there_before_is_not_killed(sleeper: subprocess.Popen[b
 
 
 def test_a_child_that_was_there_before_is_not_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
-    left = running._left_behind(made(), processes.children())
+    left = running._find_left(made(), processes.children())
     assert left() == []
     with subprocess.Popen(["sleep", "100"]) as new:
         assert [who.pid for who in left()] == [new.pid]
@@ -193,7 +193,7 @@ def test_a_file_server_that_takes_long_holds_nothing_up(tmp_path: Path, monkeypa
 
     async def link() -> str | None:
         store = FileSystemStore(str(source))
-        links = copies._Links(store, record, Options())
+        links = staged_copy._Links(store, record, Options())
         monkeypatch.setattr(os.path, "isfile", slow)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(setting)

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from zarrfs.errors import MountError, SourceError, TimedOut, UsageError
-from zarrfs.jobs import nodelocal, processes, records, reports, sending, stageout
+from zarrfs.jobs import nodelocal, processes, records, reports, stageout, upload
 from zarrfs.jobs.deadline import Deadline
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import why_stale
@@ -295,8 +295,8 @@ def test_a_report_goes_where_it_is_to_go(tmp_path: Path) -> None:
 
 def test_sums_that_servers_tell() -> None:
     known = "900150983cd24fb0d6963f7d28e17f72"
-    assert sending.md5_there({"ETag": f'"{known}"'}) == known
-    assert sending.md5_there({"ETag": f'"{known}-2"'}) == ""
-    assert sending.md5_there({"md5Hash": "kAFQmDzST7DWlj99KOF/cg=="}) == known
-    assert sending.md5_there({"content_settings": {"content_md5": bytearray.fromhex(known)}}) == known
-    assert sending.md5_there({"size": 1}) == ""
+    assert upload.md5_of_info({"ETag": f'"{known}"'}) == known
+    assert upload.md5_of_info({"ETag": f'"{known}-2"'}) == ""
+    assert upload.md5_of_info({"md5Hash": "kAFQmDzST7DWlj99KOF/cg=="}) == known
+    assert upload.md5_of_info({"content_settings": {"content_md5": bytearray.fromhex(known)}}) == known
+    assert upload.md5_of_info({"size": 1}) == ""

@@ -1,7 +1,7 @@
-"""The program of the keeper (keeper.py), which is run by its path: it imports nothing that takes memory.
+"""The program of the keeper (mount_holder.py), run by its path. It imports built-in modules alone, to stay small.
 
-Arguments: processes as PID:START, "-" for more of them on standard input, a line each, then "--" and what to become
-when all of them have ended; without any, that is never.
+Arguments: owner processes as PID:START, "-" to read more of them from standard input, a line each, then "--" and the
+command to execute once all of them have ended. Without owners it waits for good.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import posix
 import select
 import sys
 
-_HIGHEST = 1 << 16  # descriptors above are nobody's
+_HIGHEST = 1 << 16  # no descriptor is above
 
 
 def _watch(poll: select.poll, left: set[int], word: str) -> None:
-    """Let `poll` tell of the end of a process, unless it has ended."""
+    """Register the process PID:START with `poll`, unless it has ended."""
     pid, start = word.split(":")
     try:
         descriptor = posix.pidfd_open(int(pid))
@@ -29,7 +29,7 @@ def _watch(poll: select.poll, left: set[int], word: str) -> None:
 
 
 def _wait(poll: select.poll, left: set[int], for_good: bool) -> None:
-    """Until all of them have ended, and nobody can name more."""
+    """Wait until all owners have ended and standard input is closed."""
     rest = b""
     while left or for_good:
         for descriptor, _ in poll.poll():

@@ -1,4 +1,4 @@
-"""Putting a source where a job wants it, as copies, or links to files that this node can read anyway."""
+"""Staging a source for a job as a copy, or as symlinks to files that this node can read anyway."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING
 from zarrfs.config.options import Options, Parsed
 from zarrfs.copying.copy_report import Choice, Report
 from zarrfs.copying.staging_journal import forget, kept
-from zarrfs.errors import MountError, UsageError, ZarrfsError
+from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
-from zarrfs.jobs.unstage import Taking, unstage
+from zarrfs.jobs.unstage import UnstageOptions, unstage
 from zarrfs.sources import fingerprint
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.uri import path_of_uri
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from zarrfs.copying.copy_threads import Done
     from zarrfs.documents.plan import Plan
 
-TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # what is imported while the source is planned
+TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # modules imported while the source is planned
 _FIELDS = {"key", "size", "mtime_ns", "sha256", "how"}  # of a line of a manifest
-_LINE = 1 << 16  # bytes that one has at most
-SUMS = ".sha256"  # a manifest of this name is one for sha256sum -c
+_LINE = 1 << 16  # bytes of a line at most
+SUMS = ".sha256"  # suffix of a manifest for sha256sum -c
 
 
 @dataclasses.dataclass(frozen=True)
-class Copying:
-    """What is copied, and how."""
+class StageCopyOptions:
+    """Options of staging a copy."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -46,29 +46,29 @@ class Copying:
 
 @contextlib.contextmanager
 def staged(
-    wish: stagein.Wish, parsed: Parsed, tell: Callable[[str], None], report: Report
+    request: stagein.StageRequest, parsed: Parsed, notify: Callable[[str], None], report: Report
 ) -> Iterator[Record]:
-    """A record of a copy that is made inside, at `record.place`; afterwards it is linked to, and kept for its owner.
+    """Begin the record of a copy that the block makes at `record.place`; then link to it, and start its keeper.
 
-    If what is inside fails, what is whole stays at DEST, for a next run to go on from, as it does where the `report`
-    has failures; a directory of the node goes.
+    If the block fails, or `report` has failures, complete files stay at DEST for the next run to continue from; a
+    node-local directory is removed.
     """
-    record = stagein.begin(wish, parsed, tell)
+    record = stagein.begin(request, parsed, notify)
     try:
         stagein.make_directories(record)
         yield record
         record.note = kept(record.place, record.mark) or {}
         stagein.hold_and_link(record)
         if not report.bad:
-            forget(record.place, record.mark)  # until here a run after a kill takes this one up
+            forget(record.place, record.mark)  # a run after a kill before this line continues from the journal
     except BaseException:
         with contextlib.suppress(ZarrfsError, OSError):
-            _keep(record) if record.note else unstage(record, Taking())
+            _restore(record) if record.note else unstage(record, UnstageOptions())
         raise
 
 
-def _keep(record: Record) -> None:
-    """A copy that was whole before it was made once more is on record as it was, with what has come since."""
+def _restore(record: Record) -> None:
+    """Keep the record of a copy that was complete before a failed second run, with the files of that run."""
     record.mark = record.note["mark"]
     record.note = kept(record.place, record.mark) or record.note
     stagein.hold_and_link(record)
@@ -76,11 +76,11 @@ def _keep(record: Record) -> None:
 
 
 async def write(
-    record: Record, store: Store, plan: Plan, how: Copying, options: Options, report: Report
+    record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: Report
 ) -> int:
-    """Write all of `store`, or what `how` picks, to the record's place; gives how many files became links.
+    """Write `store`, as far as `copying` selects it, to the path of a record; return the number of symlinks made.
 
-    UsageError, SourceError as materialise().
+    Raises UsageError, SourceError as materialise().
     """
     from zarrfs.copying.copy import materialise
 
@@ -90,50 +90,51 @@ async def write(
     record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
     record.save()
     choice = Choice(
-        include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
-        mark=record.mark, sync=how.sync, sums=how.manifest is not None, unfinished=True,
+        include=copying.include, exclude=copying.exclude, jobs=copying.jobs, keep_going=copying.keep_going,
+        mark=record.mark, sync=copying.sync, sums=copying.manifest is not None, unfinished=True,
     )  # fmt: skip
-    with _manifest(how.manifest, record) as note:
+    with _manifest(copying.manifest, record) as note:
         await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)
     return 0 if linking is None else linking.count
 
 
 class _Links:
-    """Which files can be links: those that are all of a file of this node, in a place that stays."""
+    """Decides which files can be symlinks: those that are a whole local file in a directory that stays."""
 
     def __init__(self, store: Store, record: Record, options: Options) -> None:
         self._store, self.count = store, 0
         removed = [os.environ.get(name) for name in (nodelocal.FLUX, "SLURM_TMPDIR")]
         removed += [options.cache_dir, options.upperdir, record.local or None]
         places = {os.path.realpath(path) for path in removed if path}
-        # what is removed together with the links is no reason against them
+        # a directory that is removed together with the links is fine
         self._removed = {path for path in places if not nodelocal.beneath(os.path.realpath(record.place), path)}
         self._removed |= {os.path.realpath(record.place)}
 
     async def link(self, key: str, info: Info) -> str | None:
-        """The target of a link that takes the place of a copy; None where it is to be copied."""
+        """Return the target of a symlink in place of a copy, or None to copy the file."""
         import trio
 
         where = await self._store.locate(key)
         path = path_of_uri(where["url"]) if set(where) == {"url"} else None
         if path is None or not path.startswith("/"):
             return None
-        await self._store.info(key)  # whether it may be reached, and is there
+        await self._store.info(key)  # raises if it may not be read, or does not exist
         if not await trio.to_thread.run_sync(self._stays, path):
             return None
         self.count += 1
         return path
 
     def _stays(self, path: str) -> bool:
-        """Whether it is a file in a place that stays; blocks, as a server of files may not answer."""
+        """Return whether a path is a readable file in a directory that stays. Blocks: a file server may not answer."""
         real = os.path.realpath(path)
-        readable = os.path.isfile(real) and os.access(real, os.R_OK, effective_ids=True)  # else that is told now
+        # an unreadable file is copied, so that the error is reported
+        readable = os.path.isfile(real) and os.access(real, os.R_OK, effective_ids=True)
         return readable and not any(nodelocal.beneath(real, place) for place in self._removed)
 
 
 @contextlib.contextmanager
 def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], None]]:
-    """What notes an entry in the manifest `path`, which appears whole at the end. UsageError."""
+    """Give a function that adds a file to the manifest, which appears whole after the block. Raises UsageError."""
     if path is None:
         yield lambda done: None
         return
@@ -142,18 +143,19 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
         raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
     if os.path.isdir(path):
         raise UsageError(f"--manifest {path}: is a directory")
-    told = record.told and path == record.manifest
-    if os.path.lexists(path) and not told and not _is_manifest(path):
+    own = record.told and path == record.manifest
+    if os.path.lexists(path) and not own and not _is_manifest(path):
         raise UsageError(f"--manifest {path}: is there already, and no manifest of ours: it stays")
-    record.told = told
+    record.told = own
     record.manifest, new = path, record.unfinished(path)
     record.save()
     try:
-        with _failing(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
-            yield _failing(path)(_noting(file, record.place, path.endswith(SUMS)))  # a nursery hides what it raises
+        with _about(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
+            # the function converts errors, too: a nursery would wrap them
+            yield _about(path)(_manifest_writer(file, record.place, path.endswith(SUMS)))
             file.flush()
             os.fsync(file.fileno())
-        with _failing(path):
+        with _about(path):
             os.rename(new, path)
         record.told = True
         record.save()
@@ -163,12 +165,12 @@ def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], Non
 
 
 def _is_manifest(path: str) -> bool:
-    """Whether a file is a manifest of another copy, and no list of sums, which may be anybody's."""
+    """Return whether a file is a JSON manifest of a copy. A list of checksums may come from another program."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or not status.st_size:
-                return stat.S_ISREG(status.st_mode)  # of a copy of nothing
+                return stat.S_ISREG(status.st_mode)  # the manifest of an empty copy
             first = json.loads(file.readline(_LINE))
             return isinstance(first, dict) and first.keys() == _FIELDS
     except (OSError, ValueError, RecursionError):
@@ -176,22 +178,22 @@ def _is_manifest(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def _failing(path: str) -> Iterator[None]:
-    """Turns what the system says of a manifest into a MountError about it."""
+def _about(path: str) -> Iterator[None]:
+    """Raise OSErrors of the block as MountErrors about a manifest."""
     try:
         yield
     except OSError as exc:
-        raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
+        raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from exc
 
 
-def _noting(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
+def _manifest_writer(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
     def note(done: Done) -> None:
         if done.kind is not Kind.FILE and done.how != "linked":
             return
         if not sums:
-            status = os.stat(os.path.join(place, done.key))  # not every source knows sizes and times
+            status = os.stat(os.path.join(place, done.key))  # not every source has sizes and times
             about = {"key": done.key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
-            escape = not done.key.isprintable()  # as a name that is not UTF-8, which would be no JSON
+            escape = not done.key.isprintable()  # a name that is not UTF-8 would be invalid JSON
             file.write(json.dumps({**about, "sha256": done.sha256, "how": done.how}, ensure_ascii=escape) + "\n")
         elif done.sha256 is not None:
             escaped = done.key.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
