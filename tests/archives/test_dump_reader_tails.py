@@ -16,14 +16,14 @@ import pytest
 import trio
 from hypothesis import given, settings
 
+from tests.archives.blobreading import run, whole
+from tests.archives.test_create import HOW
+from tests.archives.test_dump_writer import made
 from tests.fakeflux import dump_tar
 from tests.servers import Faulty
 from tests.servers import faulty as faulty
 from tests.unit.archives import blobref, file
-from tests.unit.blobreading import run, whole
 from tests.unit.createdtrees import Model, models, write
-from tests.unit.test_archive_create import HOW
-from tests.unit.test_archive_dump import made
 from zarrfs import sources
 from zarrfs.archives import blob_sources
 from zarrfs.archives import dump_reader as dumptar

@@ -14,9 +14,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.archives.blobreading import run, whole
 from tests.fakeflux import dump_tar
 from tests.unit.archives import blobref, file
-from tests.unit.blobreading import run, whole
 from zarrfs.archives import blob_sources
 from zarrfs.archives import dump_reader as dumptar
 from zarrfs.archives.blob_reader import BlobReader

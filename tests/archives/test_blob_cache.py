@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import trio
 
+from tests.archives.blobreading import DATA, REF, URL, run, whole
 from tests.conftest import run as zarrfs
 from tests.conftest import tmpfs
 from tests.fakeflux import content_db
 from tests.servers import Faulty
 from tests.unit.archives import blobref, file, opened, put
-from tests.unit.blobreading import DATA, REF, URL, run, whole
 from zarrfs.archives import blob_cache
 from zarrfs.archives.blob_cache import DiskBlobs, MemoryBlobs
 from zarrfs.archives.blob_reader import BlobReader

@@ -12,8 +12,8 @@ import pytest
 import trio
 import trio.testing
 
+from tests.archives.blobreading import DATA, REF, fails, run, whole
 from tests.unit.archives import put
-from tests.unit.blobreading import DATA, REF, fails, run, whole
 from zarrfs.archives import blob_files, blob_reader
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.archives.blobrefs import sized
