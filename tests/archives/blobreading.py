@@ -1,4 +1,4 @@
-"""A BlobReader on trio, and what its errors have to be."""
+"""Running a BlobReader on trio, and checking its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blobs that were fetched: in memory, on disk, ahead of who reads them, and by one reader for all."""
+"""Blobs that are fetched: held in memory, kept on disk, prefetched, and fetched once for all readers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_readers_of_one_blob_fetch_it_once(faulty: Faulty) -> None:
     run(place, body)
 
 
-def test_a_reader_that_is_cancelled_leaves_it_to_the_others(faulty: Faulty) -> None:
+def test_a_cancelled_reader_leaves_the_fetch_to_the_others(faulty: Faulty) -> None:
     place = faulty.put(f"/{REF}", DATA, "slow").rpartition("/")[0]
 
     async def body(reader: BlobReader) -> None:
@@ -112,7 +112,7 @@ def test_a_blob_that_does_not_fit(tmp_path: Path) -> None:
     run(tmp_path / "db", body, memory_limit=2 * MIB)
 
 
-def test_room_is_waited_for_and_given_back() -> None:
+def test_room_is_waited_for_and_released() -> None:
     held, most, flying = MemoryBlobs(100), 0, 0
 
     async def one(at: int) -> None:
@@ -186,7 +186,7 @@ def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
         assert trio.run(fetched, store, [30 * MIB, 20 * MIB, 10 * MIB]) <= 6
 
 
-def test_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
+def test_blobs_in_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
@@ -212,7 +212,7 @@ def cached(tmp_path: Path, *blobs: bytes, **options: Any) -> Path:
     return tmp_path / "cache/blobs"
 
 
-def test_the_cache_is_a_place_of_blobs(tmp_path: Path) -> None:
+def test_the_cache_directory_is_a_source_of_blobs(tmp_path: Path) -> None:
     place = cached(tmp_path, DATA, b"", b"short")
     assert names(place) == {REF, blobref(b""), blobref(b"short")}
     assert (place / REF).read_bytes() == DATA
@@ -239,7 +239,7 @@ def test_a_damaged_blob_in_the_cache(tmp_path: Path) -> None:
     assert (place / REF).read_bytes() == DATA
 
 
-def test_the_bound_is_kept(tmp_path: Path) -> None:
+def test_the_disk_bound_is_kept(tmp_path: Path) -> None:
     blobs = pieces(40, MIB)
     limit = 16 * MIB
     place = cached(tmp_path, *blobs, cache_size=limit, cache_min_free=0)
@@ -249,7 +249,7 @@ def test_the_bound_is_kept(tmp_path: Path) -> None:
     assert blobref(blobs[-1]) in names(place)
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
     blobs = pieces(30, MIB)
     place = cached(tmp_path, *blobs[:10], cache_size=16 * MIB, cache_min_free=0)
     for at, data in enumerate(blobs[:10]):
@@ -268,7 +268,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 
 
 def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless memory is short; the end waits for what is on its way."""
+    """Unless memory is short. Closing waits for writes under way."""
     content_db(tmp_path / "db", [DATA, b"other"])
     done: list[str] = []
     put, begun, go_on = DiskBlobs.put, threading.Semaphore(0), threading.Event()
@@ -301,7 +301,7 @@ def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
-    """From threads that all find no directory yet: each is kept."""
+    """Several threads find no directory yet, and each blob is kept."""
     for number in range(30):
         disk, begin = DiskBlobs(str(tmp_path / str(number)), 16 * MIB, 0), threading.Barrier(5)
         blobs = [b"%d" % at for at in range(5)]
@@ -317,13 +317,13 @@ def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
         disk.close()
 
 
-def test_a_disk_without_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = cached(tmp_path, DATA, cache_min_free=1 << 60)
     assert not place.exists() or not names(place)
     assert any("cache_min_free" in text for text in caplog.messages)
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_directory_of_another_user_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = tmp_path / "cache/blobs"
     mine.mkdir(parents=True)
     put(mine, b"precious")
@@ -350,7 +350,7 @@ def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, mon
 
 
 def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a quota: what statvfs(2) tells is no help, and old blobs make room for new ones."""
+    """As with a quota, statvfs(2) does not show the limit; old blobs make room for new ones."""
     monkeypatch.setattr(blob_cache, "BACK_OFF", 0.0)
     with tmpfs(tmp_path / "small", "size=64m,nr_inodes=40"):
         disk, blobs = DiskBlobs(str(tmp_path / "small"), 1 << 30, 0), pieces(80, 4096)
@@ -374,7 +374,7 @@ disk.close()
 """
 
 
-def test_processes_share_it(tmp_path: Path) -> None:
+def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MANY, str(tmp_path)]
     for process in [subprocess.Popen(command) for _ in range(4)]:
         assert process.wait() == 0

@@ -48,7 +48,7 @@ CHANGES = {
 
 @pytest.mark.parametrize(("change", "error"), CHANGES.values(), ids=CHANGES.keys())
 def test_changed_after_the_first_read(tmp_path: Path, change: Callable[[Path], object], error: type) -> None:
-    """At once after the blob was written and read: the clock of file times may not have moved since."""
+    """Right after it was written and read, within one tick of file times."""
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
@@ -64,7 +64,7 @@ def test_changed_after_the_first_read(tmp_path: Path, change: Callable[[Path], o
     run(tmp_path, body)
 
 
-def test_a_change_without_a_difference(tmp_path: Path) -> None:
+def test_a_touched_file_is_verified_again(tmp_path: Path) -> None:
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
@@ -84,7 +84,7 @@ WAITS = [(0, [0.02]), (5_000_000, [0.015]), (20_000_000, []), (-1, [0.02])]
 def test_a_tick_passes_between_the_last_write_and_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, waits: list[float]
 ) -> None:
-    """Else a write in the same tick would leave the times of the file as they are, and show in nothing."""
+    """A write in the same tick would leave the times of the file unchanged."""
     put(tmp_path, DATA)
     now = os.stat(tmp_path / REF).st_ctime_ns + age
     waited: list[float] = []
@@ -93,7 +93,7 @@ def test_a_tick_passes_between_the_last_write_and_the_hash(
     assert waited == waits
 
 
-def test_a_blob_that_does_not_stop_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_that_keeps_changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     real, times = blob_files._pread, iter(range(100))
 
@@ -194,7 +194,7 @@ def test_a_cancelled_reader_does_not_fail_the_others(tmp_path: Path, monkeypatch
     run(tmp_path, body)
 
 
-def test_hashing_ends_where_its_reader_is_cancelled(tmp_path: Path) -> None:
+def test_hashing_ends_when_its_reader_is_cancelled(tmp_path: Path) -> None:
     with (tmp_path / REF).open("wb") as stream:
         stream.truncate(1 << 40)  # would take most of an hour
 

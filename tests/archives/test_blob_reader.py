@@ -1,4 +1,4 @@
-"""BlobReader: nothing but the bytes that a blobref names."""
+"""BlobReader returns no bytes but those that a blobref names."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_blobrefs(text: str) -> None:
     "text",
     ["", "sha1-", REF[:-1], REF + "0", REF + "\n", "sha512-" + "0" * 128, "sha1-" + "g" * 40, "/" + REF],
 )
-def test_what_is_no_blobref(tmp_path: Path, text: str) -> None:
+def test_invalid_blobrefs(tmp_path: Path, text: str) -> None:
     assert canonical(text) is None
     fails(tmp_path, ReadError, "not a blobref", text)
 
@@ -100,7 +100,7 @@ def test_upper_case_in_an_archive(tmp_path: Path) -> None:
 # -- bad blobs
 
 
-def test_no_places() -> None:
+def test_no_sources() -> None:
     assert fails((), TargetMissing, "no blobs= given").where == REF
 
 
@@ -112,7 +112,7 @@ def test_missing(tmp_path: Path) -> None:
     assert REF in str(error)
 
 
-def test_a_place_that_went_away(tmp_path: Path) -> None:
+def test_a_removed_directory(tmp_path: Path) -> None:
     fails(tmp_path / "absent", TargetMissing, "no such blob")
     (tmp_path / "file").write_text("")
     fails(tmp_path / "file", TargetMissing, "no such blob")
@@ -144,7 +144,7 @@ def test_truncated(tmp_path: Path, size: int) -> None:
     fails(tmp_path, OutOfRange, f"a blob of {size} bytes, where the archive says {len(DATA)}")
 
 
-def test_a_right_blob_of_another_length_than_the_archive_says(tmp_path: Path) -> None:
+def test_a_valid_blob_of_another_length_than_declared(tmp_path: Path) -> None:
     put(tmp_path, DATA)
     fails(tmp_path, OutOfRange, f"a blob of {len(DATA)} bytes, where the archive says 5", sized(REF, 5))
 
@@ -157,7 +157,7 @@ def test_a_right_blob_of_another_length_than_the_archive_says(tmp_path: Path) ->
 
 
 def test_the_length_of_a_blob_that_another_one_overlaps(tmp_path: Path) -> None:
-    """A region of which only a middle piece is seen must still be all of its blob."""
+    """A region that is visible in the middle only must still be all of its blob."""
     small = put(tmp_path, b"ab")
     for length, right in [(len(DATA), True), (len(DATA) - 1, False)]:
         put(tmp_path, DATA)
@@ -179,7 +179,7 @@ def test_a_directory_and_a_fifo(tmp_path: Path) -> None:
     fails(tmp_path, ReadError, "not a regular file")
 
 
-def test_in_the_mount_that_asks(tmp_path: Path) -> None:
+def test_a_blob_in_the_mount_that_reads_it(tmp_path: Path) -> None:
     put(tmp_path, DATA)
 
     async def body(reader: BlobReader) -> None:
@@ -229,7 +229,7 @@ def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     fails(tmp_path, ReadError, "input/output error")
 
 
-def test_a_disk_that_gives_less_than_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     real = blob_files._pread
 
@@ -244,7 +244,7 @@ def test_a_disk_that_gives_less_than_it_says(tmp_path: Path, monkeypatch: pytest
 # -- several places
 
 
-def test_the_second_place_where_the_first_has_another(
+def test_the_second_source_if_the_first_has_a_wrong_blob(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blob_reader, "MAX_OPEN", 0)  # every read opens again
@@ -294,7 +294,7 @@ def test_all_of_a_blob_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         reader.whole(URL)
 
 
-def test_what_is_not_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_that_whole_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, DATA)
     os.mkfifo(tmp_path / blobref(b"fifo"))
     reader = BlobReader((str(tmp_path),))
@@ -310,7 +310,7 @@ def test_what_is_not_given_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # -- places
 
 
-def test_check_places(tmp_path: Path) -> None:
+def test_check_sources(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     check_sources([])
     check_sources([str(tmp_path)])

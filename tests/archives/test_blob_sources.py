@@ -1,4 +1,4 @@
-"""Places of blobs that are no directories: what they give, and every way in which they fail."""
+"""Blob sources other than directories: their bytes, and every way in which they fail."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_blobs_of_a_place(
+def test_blobs_of_a_source(
     kind: str, tmp_path: Path, nginx: Nginx, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", os.environ["PATH"])
@@ -151,8 +151,8 @@ def test_blobs_of_a_place(
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.binary(max_size=600), max_size=12), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
-def test_the_first_place_that_has_a_blob(blobs: list[bytes], first: set[int], second: set[int]) -> None:
-    """Against a plain model: a blob is read if any place has it, whatever the places are."""
+def test_the_first_source_that_has_a_blob(blobs: list[bytes], first: set[int], second: set[int]) -> None:
+    """Against a model: a blob is read if any source has it, of whatever kind."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         has = [[data for at, data in enumerate(blobs) if at in chosen] for chosen in (first, second)]
@@ -189,7 +189,7 @@ def served(faulty: Faulty, *faults: object, **more: Any) -> str:
     return faulty.put(f"/{REF}", DATA, *faults, **more).rpartition("/")[0]
 
 
-def test_a_server_that_answers_again(faulty: Faulty) -> None:
+def test_a_server_that_recovers(faulty: Faulty) -> None:
     assert run(served(faulty, 500, "reset", "truncate"), whole) == DATA
 
 
@@ -241,7 +241,7 @@ def test_a_server_that_hangs(faulty: Faulty) -> None:
 
 
 @pytest.mark.parametrize("more", [512, 1 << 20, 1 << 40])
-def test_a_tar_whose_length_is_said_to_be_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
+def test_a_tar_whose_reported_length_is_larger(more: int, faulty: Faulty, tmp_path: Path) -> None:
     """An error that names both lengths, at once; a tar that tells its own end needs no length."""
     (tmp_path / "f").write_bytes(DATA)
     done = conftest.run("archive", "create", "-C", tmp_path, "-o", tmp_path / "own.tar", "--inline-threshold=0", "f")
@@ -260,7 +260,7 @@ def test_a_tar_whose_length_is_said_to_be_larger(more: int, faulty: Faulty, tmp_
 
 
 def test_the_regions_of_one_read_are_fetched_at_the_same_time(faulty: Faulty, tmp_path: Path) -> None:
-    """A bounded number; one that fails is the error of all, and nobody waits for the others."""
+    """At most a bounded number; the first failure is the error, without waiting for the others."""
     blobs = [bytes([number]) * 5000 for number in range(40)]
     refs = [[5000 * number, 5000, blobref(data)] for number, data in enumerate(blobs)]
     path = tmp_path / "archive.json"
@@ -296,8 +296,8 @@ def test_the_regions_of_one_read_are_fetched_at_the_same_time(faulty: Faulty, tm
     faulty.release()
 
 
-def test_a_fragment_of_a_name_is_no_tar(faulty: Faulty) -> None:
-    """A prefix that ends in .tar may still be one of blobs."""
+def test_a_url_prefix_that_ends_in_tar(faulty: Faulty) -> None:
+    """A prefix that ends in .tar may still be a directory of blobs."""
     faulty.put(f"/x.tar/{REF}", DATA)
     assert run(f"{faulty.url}/x.tar", whole) == DATA
 
@@ -305,7 +305,7 @@ def test_a_fragment_of_a_name_is_no_tar(faulty: Faulty) -> None:
 # -- content.sqlite
 
 
-def test_what_the_database_holds_raw(tmp_path: Path) -> None:
+def test_uncompressed_objects(tmp_path: Path) -> None:
     content_db(tmp_path / "db", [DATA], compressed=False)
     assert run(tmp_path / "db", whole) == DATA
 
@@ -399,7 +399,7 @@ def test_a_database_that_was_not_closed(tmp_path: Path, suffix: str) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The offsets of the members of a dump that were read because nobody knows which blob they are."""
+    """Return the offsets of the members that a search has read."""
     real, found = blob_sources.DumpSource._read, []
 
     async def counting(self: Any, offset: int, length: int) -> Any:
@@ -410,15 +410,15 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_dump_whose_document_tells(tmp_path: Path, reads: list[int]) -> None:
+def test_a_dump_whose_document_lists_its_members_in_order(tmp_path: Path, reads: list[int]) -> None:
     blobs = [bytes([at]) * 1000 for at in range(40)]
     dump_tar(tmp_path / "x.tar", {"main": (archive_of(*blobs), blobs), "other": ([], [])})
     assert run(tmp_path / "x.tar", lambda reader: whole(reader, blobref(blobs[20]), 1000)) == blobs[20]
     assert not reads
 
 
-def test_a_dump_whose_document_does_not_tell(tmp_path: Path, reads: list[int]) -> None:
-    """Appended archives number their regions otherwise: then the hash tells, each member hashed once."""
+def test_a_dump_whose_members_are_in_another_order(tmp_path: Path, reads: list[int]) -> None:
+    """Appended archives number their regions differently: blobs are found by hashing each member once."""
     blobs = [bytes([at]) * 1000 for at in range(40)]
     dump_tar(tmp_path / "x.tar", {"main": (archive_of(*blobs[::-1]), blobs)})
 
@@ -460,7 +460,7 @@ def test_long_names_in_a_dump(tmp_path: Path) -> None:
 # -- the running instance
 
 
-def test_the_binding_is_used_where_it_is(binding: FakeFlux) -> None:
+def test_the_binding_is_used_if_installed(binding: FakeFlux) -> None:
     binding.store(DATA)
     binding.store(OTHER, "sha256")
 
@@ -529,7 +529,7 @@ def test_a_flux_that_fails(flux: FakeFlux, tmp_path: Path, monkeypatch: pytest.M
 # -- what is no place
 
 
-def test_what_is_no_place(tmp_path: Path) -> None:
+def test_invalid_blob_sources(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "text").write_text("{}")
     dump_tar(tmp_path / "x.tar.gz", {"main": ([], [DATA])}, "w:gz")

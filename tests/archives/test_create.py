@@ -1,4 +1,4 @@
-"""zarrfs archive create: what a tree becomes, read back through the real path of sources."""
+"""zarrfs archive create: archives of trees, read back as sources."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
 
 @pytest.mark.parametrize("form", ["list", "dict"])
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_the_same_as_flux(tmp_path: Path, form: str, jobs: int) -> None:
-    """A tree that Flux has archived: the same entries, and the same blobs."""
+def test_equal_to_an_archive_of_flux(tmp_path: Path, form: str, jobs: int) -> None:
+    """Flux has archived the same tree: entries and blobs are equal."""
     sample: Any = json.loads((DATA / f"archives/flux-{form}.json").read_bytes())
     blobs = DATA / "archives/blobs"
     for path, node in tree(sample, blobs=(str(blobs),)).nodes.items():
@@ -104,7 +104,7 @@ def test_the_same_as_flux(tmp_path: Path, form: str, jobs: int) -> None:
     }
 
 
-def test_text_and_what_is_none(tmp_path: Path) -> None:
+def test_text_and_binary_inline_data(tmp_path: Path) -> None:
     files = {"text": "é\u0001\n".encode(), "nul": b"a\0b", "latin": b"\xe9", "half": "€".encode()[:2]}
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
@@ -188,7 +188,7 @@ def test_a_small_file_with_a_hole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("all_inline", [False, True])
-def test_what_is_expected_is_what_is_read(tmp_path: Path, all_inline: bool) -> None:
+def test_expect_counts_what_create_reads(tmp_path: Path, all_inline: bool) -> None:
     tree_, blobs = tmp_path / "tree", tmp_path / "blobs"
     (tree_ / "sub").mkdir(parents=True)
     for number in range(5):

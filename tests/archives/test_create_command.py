@@ -1,4 +1,4 @@
-"""zarrfs archive create: what may be named, what is refused, where it goes."""
+"""zarrfs archive create: its arguments, refusals and outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def archived(*arguments: object, told: str = "", **more: Any) -> list[str]:
 
 
 def refused(*arguments: object, status: int = 1, **more: Any) -> str:
-    """The one line that is said."""
+    """Return the one line of the error."""
     done = run("archive", "create", *arguments, **more)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1), done
     return done.stderr.removeprefix("zarrfs: ").rstrip("\n")
@@ -116,7 +116,7 @@ def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
     assert not (place / "b").exists()
 
 
-def test_what_is_not_there(place: Path) -> None:
+def test_missing_paths(place: Path) -> None:
     assert refused("in", "gone") == "gone: no such file or directory (or it is gone meanwhile)"
     assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
 
@@ -140,7 +140,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_what_no_archive_can_hold(place: Path, kind: str) -> None:
+def test_entries_that_no_archive_can_hold(place: Path, kind: str) -> None:
     if kind in ("character", "block") and os.geteuid():
         pytest.skip("makes devices")
     make(kind, "in/bad")
@@ -193,7 +193,7 @@ def test_outputs(place: Path) -> None:
     assert (done.returncode, done.stderr) == (1, told)
 
 
-def test_what_is_written_is_not_archived(place: Path) -> None:
+def test_outputs_are_not_archived(place: Path) -> None:
     command = ("archive", "create", ".", "-o", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
     (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # what a killed process leaves
     done = run(*command)
@@ -210,7 +210,7 @@ def test_what_is_written_is_not_archived(place: Path) -> None:
     assert "in/out.json" not in paths((place / "in/out.json").read_bytes())
 
 
-def test_a_link_is_a_link(place: Path) -> None:
+def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> None:
     os.symlink("in", "link")
     assert archived("link/") == ["link"]
     assert archived("link/sub") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
@@ -221,7 +221,7 @@ def test_a_link_is_a_link(place: Path) -> None:
     assert archived("link", "link/sub") == ["link"]
 
 
-def test_it_says_what_it_takes() -> None:
+def test_help() -> None:
     told = run("archive", "create", "--help").stdout
     assert "Examples:" in told
     assert "--inline-threshold SIZE" in told
@@ -241,7 +241,7 @@ main(sys.argv[1:])
 
 
 def test_no_process_is_forked_beside_a_thread(place: Path) -> None:
-    """It would have the locks that the thread held just then, and nobody to give them back."""
+    """A fork would inherit locks of the thread, which nothing releases."""
     for number in range(3):
         (place / f"large{number}").write_bytes(bytes(20 << 20))
     command = ["archive", "create", ".", "--blobs", "b", "-o", "new.json", "--jobs", "2"]

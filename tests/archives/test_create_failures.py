@@ -101,7 +101,7 @@ def die_at(number: int) -> None:
         setattr(os, name, dying(getattr(os, name)))
 
 
-def test_killed_at_every_system_call_there_is_no_half_blob(tmp_path: Path) -> None:
+def test_no_partial_blob_after_a_kill_at_any_system_call(tmp_path: Path) -> None:
     data = b"1" * 5000
     for number in range(100):
         blobs = tmp_path / str(number)
@@ -125,7 +125,7 @@ def test_killed_at_every_system_call_there_is_no_half_blob(tmp_path: Path) -> No
     raise AssertionError("it makes no end of system calls")
 
 
-def test_what_a_dead_process_left(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"1" * 5000)
     dead, alive = tmp_path / "b/.zarrfs-staging/dead", tmp_path / "b/.zarrfs-staging/alive"
     for directory in (dead, alive):
@@ -153,7 +153,7 @@ def test_several_write_to_one_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("jobs", ["1", "2"])
-def test_interrupted_it_leaves_nothing_but_whole_blobs(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
+def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(64 << 20))
     blobs = tmp_path / "b"
     command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
@@ -170,8 +170,8 @@ def test_interrupted_it_leaves_nothing_but_whole_blobs(tmp_path: Path, number: s
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_what_happens_to_the_processes_that_read(tmp_path: Path, number: signal.Signals) -> None:
-    """They leave signals from the terminal to the one that started them; that one tells if they are killed."""
+def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> None:
+    """Workers leave signals of the terminal to their parent, which reports a killed worker."""
     (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
     blobs = tmp_path / "b"
     command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
@@ -250,7 +250,7 @@ def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) ->
     assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])
 
 
-def test_a_file_that_is_another_one_when_it_is_read(tmp_path: Path) -> None:
+def test_a_file_replaced_before_it_is_read(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(name.encode() * 5000)
@@ -265,7 +265,7 @@ def test_a_file_that_is_another_one_when_it_is_read(tmp_path: Path) -> None:
     os.close(base)
 
 
-def test_a_small_file_that_is_shorter_than_it_says() -> None:
+def test_a_small_file_shorter_than_its_size() -> None:
     """Files of sysfs are."""
     if not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"):
         pytest.skip("no sysfs")
@@ -295,8 +295,8 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
     assert peak("sparse", "--inline", cwd=tmp_path) < MEMORY // 3
 
 
-def test_sigterm_ends_it_where_sigint_is_ignored(tmp_path: Path) -> None:
-    """As scripts start what they leave in the background."""
+def test_sigterm_with_sigint_ignored(tmp_path: Path) -> None:
+    """Scripts start background jobs so."""
     trap = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
     command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-o", tmp_path / "new.json"]
     child = subprocess.Popen([*command, "--files-from", "-"], stdin=subprocess.PIPE)

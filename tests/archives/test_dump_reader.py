@@ -1,4 +1,4 @@
-"""Dump tars that somebody made to do harm, and searches in good ones."""
+"""Hostile dump tars, and searches in good ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 def scanned(path: Path, *blocks: bytes) -> str:
-    """What is said of a tar of such blocks; in a process that does not take for ever."""
+    """Return the error about a tar of such blocks, from a process with a time limit."""
     path.write_bytes(b"".join(block + bytes(-len(block) % 512) for block in blocks) + bytes(1024))
     done = subprocess.run([sys.executable, "-c", SCAN, path], capture_output=True, text=True, timeout=20, check=True)
     return done.stdout.strip()
@@ -55,13 +55,13 @@ def scanned(path: Path, *blocks: bytes) -> str:
 
 @pytest.mark.parametrize("size", [-512, -1024, -(1 << 60)])
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
-def test_a_member_of_less_than_nothing(size: int, kind: bytes, tmp_path: Path) -> None:
+def test_a_member_of_negative_size(size: int, kind: bytes, tmp_path: Path) -> None:
     first = header("archive/a_blobs/0", 3), b"abc"
     assert scanned(tmp_path / "x", *first, header("archive/a", size, kind)).startswith("damaged at byte 1,024:")
 
 
 @pytest.mark.parametrize("size", ["²", "9" * 5000, "-512", ""])
-def test_a_size_in_an_extended_header_that_is_none(size: str, tmp_path: Path) -> None:
+def test_an_invalid_size_in_an_extended_header(size: str, tmp_path: Path) -> None:
     """The one in the header itself counts."""
     text = f" size={size}\n".encode()
     record = next(b"%d" % length + text for length in range(10_000) if length == len(str(length)) + len(text))
@@ -70,14 +70,14 @@ def test_a_size_in_an_extended_header_that_is_none(size: str, tmp_path: Path) ->
 
 
 def test_an_extended_header_of_many_records(tmp_path: Path) -> None:
-    """Its end is found in a time that grows with its length."""
+    """Parsing takes time linear in its length."""
     records = b"6 a=b\n" * ((1 << 20) // 6)
     blocks = [header("x", len(records), tarfile.XHDTYPE), records] * 8
     assert scanned(tmp_path / "x", *blocks, header("archive/a_blobs/0", 3), b"abc") == "1"
 
 
-def test_what_a_search_went_past_is_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by those either who waited for its end."""
+def test_members_hashed_by_a_search_are_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither do readers that waited for the search."""
     real, reads = blob_sources.DumpSource._read, []
 
     async def counting(self: Any, offset: int, length: int) -> Any:
@@ -105,8 +105,8 @@ NAMES = st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=
 
 
 @given(NAMES, st.integers(0, (1 << 33) - 1), st.binary(max_size=31), st.integers(0, 511), st.integers(0, 8))
-def test_a_header_is_read_as_tarfile_reads_it(name: str, size: int, owner: bytes, at: int, bit: int) -> None:
-    """Or left to it; also one with a wrong bit."""
+def test_headers_are_parsed_as_by_tarfile(name: str, size: int, owner: bytes, at: int, bit: int) -> None:
+    """Or left to tarfile; also headers with a wrong bit."""
     found = tarfile.TarInfo(name)
     found.size, found.uname = size, owner.decode("latin-1")
     block = bytearray(found.tobuf(tarfile.USTAR_FORMAT, "latin-1"))
@@ -133,7 +133,7 @@ def prepared(path: Path) -> tuple[Plan, dict[str, bytes]]:
     return plan, trio.run(files)
 
 
-def test_a_tar_that_has_not_changed_is_not_gone_through_to_find_its_index(
+def test_a_kept_index_of_an_unchanged_tar_is_found_without_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(documents, "_SETTLED_NS", -1)

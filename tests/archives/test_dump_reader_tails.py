@@ -78,7 +78,7 @@ def listing(blobs: list[bytes]) -> bytes:
 
 @settings(deadline=None, max_examples=50)
 @given(models(), HOW)
-def test_the_end_tells_what_all_headers_tell(model: Model, how: dict[str, Any]) -> None:
+def test_the_last_document_gives_the_same_index_as_all_headers(model: Model, how: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name, "tree")
         base.mkdir()
@@ -134,14 +134,14 @@ def others(path: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_tar_of_others_is_gone_through(tmp_path: Path) -> None:
+def test_tars_of_other_programs_are_scanned(tmp_path: Path) -> None:
     for what, tar in others(tmp_path / "flux.tar").items():
         index, found, _ = indexed(tar, lay_out)
         assert not found, what
         assert index.documents == index._hints == {}, what
 
 
-def test_of_two_archives_one_is_to_be_named() -> None:
+def test_one_of_two_archives_must_be_named() -> None:
     first, second = [os.urandom(600)], [os.urandom(700)]
     one = written(first, listing(first), "one")
     both = written(second, listing(second), "two", before=one.rstrip(b"\0") + bytes(-len(one.rstrip(b"\0")) % 512))
@@ -160,8 +160,8 @@ def test_a_document_that_is_too_large() -> None:
 
 
 @pytest.mark.parametrize("blobs", [[b"x" * (8 << 20)], [b"a", b"[" + b"x" * (8 << 20)]])
-def test_a_text_at_the_end_is_not_gone_through(blobs: list[bytes]) -> None:
-    """As flux dump may leave it, whose blobs come in any order."""
+def test_a_text_member_at_the_end_is_not_searched(blobs: list[bytes]) -> None:
+    """flux dump writes blobs in any order."""
     _, found, reads = indexed(written([b"first"], blobs[-1]), lay_out)
     assert (found, sum(length for _, length in reads) < 100_000) == (False, True)
     made = io.BytesIO()
@@ -175,8 +175,8 @@ def test_a_text_at_the_end_is_not_gone_through(blobs: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("huge", [500 << 20, 5 << 30])
-def test_of_two_lengths_of_a_blob_the_right_one_is_read(huge: int, tmp_path: Path) -> None:
-    """The other one would take gigabytes."""
+def test_two_declared_lengths_of_a_blob(huge: int, tmp_path: Path) -> None:
+    """Reading the wrong one would take gigabytes."""
     blob, at = os.urandom(100), 0
     text = json.dumps([[0, 100, blobref(blob)], [100, huge, blobref(blob)]]).encode()
     with open(tmp_path / "x.tar", "wb") as file:
@@ -197,8 +197,8 @@ def test_of_two_lengths_of_a_blob_the_right_one_is_read(huge: int, tmp_path: Pat
     tracemalloc.stop()
 
 
-def test_headers_are_gone_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nobody waits for the end of that: the thread goes on, and the next reader has what it finds."""
+def test_headers_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the reader is cancelled: the thread goes on, and the next reader uses its index."""
     blobs, begun = [os.urandom(1000) for _ in range(5)], list[int]()
     (tmp_path / "x.tar").write_bytes(written(blobs[::-1], listing(blobs)))
 
@@ -219,8 +219,8 @@ def test_headers_are_gone_through_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert begun == [1]
 
 
-def test_a_document_that_lies_costs_time_and_no_bytes(tmp_path: Path) -> None:
-    """Equal lengths in another order: hashes tell, and then all headers are read."""
+def test_a_document_with_wrong_order_costs_time_and_no_wrong_bytes(tmp_path: Path) -> None:
+    """Equal lengths in another order: hashes differ, and all headers are read."""
     blobs = [os.urandom(1000) for _ in range(5)]
     (tmp_path / "x.tar").write_bytes(written(blobs[::-1], listing(blobs)))
     lost = os.urandom(1000)
@@ -234,7 +234,7 @@ def test_a_document_that_lies_costs_time_and_no_bytes(tmp_path: Path) -> None:
     run(tmp_path / "x.tar", body)
 
 
-def test_behind_a_url_nothing_is_fetched_that_nobody_reads(tmp_path: Path, faulty: Faulty) -> None:
+def test_behind_a_url_only_blobs_that_are_read_are_fetched(tmp_path: Path, faulty: Faulty) -> None:
     blobs = [os.urandom(100_000) for _ in range(300)]
     tar = written(blobs, listing(blobs))
     url = faulty.put("/x.tar", tar)
@@ -259,10 +259,10 @@ def test_behind_a_url_nothing_is_fetched_that_nobody_reads(tmp_path: Path, fault
 
 
 def test_an_archive_in_a_tar_behind_a_url_is_compiled_once(tmp_path: Path, faulty: Faulty) -> None:
-    """As long as its tag is the same; one of another name in it is another archive."""
+    """While its tag is the same. Another archive in it is compiled, too."""
 
     def opened(url: str) -> tuple[bytes, int]:
-        """What the archive's only file is, and how often the server was asked for bytes before that was read."""
+        """Return the archive's only file, and the number of requests made before it was read."""
         faulty.requests.clear()
         store = sources.open_source(url, Options(index_dir=str(tmp_path)), child=False)
         asked = sum(method == "GET" for method, _, _ in faulty.requests)

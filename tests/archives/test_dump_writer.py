@@ -105,7 +105,7 @@ def test_thousands_of_tiny_regions_fit_the_memory_of_a_task(tmp_path: Path) -> N
     assert (tmp_path / "a.tar").read_bytes() == made(tree, tmp_path / "b.tar", jobs=1, **how).read_bytes()
 
 
-def test_regions_that_are_larger_than_what_a_task_holds(tmp_path: Path) -> None:
+def test_regions_larger_than_a_task(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     data = os.urandom(40 << 20)
@@ -141,13 +141,13 @@ def test_from_the_command_line_to_the_mount(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", "a/b", "../x", "é", "a b", "a" * 65, "a\n"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(Exception, match="a name has up to 64 letters"):
         check_name(name)
 
 
 @pytest.mark.parametrize("name", ["a_blobs.1", "a.b_blobs.02"])
-def test_names_that_are_those_of_blobs(name: str) -> None:
+def test_names_of_blobs_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is what a blob of another archive is called"):
         check_name(name)
 
@@ -183,7 +183,7 @@ def test_a_fifo_in_the_place_of_a_tar(tmp_path: Path) -> None:
 
 
 def test_text_that_looks_like_a_region_leads_nowhere(tmp_path: Path) -> None:
-    """Hints are wrong then, and blobs are found by their hashes."""
+    """Its hints are wrong, and blobs are found by their hashes."""
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a").write_text(f'[0, 7, "sha1-{"a" * 40}"]')
@@ -201,7 +201,7 @@ def test_text_that_looks_like_a_region_leads_nowhere(tmp_path: Path) -> None:
     assert [found[name].data for name in "bcd"] == [name.encode() * 5000 for name in "bcd"]
 
 
-def test_no_memory_for_what_is_read_at_once(tmp_path: Path) -> None:
+def test_no_memory_for_a_task(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 5000)
     command = [PROGRAM, "archive", "create", "file", "-o", "x.tar", "--jobs", "1000", "--region-size", "64MiB"]
     limited = ["sh", "-c", 'ulimit -v 4000000; exec "$@"', "sh", *command]
@@ -211,7 +211,7 @@ def test_no_memory_for_what_is_read_at_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_killed_it_leaves_no_tar(tmp_path: Path) -> None:
+def test_no_tar_after_a_kill(tmp_path: Path) -> None:
     write_tree(tmp_path / "tree")
     command = [PROGRAM, "archive", "create", "-C", str(tmp_path / "tree"), ".", "--jobs", "2", "-o"]
     began = time.monotonic()
@@ -250,7 +250,7 @@ def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
     assert len(blobs_of(tmp_path / "new.tar")) > 2000
 
 
-def test_a_dictionary_tells_where_blobs_lie(tmp_path: Path) -> None:
+def test_blobs_are_found_with_a_dictionary_document(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     for name in "abc":
         (tmp_path / "tree" / name).write_bytes(name.encode() * 5000)
@@ -260,6 +260,6 @@ def test_a_dictionary_tells_where_blobs_lie(tmp_path: Path) -> None:
         assert json.loads(run("stats", "--json", mountpoint).stdout)["blobs_fetched"] == {}
 
 
-def test_a_tar_takes_a_file_of_the_system(tmp_path: Path) -> None:
+def test_a_tar_needs_a_file_with_a_descriptor(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="fileno"):
         create(str(tmp_path), ["."], io.BytesIO(), CreateOptions(dump="main"), Progress(), silent)

@@ -58,7 +58,7 @@ def test_samples_made_by_flux(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_patterns_names_and_what_is_there(job: Path) -> None:
+def test_patterns_names_and_existing_files(job: Path) -> None:
     out, blobs = job.parent / "out", ("--blobs", job.parent / "blobs")
     done = run("archive", "extract", "-v", job, "*.txt", "--exclude", "new*", "-C", out, *blobs)
     assert (done.returncode, done.stdout) == (0, "in/a.txt\nin\n")
@@ -94,7 +94,7 @@ def test_from_standard_input(job: Path) -> None:
 
 @pytest.mark.parametrize("command", ["extract", "list", "verify"])
 @pytest.mark.parametrize("source", ["zarr/v2_hier", "references"])
-def test_what_is_no_archive(command: str, source: str, tmp_path: Path, references: Path) -> None:
+def test_sources_that_are_no_archive(command: str, source: str, tmp_path: Path, references: Path) -> None:
     place = sorted(references.glob("*.json"))[0] if source == "references" else DATA / source
     done = run("archive", command, place, *(("-C", tmp_path / "out") if command == "extract" else ()), "-q")
     assert done.returncode == 1
@@ -312,7 +312,7 @@ def test_created_extracted_and_mounted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["list", "verify", "extract", "diff"])
 @pytest.mark.parametrize("document", ["{}", "[]", '{"version": 1, "refs": {}}'])
-def test_an_archive_of_nothing(command: str, document: str, tmp_path: Path) -> None:
+def test_an_empty_archive(command: str, document: str, tmp_path: Path) -> None:
     """{} may as well be a reference set."""
     (tmp_path / "a.json").write_text(document)
     (tmp_path / "out").mkdir()
@@ -322,7 +322,7 @@ def test_an_archive_of_nothing(command: str, document: str, tmp_path: Path) -> N
     assert os.listdir(tmp_path / "out") == []
 
 
-def test_a_compressed_tar_is_told_as_such(tmp_path: Path) -> None:
+def test_a_compressed_tar_is_named_in_the_error(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     assert run("archive", "create", "-C", tmp_path / "source", "-o", tmp_path / "a.tar", ".").returncode == 0
     subprocess.run(["gzip", tmp_path / "a.tar"], check=True)
@@ -333,7 +333,7 @@ def test_a_compressed_tar_is_told_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("existing", [(), ("--overwrite",)])
-def test_a_directory_that_was_there_keeps_its_mode(named: bool, existing: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_existing_directory_keeps_its_mode(named: bool, existing: tuple[str, ...], tmp_path: Path) -> None:
     """But for an entry of the archive's own."""
     entries = [{"path": ".", "mode": 0o40711, "mtime": 5}] if named else []
     (tmp_path / "a.json").write_text(json.dumps([*entries, {"path": "f", "mode": 0o100644, "size": 0, "mtime": 1}]))
@@ -345,8 +345,8 @@ def test_a_directory_that_was_there_keeps_its_mode(named: bool, existing: tuple[
     assert (out.stat().st_mtime == 5) is named
 
 
-def test_into_a_directory_of_somebody_else(tmp_path: Path) -> None:
-    """As group scratch is: not ours to change, and that is no error."""
+def test_into_a_directory_of_another_user(tmp_path: Path) -> None:
+    """Group scratch: its mode cannot be changed, and that is no error."""
     document = {".": {"mode": 0o40755, "mtime": 5}, "f": file("x")}
     out = Path(tempfile.mkdtemp())
     out.chmod(0o777)
@@ -390,7 +390,7 @@ def test_a_run_with_patterns_does_not_end_an_unfinished_one(tmp_path: Path) -> N
     assert sorted(os.listdir(out)) == sorted(os.listdir(source))
 
 
-def test_what_is_reserved_and_not_ours_stays(tmp_path: Path) -> None:
+def test_reserved_names_of_others_stay(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"path": "f", "mode": 33188, "size": 0}]')
     (tmp_path / "out/.zarrfs-staging").mkdir(parents=True)
     (tmp_path / "out/.zarrfs-staging/mine").write_text("precious")

@@ -66,26 +66,26 @@ def refused(source: str | Path, rule: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("source", ["flux:main", "flux:a.b", "flux:job/f26M1xTq"])
-def test_of_the_running_instance(flux: FakeFlux, source: str) -> None:
+def test_an_archive_of_the_running_instance(flux: FakeFlux, source: str) -> None:
     plan = plan_source(source, Options())
     assert (plan.kind, plan.source, plan.blobs, plan.warnings) == ("archive", source, ("flux:",), ())
     assert contents(source) == EXPECTED
 
 
-def test_within_a_job(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_within_a_job(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job has a namespace of its own in the KVS; archives are in the instance's."""
     monkeypatch.setenv("FLUX_KVS_NAMESPACE", "job-4711")
     assert contents("flux:main") == EXPECTED
 
 
-def test_blobs_from_elsewhere_than_the_default(flux: FakeFlux, tmp_path: Path) -> None:
+def test_blobs_of_another_source_than_the_instance(flux: FakeFlux, tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs" / blobref(LARGE)).write_bytes(LARGE)
     assert contents("flux:main", blobs=(str(tmp_path / "blobs"),)) == EXPECTED
     assert not any(call.startswith("content") for call in flux.calls())
 
 
-def test_what_the_instance_does_not_have(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_flux_cannot_give(flux: FakeFlux, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("flux:none", "flux kvs get archive.none: flux-kvs: archive.none: No such file")
     refused("flux:job/none", "flux job info none jobspec: flux-job: No such file")
     for source in ("flux:", "flux:job/", "flux:--help", "flux:job/-x"):

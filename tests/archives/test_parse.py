@@ -425,7 +425,7 @@ def test_detection(document: Any, expected: bool) -> None:
 
 @pytest.mark.parametrize(("place", "rule"), [("absent", "no such file"), ("file", "not a directory")])
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_place_that_is_no_directory(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
+def test_a_blob_source_that_is_no_directory(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
     document = tmp_path / "a.json"
     document.write_text("[]")
     (tmp_path / "file").write_text("")
@@ -436,12 +436,12 @@ def test_a_place_that_is_no_directory(tmp_path: Path, place: str, rule: str, cac
         plan_source(str(document), Options(**known | {"blobs": (str(tmp_path / place),)}), child=False)
 
 
-def test_compiling_checks_the_places_too(tmp_path: Path) -> None:
+def test_compiling_checks_blob_sources(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="absent: no such file"):
         tree([], blobs=(str(tmp_path / "absent"),))
 
 
-def test_the_warning_of_missing_places_is_not_kept_with_the_index(tmp_path: Path) -> None:
+def test_the_warning_of_missing_blob_sources_is_not_kept_with_the_index(tmp_path: Path) -> None:
     document = tmp_path / "a.json"
     data = [[0, 1, put(tmp_path, b"x")]]
     document.write_text(json.dumps({"f": file(data, encoding="blobvec", size=1)}))

@@ -31,7 +31,7 @@ COMMON = st.fixed_dictionaries({}, optional={"mtime": st.integers(-(2**33), 2**3
 
 
 def written(entry: dict[str, Any]) -> bytes | str | None:
-    """What a reader gets of an entry, by another way than the compiler's."""
+    """Return the bytes of an entry, computed independently of the compiler."""
     if entry["mode"] in (D, L):
         return entry.get("data")
     if "data" not in entry:

@@ -126,7 +126,7 @@ def test_users_own_their_directories_of_records(tmp_path: Path, monkeypatch: pyt
 def test_a_directory_that_another_user_has_put_there(
     inner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As anybody can in /tmp: nobody's records are hidden by it, and none are taken from it."""
+    """Any user can create it in /tmp: it hides no records, and none are read from it."""
     foreign = tmp_path / "zarrfs-0"
     (foreign / "staged").mkdir(parents=True, mode=0o700)
     (foreign / "staged/bad.json").write_text("{")

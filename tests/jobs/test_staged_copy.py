@@ -16,7 +16,7 @@ from zarrfs.store.directory import FileSystemStore
 
 
 def test_a_slow_file_server_does_not_block_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a file can be linked to is asked in a thread."""
+    """Files are checked in a thread."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "a").write_text("a")

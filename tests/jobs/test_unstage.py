@@ -40,7 +40,7 @@ def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @root_only
 def test_a_child_that_its_user_kills() -> None:
-    """What it has said by then is half an answer."""
+    """Its output is cut short."""
     def body() -> list[dict[str, object]]:
         os.write(max(int(name) for name in os.listdir("/proc/self/fd")[:-1]), b'[{"dest": ')
         os._exit(0)
