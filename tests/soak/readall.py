@@ -38,7 +38,7 @@ _ENTRIES_MAX = 5000
 _WARM = (
     "zarrfs.sources.prepare", "zarrfs.archives.parse", "zarrfs.references.parse", "zarrfs.references.templates",
     "zarrfs.sources.zarrstore", "zarrfs.store.directory", "zarrfs.store.remotefiles", "zarrfs.store.targets",
-    "zarrfs.views.arrays", "zarrfs.views.translated", "zarrfs.archives.blobs", "zarrfs.zarr.codecs", "orjson",
+    "zarrfs.views.arrays", "zarrfs.views.translated", "zarrfs.archives.blob_reader", "zarrfs.zarr.codecs", "orjson",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.config.options import Options
 from zarrfs.documents.document import Document
 from zarrfs.errors import SourceError

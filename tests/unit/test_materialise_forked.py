@@ -23,8 +23,8 @@ from tests.conftest import PROGRAM, run
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
 from tests.unit.test_materialise import no_processes
-from zarrfs.archives import blobplaces
-from zarrfs.archives.blobs import BlobReader
+from zarrfs.archives import blob_sources
+from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.copying.copy import Choice, Done, Report, _Run, materialise
 from zarrfs.copying.copy_processes import Forked
 from zarrfs.copying.staging_directory import Filling
@@ -318,7 +318,7 @@ def test_a_tar_that_cannot_be_read_hurts_nobody_who_needs_nothing_of_it(
 
     with tarfile.open(tmp_path / "x.tar", "w") as made:
         made.add(__file__, "archive/x_blobs/0")
-    monkeypatch.setattr(blobplaces.DumpPlace, "_pread", broken)
+    monkeypatch.setattr(blob_sources.DumpSource, "_pread", broken)
     (tmp_path / "b").mkdir()
     document = archive_of(tmp_path / "b", 300)
     blobs = (str(tmp_path / "b"), str(tmp_path / "x.tar"))

@@ -1,4 +1,4 @@
-"""A directory of blobs: one file for each, named by its hash. Source: RFC 10 (blobrefs)."""
+"""Writer of a directory of blobs: one file each, named by its blobref. Source: RFC 10 (blobrefs)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from zarrfs.archives.blobhash import blobref_of
-from zarrfs.errors import SourceError
+from zarrfs.archives.blobrefs import blobref_of
+from zarrfs.errors import SourceError, reason_of
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.staging import RESERVED, StagedDirectory, Staging
 from zarrfs.system.buffers import write_all
@@ -21,22 +21,22 @@ from zarrfs.system.buffers import write_all
 if TYPE_CHECKING:
     from zarrfs.system.buffers import Buffer
 
-ALGORITHMS = ("sha1", "sha256")  # the first is what Flux takes unless told otherwise
-LARGE = 16 << 20  # bytes of a file
+ALGORITHMS = ("sha1", "sha256")  # the first is the default of Flux
+LARGE = 16 << 20  # bytes of a file that one task reads
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class BlobDirectory:
-    """The directory `path`; a blob that is there is not written again.
+    """Writes blobs to the directory `path`; a blob that exists is not written again.
 
-    A blob is written in a locked directory of our own and renamed, so none is ever half there; what a dead process
-    left is removed by the next that writes. put() may be called from any thread, and from processes that were forked
-    after open(). Closing removes what is not finished. SourceError where it cannot be written to.
+    A blob is written in a locked staging directory and renamed, so it appears whole or not at all; the next writer
+    removes what a dead process left. put() may be called from any thread, and from processes forked after open().
+    close() removes unfinished blobs. Methods raise SourceError if the directory cannot be written to.
     """
 
     def __init__(self, path: str, algorithm: str = "sha1") -> None:
         self.path, self.algorithm = path, algorithm
-        self._written = mmap.mmap(-1, 1)  # shared with processes that are forked: whether a blob was written
+        self._written = mmap.mmap(-1, 1)  # shared with forked processes: 1 once any of them has written a blob
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._base = -1
@@ -51,19 +51,20 @@ class BlobDirectory:
         self.close()
 
     def open(self) -> StagedDirectory:
-        """Have the directory open, and one to write in."""
+        """Open the directory and its staging directory."""
         with self._lock, self._failing(self.path):
             if self._staged is None:
                 self._base = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(RESERVED, 0o700, dir_fd=self._base)
-                    os.chmod(RESERVED, stat.S_IMODE(os.fstat(self._base).st_mode), dir_fd=self._base)  # who may write
+                    mode = stat.S_IMODE(os.fstat(self._base).st_mode)  # the same users may write
+                    os.chmod(RESERVED, mode, dir_fd=self._base)
                 self._staging = Staging(self._base)
                 self._staged = self._staging.directory()
         return self._staged
 
     def put(self, data: Buffer) -> str:
-        """The blobref of `data`, which is there from now on."""
+        """Write `data` as a blob unless it exists; return its blobref."""
         staged = (self._staged or self.open()).descriptor
         name = blobref_of(data, self.algorithm)
         if os.access(name, os.F_OK, dir_fd=self._base) and self._has(name, len(data)):
@@ -86,27 +87,27 @@ class BlobDirectory:
         return name
 
     def use(self, memory: memoryview) -> None:
-        """As TaskBlobs.use(): there is nothing to hold."""
+        """Begin a task, as TaskBlobs.use(): blobs are not kept in memory."""
 
-    def taken(self) -> list[tuple[int, int]]:
-        """As TaskBlobs.taken(): nothing is held."""
+    def take(self) -> list[tuple[int, int]]:
+        """Return blobs in memory, as TaskBlobs.take(): there are none."""
         return []
 
     def room(self) -> int:
-        """How many bytes of one file may be put by a task: a larger file is cut."""
+        """Return how many bytes of one file a task may put; a larger file becomes tasks of its own."""
         return LARGE
 
     def buffer(self, size: int) -> memoryview:
-        """Where to read a blob to: what was there before is gone."""
+        """Return memory to read a blob into; it is reused by the next call."""
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         return memoryview(self._buffer)[:size]
 
     def finish(self) -> None:
-        """Have all blobs on the disk.
+        """Flush all blobs to the disk.
 
-        One syncfs(2) for all: fsync(2) of each would take a commit of the journal a blob. It writes what others wrote
-        to this file system from this machine, too.
+        One syncfs(2) serves all, where fsync(2) would commit the journal once a blob. It also flushes what other
+        programs wrote to this file system.
         """
         if self._written[0]:
             with self._failing(self.path):
@@ -114,7 +115,7 @@ class BlobDirectory:
                 self._written[0] = 0
 
     def close(self) -> None:
-        """Remove what is not a blob yet. Blobs stay: another archive may need them by now."""
+        """Remove unfinished blobs. Finished ones stay: another archive may refer to them by now."""
         if self._staged is not None and self._staging is not None:
             self._staged.discard()
             self._staging.close()
@@ -123,7 +124,7 @@ class BlobDirectory:
         self._base, self._staging, self._staged = -1, None, None
 
     def _has(self, name: str, size: int) -> bool:
-        """Whether a file `name` of that size is there; its content is believed (zarrfs archive verify looks)."""
+        """Return whether a file of this name and size exists. `zarrfs archive verify` is what reads its bytes."""
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=self._base)
             return status.st_size == size and stat.S_ISREG(status.st_mode)
@@ -137,4 +138,4 @@ class BlobDirectory:
             raise self._failure(path, exc) from exc
 
     def _failure(self, path: str, exc: OSError) -> SourceError:
-        return SourceError(path, f"cannot be written: {(exc.strerror or str(exc)).lower()}")
+        return SourceError(path, f"cannot be written: {reason_of(exc)}")

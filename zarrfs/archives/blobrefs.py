@@ -1,112 +1,61 @@
-"""Blobrefs and the places of blobs, without reading any: what compiling an archive needs.
+"""Blobrefs: the names of blobs, which are hashes of their bytes. Source: RFC 10 (blobrefs).
 
-Source: RFC 10 (blobrefs). Apart from blobs.py, so that the child that compiles imports no event loop.
+The child that compiles archives and the processes that create them import this module, so it imports no event loop.
 """
 
 from __future__ import annotations
 
-import enum
+import hashlib
 import os
 import re
-import stat
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from zarrfs.documents.compressed import is_compressed, is_tar
-from zarrfs.errors import UsageError
-from zarrfs.store.uri import path_of_uri
+if TYPE_CHECKING:
+    from zarrfs.system.buffers import Buffer
 
+LARGEST = 1 << 30  # bytes of a blob at most
 _BLOBREF = re.compile(r"sha1-[0-9a-f]{40}|sha256-[0-9a-f]{64}")
-_PEEK = 512  # bytes that tell what a file is
-_SQLITE = b"SQLite format 3\0"
-DUMP = "dump:"  # begins a URL that is a dump tar, whatever its name
-NO_BLOBS = "blobs; none given: -o blobs=DIR"  # ends the warning that files cannot be read
-FLUX = "flux:"  # begins the names of what a running Flux instance has
-
-
-class PlaceKind(enum.StrEnum):
-    """What a place of blobs is."""
-
-    DIRECTORY = "directory"
-    URL = "url"
-    DATABASE = "database"  # the content.sqlite of a stopped Flux instance
-    DUMP = "dump"  # a tar that flux dump has written
-    FLUX = "flux"  # the running Flux instance
+_HASHES = {"sha1": hashlib.sha1, "sha256": hashlib.sha256}  # hashlib.new() would look them up each time
+_CHUNK = 1 << 20  # bytes hashed at a time
 
 
 def canonical(text: str) -> str | None:
-    """The blobref `text` in lower case, or None: nothing else ever becomes part of a path."""
+    """Return the blobref `text` in lower case, or None if it is none: nothing else ever becomes part of a path."""
     text = text.lower()
     return text if _BLOBREF.fullmatch(text) else None
 
 
-def sized(blobref: str, length: int) -> str:
-    """The url of a blob that must be `length` bytes long, as indexes hold it and BlobReader takes it."""
-    return f"{blobref}:{length}"
+def blobref_of(data: Buffer, algorithm: str) -> str:
+    """Return the blobref of `data`; `algorithm` is sha1 or sha256."""
+    return f"{algorithm}-{_HASHES[algorithm](data, usedforsecurity=False).hexdigest()}"
 
 
-def is_flux(text: str) -> bool:
-    """Whether a source is asked of the running Flux instance: flux:NAME, flux:job/ID."""
-    return text.startswith(FLUX)
+def hash_of(data: Buffer, blobref: str) -> str:
+    """Return the blobref of `data`, by the algorithm of another blobref."""
+    return blobref_of(data, blobref.partition("-")[0])
 
 
-def is_remote_dump(place: str) -> bool:
-    """Whether a place of blobs is a dump tar behind a URL, said to be one: dump:URL."""
-    return place.startswith(DUMP) and "://" in place
+def hash_of_file(descriptor: int, blobref: str, size: int, start: int = 0) -> str:
+    """Return the blobref of `size` bytes of a file from `start` on, by the algorithm of another blobref.
 
-
-def absolute(place: str) -> str:
-    """A place of blobs as it is named from any directory."""
-    path = None if is_flux(place) or is_remote_dump(place) else path_of_uri(place)
-    return place if path is None else os.path.abspath(path)
-
-
-def place_kind(place: str) -> PlaceKind:
-    """What the place of blobs `place` is, as far as its first bytes tell; asks no server.
-
-    UsageError, one line, for what is none, or cannot be read now.
+    Runs in a worker thread of trio, and stops there once its caller is cancelled.
     """
-    if place == FLUX:
-        return PlaceKind.FLUX
-    if is_flux(place):
-        raise _unusable(place, "the running Flux instance is flux: and nothing else")
-    if is_remote_dump(place):
-        return PlaceKind.DUMP
-    path = path_of_uri(place)
-    if path is None:
-        return PlaceKind.URL
-    try:
-        status = os.stat(path)
-        if stat.S_ISDIR(status.st_mode):
-            return PlaceKind.DIRECTORY
-        if stat.S_ISREG(status.st_mode):
-            return _file_kind(place, path)
-    except OSError as exc:
-        raise _unusable(place, (exc.strerror or str(exc)).lower()) from None
-    raise _unusable(place, "not a directory")
+    import trio  # not at the top: creating an archive needs no event loop
+
+    algorithm = blobref.partition("-")[0]
+    hashed = hashlib.new(algorithm, usedforsecurity=False)
+    chunk = memoryview(bytearray(min(size, _CHUNK)))
+    at = 0
+    while at < size:
+        trio.from_thread.check_cancelled()
+        count = os.preadv(descriptor, [chunk[: size - at]], start + at)
+        if not count:
+            break
+        hashed.update(chunk[:count])
+        at += count
+    return f"{algorithm}-{hashed.hexdigest()}"
 
 
-def check_places(places: Iterable[str]) -> None:
-    """Raise UsageError for a place of blobs that is none."""
-    for place in places:
-        place_kind(place)
-
-
-def _file_kind(place: str, path: str) -> PlaceKind:
-    with open(path, "rb") as file:
-        head = file.read(_PEEK)
-    if head.startswith(_SQLITE):
-        from zarrfs.archives.contentdb import fault_of
-
-        fault = fault_of(path)
-        if fault:
-            raise _unusable(place, fault)
-        return PlaceKind.DATABASE
-    if is_tar(head):
-        return PlaceKind.DUMP
-    if is_compressed(head):
-        raise _unusable(place, "is compressed: a dump tar is read in pieces, so decompress it first")
-    raise _unusable(place, "not a directory, nor a content.sqlite of Flux, nor a tar of flux dump")
-
-
-def _unusable(place: str, why: str) -> UsageError:
-    return UsageError(f"option blobs={place}: {why}")
+def sized(blobref: str, length: int) -> str:
+    """Return the URL of a blob that must be `length` bytes long, as indexes store it and BlobReader takes it."""
+    return f"{blobref}:{length}"

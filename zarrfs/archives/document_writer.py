@@ -1,27 +1,34 @@
-"""The document: entries as JSON, in a list or in a dictionary. Source: RFC 37 (file archive format)."""
+"""The document of an archive: entries as JSON, in a list or a dictionary. Source: RFC 37 (file archive format)."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import stat
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import orjson
 
+PATH_MAX = 4095  # bytes of a path, or of a symlink's target: the most that a system call takes
+SPECIAL_FILES = {  # file types that no archive can hold
+    stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}  # fmt: skip
+
 
 def inline_content(data: bytes) -> dict[str, str]:
-    """`encoding` and `data` of a file that is in the document itself."""
-    if b"\0" not in data:  # RFC 37 allows it in text, but the reader of Flux gives up the whole archive
+    """Return the fields `encoding` and `data` of a file that is in the document itself."""
+    if b"\0" not in data:  # RFC 37 allows NUL in text, but Flux refuses the whole archive
         with contextlib.suppress(UnicodeDecodeError):
             return {"encoding": "utf-8", "data": data.decode()}
     return {"encoding": "base64", "data": base64.b64encode(data).decode()}
 
 
 def cut(extents: Iterable[tuple[int, int]], region: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of the regions of up to `region` bytes of a file that has data in `extents`.
+    """Yield (start, stop) of the regions, of up to `region` bytes, of a file with data in `extents`.
 
-    As Flux cuts them, from the start of each extent: equal files have equal blobs, whoever writes them.
+    Regions are cut from the start of each extent, as Flux does: equal files have equal blobs in archives of both.
     """
     for start, stop in extents:
         for at in range(start, stop, region):
@@ -29,30 +36,30 @@ def cut(extents: Iterable[tuple[int, int]], region: int) -> Iterator[tuple[int, 
 
 
 def encoded(path: str, fields: dict[str, Any], dictionary: bool) -> bytes:
-    """One entry of a list, or of a dictionary. `path` is UTF-8."""
+    """Encode an entry of a list, or of a dictionary. `path` is UTF-8."""
     if dictionary:
         return orjson.dumps(path) + b":" + orjson.dumps(fields)
     return orjson.dumps({"path": path, **fields})
 
 
 def joined(entries: list[bytes]) -> bytes:
-    """Some entries, as Writer.add() takes one."""
+    """Join encoded entries into one argument of DocumentWriter.add()."""
     return b",\n".join(entries)
 
 
 def encoded_around(path: str, fields: dict[str, Any], dictionary: bool) -> tuple[bytes, bytes]:
-    """What comes before the first character of a field `data` that is written in pieces, and what after the last."""
+    """Encode an entry around its field `data`: return the bytes before its value, and those after."""
     whole = encoded(path, fields | {"data": 0}, dictionary)
     return whole[:-2], whole[-1:]
 
 
 def blobs_rule(size: int) -> str:
-    """What to do about a file of `size` bytes without a place for blobs."""
+    """Return the message about a file of `size` bytes that needs a blob, when no directory takes any."""
     return f"{size:,} bytes, which go to a blob: name a directory for it (--blobs), or a larger --inline-threshold"
 
 
-class Writer:
-    """Writes an archive to `file`; close() makes it whole."""
+class DocumentWriter:
+    """Writes a document to `file`; it is valid JSON once close() has returned."""
 
     def __init__(self, file: IO[bytes], dictionary: bool = False) -> None:
         self._write = file.write
@@ -60,15 +67,15 @@ class Writer:
         self._empty = True
 
     def add(self, entry: bytes) -> None:
-        """Write an entry, as encoded() makes them, or its beginning."""
+        """Write an encoded entry, or the bytes before its field `data` (encoded_around)."""
         self._write(self._marks[0] + b"\n" if self._empty else b",\n")
         self._write(entry)
         self._empty = False
 
-    def go_on(self, more: bytes) -> None:
-        """Write what follows the beginning of an entry."""
+    def append(self, more: bytes) -> None:
+        """Write more bytes of the entry that add() began."""
         self._write(more)
 
     def close(self) -> None:
-        """Write the end."""
+        """Write the closing bracket."""
         self._write(self._marks[0] + self._marks[1] + b"\n" if self._empty else b"\n" + self._marks[1] + b"\n")

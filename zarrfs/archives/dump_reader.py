@@ -1,12 +1,13 @@
-"""Dump tars: what flux dump writes of an instance, as the archives in it and as a place of their blobs.
+"""Reader of dump tars, which flux dump writes: the archives in one, and the locations of their blobs.
 
-A preserved archive NAME is the member archive/NAME, a document, and archive/NAME_blobs/N, the bytes of the Nth region
-of its files. What blob a member is tells only its hash: the document says where to look first, and if that was not
-it, all members of the same length are gone through, once. Members are found by their headers; no data is read. In a
-tar that `zarrfs archive create` has written, the document comes last and tells where each blob lies, so that no header
-of one is read.
+A preserved archive NAME is the member archive/NAME, its document, and members archive/NAME_blobs/N, the bytes of the
+Nth region of its files. Only its hash identifies the blob in a member: the document tells which member to try first;
+if that is another blob, all members of the same length are hashed, once. Members are found by their headers, without
+reading data. In a tar of `zarrfs archive create` the document comes last, and the location of each blob follows from
+it, so that no header of a blob is read.
 
-What goes through a tar is a generator of (offset, length) to be read, which is sent the bytes: run() and run_remote().
+Functions that read a tar are generators: they yield (offset, length) to be read, and are sent the bytes. run() and
+run_remote() drive them.
 Sources: POSIX.1 ("pax Interchange Format"); flux-core, flux-dump(1) and flux-archive(1).
 """
 
@@ -29,49 +30,50 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps = Generator[tuple[int, int], bytes, T]
 
-BLOCK = 512  # bytes: what everything in a tar is a multiple of
-_EXTRA = 1 << 20  # bytes of an extended header
-_TAIL, _MOST, _PIECE = 64 << 10, 16 << 20, 4 << 20  # bytes that are read at once: from the end; of a document
-# the blobref of a region, and its length before that; in text, quotation marks have a backslash
+BLOCK = 512  # bytes: headers and members of a tar are padded to it
+_EXTENDED_MAX = 1 << 20  # bytes of an extended header
+# bytes read at once: from the end, at first and at most; of a document
+_TAIL, _TAIL_MAX, _PIECE = 64 << 10, 16 << 20, 4 << 20
+# the blobref that ends a region; within a JSON string, the quotation mark would have a backslash
 _BLOBREF = re.compile(rb'"(sha1-[0-9a-fA-F]{40}|sha256-[0-9a-fA-F]{64})"\s*\]')
 _DIGITS, _MOST_DIGITS = b"0123456789", 19
-_BEFORE, _LONGEST = 120, 200  # bytes that a length has, and a length with its blobref, with spaces as some write them
+_BEFORE, _LONGEST = 120, 200  # bytes of a length, and of a length with its blobref, white space included
 _BLOB = re.compile(r"archive/(.+)_blobs/(\d{1,19})", re.ASCII)
 _DOCUMENT = re.compile(r"archive/(.+)")
 _REGULAR = (b"0", b"\0")  # types of members
 _EXTENDED = (b"x", b"X")
 _LONG_NAME = b"L"  # of GNU
 _RECORD = re.compile(rb"(\d{1,20}) ([^=]+)=")  # of an extended header
-_SIZE = re.compile(r"[0-9]{1,19}")  # in one
-# what a header has: name, length, checksum; type, target and version of a regular file; no prefix of the name
+_SIZE = re.compile(r"[0-9]{1,19}")  # the value of its record `size`
+# fields of a header: name, length, checksum; type, target and version of a regular file; prefix of the name
 _HEADER = struct.Struct("100s 24x 12s 12x 8s 109s 80x 167s")
 _PLAIN, _NO_PREFIX = b"0" + bytes(100) + b"ustar\x0000", bytes(167)
-_OWN = 8 * ord(" ")  # what a checksum counts itself as
-_OTHER_HEADERS = (b"g", b"K")  # for all members; GNU's long target of a link
+_OWN = 8 * ord(" ")  # the checksum counts its own field as spaces
+_OTHER_HEADERS = (b"g", b"K")  # pax fields for all members; a long link target of GNU
 
 
 class Member(NamedTuple):
-    """Where the bytes of a member are."""
+    """The location of the bytes of a member."""
 
     offset: int
     size: int
 
 
 class DumpIndex:
-    """The members of a dump tar that are archives or blobs; `fault`: why there may be more, "" if there are not."""
+    """The archives and blobs in a dump tar; `fault` says why some may be missing, or is ""."""
 
     def __init__(self) -> None:
         self.documents: dict[str, Member] = {}  # by name, "a/b" for archive.a.b of the KVS
         self.blobs: dict[tuple[str, int], Member] = {}  # by name of the archive, and number
         self.fault = ""
-        self.complete = False  # whether all headers were read; else there are hints alone
-        self.absent: set[tuple[str, int | None]] = set()  # blobs, and their lengths, that are not here
+        self.complete = False  # True once all headers are read; before, there are hints alone
+        self.absent: set[tuple[str, int | None]] = set()  # (blobref, length) of blobs that a search did not find
         self._hints: dict[str, Member] = {}
         self._sizes: dict[int, list[Member]] = defaultdict(list)
-        self._at: dict[int, int] = defaultdict(int)  # by size: where the search goes on
+        self._at: dict[int, int] = defaultdict(int)  # by size: the member at which the next search begins
 
     def add(self, name: str, member: Member) -> None:
-        """Note a regular member."""
+        """Add a regular member."""
         name = name.removeprefix("./")
         if match := _BLOB.fullmatch(name):
             self.blobs[match[1], int(match[2])] = member
@@ -80,26 +82,26 @@ class DumpIndex:
             self.documents[match[1]] = member
 
     def hint(self, name: str, number: int, blobref: str, length: int) -> None:
-        """Note what blob the archive `name` says that its member of this number is."""
+        """Add what the document of the archive `name` declares its member of this number to be."""
         member = self.blobs.get((name, number))
         if member is not None and member.size == length:
             self._hints[blobref] = member
 
     def take(self, name: str, document: Member, hints: dict[str, Member]) -> None:
-        """Note an archive, and where its blobs are."""
+        """Add an archive with the locations of its blobs."""
         self.documents[name] = document
         self._hints |= hints
 
     def found(self, blobref: str, member: Member) -> None:
-        """Note what blob a member is."""
+        """Record the hash of a member."""
         self._hints[blobref] = member
 
     def known(self, blobref: str) -> Member | None:
-        """The member that is, or should be, that blob."""
+        """Return the member that is, or is declared to be, a blob."""
         return self._hints.get(blobref)
 
     def candidates(self, length: int) -> Iterator[Member]:
-        """The members of that length, from behind the one taken last on."""
+        """Yield the members of a length, beginning after the one yielded last."""
         members = self._sizes.get(length, [])
         start = self._at[length]
         for number in range(len(members)):
@@ -108,12 +110,12 @@ class DumpIndex:
             yield members[at]
 
     def lengths(self) -> list[int]:
-        """All lengths that members have."""
+        """Return all lengths of members."""
         return list(self._sizes)
 
 
 def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
-    """What a generator gives at last; `read(offset, length)` reads, and may raise. It may give less at the end."""
+    """Drive a generator with `read(offset, length)`, which may return less at the end of the tar."""
     try:
         wanted = next(steps)
         while True:
@@ -124,16 +126,16 @@ def run(steps: Steps[T], read: Callable[[int, int], bytes]) -> T:
 
 
 def run_local(steps: Steps[T], fd: int) -> T:
-    """As run(), with an open tar; blocks. OSError."""
+    """As run(), for an open tar; blocks. Raises OSError."""
     return run(steps, lambda offset, length: _pread(fd, offset, length))
 
 
 async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -> T:
-    """As run(), with a tar of `size` bytes behind a URL. ReadError."""
+    """As run(), for a tar of `size` bytes behind a URL. Raises ReadError."""
     try:
         offset, length = next(steps)
         while True:
-            # headers come one behind the other; what else is wanted ends where it ends
+            # read ahead for headers, which follow one another; of other parts fetch no more than asked for
             low, high = (0, size) if length == BLOCK else (offset, offset + length)
             offset, length = steps.send(bytes(await files.read(url, offset, length, low, high)))
     except StopIteration as stop:
@@ -144,17 +146,17 @@ async def run_remote(steps: Steps[T], files: RemoteFiles, url: str, size: int) -
 def _pread(fd: int, offset: int, length: int) -> bytes:
     data = os.pread(fd, length, offset)
     while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
-        data += more  # one call gives up to 2 GiB
+        data += more  # one call returns at most 2 GiB
     return data
 
 
 def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
-    """The archive `wanted` ("": the only one) of a tar. SourceError as chosen(), and for more than `limit` bytes."""
+    """Read the document of the archive `wanted`. Raises SourceError as chosen(), or above `limit` bytes."""
     last, index = (yield from _last_document(size)), DumpIndex()
     if last is not None and last[1].size <= limit:
         start = last[1].offset
         data = yield start, last[1].size
-        # else there may be others of any name
+        # otherwise the tar may hold more archives
         if run(_laid_out(last, index), lambda offset, length: data[offset - start : offset - start + length]):
             chosen(index, wanted, source)
             return data
@@ -168,13 +170,13 @@ def document(size: int, wanted: str, source: str, limit: int) -> Steps[bytes]:
 
 
 def lay_out(size: int, index: DumpIndex) -> Steps[bool]:
-    """Fill `index` from the document at the end of a tar; False unless it is as `zarrfs archive create` wrote."""
+    """Fill `index` from the document that ends a tar; return False if `zarrfs archive create` did not write it."""
     last = yield from _last_document(size)
     return last is not None and (yield from _laid_out(last, index))
 
 
 def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
-    """Fill `index`, if the regions of the `last` document, each behind a header, are all that comes before it."""
+    """Fill `index` if the regions of the last document, each after a header, take up all bytes before it."""
     name, where = last
     regions, hints, at = _Regions(), dict[str, Member](), 0
     for start in range(where.offset, where.offset + where.size, _PIECE):
@@ -188,12 +190,12 @@ def _laid_out(last: tuple[str, Member], index: DumpIndex) -> Steps[bool]:
 
 
 def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
-    """The name of the archive whose document ends a tar, and where that is; None where something else does.
+    """Return the name and location of the document that ends a tar; None if another member does.
 
-    Text has no zero bytes, so it begins behind the last one, which is of its header. Other tars, whose last member may
-    be a text of any length, begin with something else, or end so.
+    A document has no zero bytes, so it begins after the last one, in its header. The first member, which must be a
+    document or blob 0, rules out other tars, whose last member may be a text of any length.
     """
-    # two blocks, which all tars have: of headers alone more is fetched than is asked for (run_remote)
+    # two blocks, which every tar has: for one block run_remote() would read ahead
     first = _plain((yield 0, 2 * BLOCK)[:BLOCK]) if size >= 2 * BLOCK else None
     blob = first and _BLOB.fullmatch(first[0])
     if first is None or (int(blob[2]) if blob else not _DOCUMENT.fullmatch(first[0])):
@@ -216,12 +218,12 @@ def _last_document(size: int) -> Steps[tuple[str, Member] | None]:
             if match is None or _BLOB.fullmatch(name) or length != end - start:
                 return None
             return match[1], Member(start, length)
-        at, step = low, min(size - low, _MOST)  # twice as much in all, each time
+        at, step = low, min(size - low, _TAIL_MAX)  # twice as much in total, each time
     return None
 
 
 def go_through(size: int, index: DumpIndex) -> Steps[None]:
-    """Fill `index` by the headers of a tar, as scan(), and by what the documents in it say."""
+    """Fill `index` from all headers of a tar, and from its documents."""
     yield from scan(size, index)
     for name, where in index.documents.items():
         regions, number = _Regions(), 0
@@ -236,7 +238,7 @@ def go_through(size: int, index: DumpIndex) -> Steps[None]:
 def scan(size: int, found: DumpIndex) -> Steps[None]:
     """Fill `found` with the members of a tar of `size` bytes.
 
-    A tar that is damaged or ends early leaves its `fault`, and what comes before that.
+    For a tar that is damaged or ends early, `fault` is set, and members before that are found.
     """
     import tarfile
 
@@ -263,12 +265,12 @@ def scan(size: int, found: DumpIndex) -> Steps[None]:
             found.fault = f"damaged at byte {at:,}: {exc}"
             return
         length, name = header.size, header.name
-        if length < 0:  # it would lead back, again and again
+        if length < 0:  # following it would loop
             found.fault = f"damaged at byte {at:,}: a member of {length} bytes"
             return
         at += BLOCK
         if header.type in (*_EXTENDED, _LONG_NAME, *_OTHER_HEADERS):
-            if length > min(_EXTRA, size - at):
+            if length > min(_EXTENDED_MAX, size - at):
                 break
             data = yield at, length
             if header.type in _EXTENDED:
@@ -289,7 +291,7 @@ def scan(size: int, found: DumpIndex) -> Steps[None]:
 
 
 def _plain(block: bytes) -> tuple[str, int] | None:
-    """(name, length) that the header of a regular file tells, if it is as most are: in a tenth of tarfile's time."""
+    """Parse the usual header of a regular file to (name, length); None for others. tarfile takes ten times as long."""
     name, length, checksum, plain, prefix = _HEADER.unpack(block)
     if plain != _PLAIN or prefix != _NO_PREFIX:
         return None
@@ -297,7 +299,7 @@ def _plain(block: bytes) -> tuple[str, int] | None:
     if not (name.isascii() and length.isdigit() and own.isdigit()):
         return None
     try:
-        # the lower half is one more than the sum of the bytes, which is below 65,521 with a name in ASCII
+        # the lower half of Adler-32 is the sum of the bytes plus 1, as that is below 65,521 for a name in ASCII
         right = int(own, 8) == (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + _OWN
         return (name.decode(), int(length, 8)) if right else None
     except ValueError:
@@ -305,7 +307,7 @@ def _plain(block: bytes) -> tuple[str, int] | None:
 
 
 def chosen(index: DumpIndex, wanted: str, source: str) -> str:
-    """The name of the archive `wanted` ("": the only one). SourceError where it is not there, or there are several."""
+    """Return the name of the archive `wanted`, "" being the only one. Raises SourceError for none or several."""
     names = sorted(index.documents)
     shown = ", ".join(name.replace("/", ".") for name in names[:10]) + (", ..." if len(names) > 10 else "")
     if not wanted and len(names) == 1:
@@ -322,13 +324,13 @@ def chosen(index: DumpIndex, wanted: str, source: str) -> str:
 
 
 def split_member(source: str) -> tuple[str, str]:
-    """("dump.tar", "NAME") of "dump.tar#NAME"; (source, "") of anything else."""
+    """Split "dump.tar#NAME" into path and name; the name of other sources is ""."""
     path, mark, name = source.rpartition("#")
     return (path, name) if mark and name and path.lower().endswith(".tar") else (source, "")
 
 
 def _pax(data: bytes) -> dict[str, str]:
-    """The records "LENGTH KEY=VALUE\\n" of an extended header."""
+    """Parse the records "LENGTH KEY=VALUE\\n" of an extended header."""
     found, at = {}, 0
     while match := _RECORD.match(data, at):
         at += int(match[1])
@@ -339,16 +341,16 @@ def _pax(data: bytes) -> dict[str, str]:
 
 
 class _Regions:
-    """The regions of an archive, in its order, found without parsing it.
+    """Finds the regions of a document in order, without parsing it.
 
-    What else looks like one only leads to a wrong place, which the hash tells.
+    Text that merely looks like a region leads to a wrong member, which its hash reveals.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def of(self, piece: bytes) -> Iterator[tuple[str, int]]:
-        """(blobref, length) of all regions that end in the next piece of the document."""
+        """Yield (blobref, length) of the regions that end in the next piece of the document."""
         text, end = self._rest + piece, 0
         for match in _BLOBREF.finditer(text):
             start, end = match.span()
@@ -362,5 +364,5 @@ class _Regions:
 
 
 def _padded(length: int) -> int:
-    """With what is missing to a multiple of BLOCK."""
+    """Round up to a multiple of BLOCK."""
     return length + -length % BLOCK

@@ -1,8 +1,8 @@
-"""The running Flux instance: archives in its KVS, jobspecs, and blobs. Nothing else in zarrfs talks to Flux.
+"""Client of the running Flux instance: archives in its KVS, jobspecs, and blobs.
 
-Blobs come by the raw RPC content.load through Flux's Python binding where that can be imported, else by the command
-`flux content load`; documents by `flux kvs get` and `flux job info`, once a mount. Which instance is meant is what
-FLUX_URI says, as for every command of Flux. Sources: flux_rpc(3), flux-content(1), flux-kvs(1), flux-job(1); RFC 10.
+Blobs are loaded by the raw RPC content.load through Flux's Python binding if that can be imported, and by the command
+`flux content load` otherwise; documents by `flux kvs get` and `flux job info`, once a mount. FLUX_URI selects the
+instance, as for every command of Flux. Sources: flux_rpc(3), flux-content(1), flux-kvs(1), flux-job(1); RFC 10.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import subprocess
 import threading
 from typing import Any
 
-from zarrfs.archives.blobrefs import FLUX
-from zarrfs.errors import ReadError, SourceError, TargetMissing
+from zarrfs.archives.source_kinds import FLUX
+from zarrfs.errors import ReadError, SourceError, TargetMissing, reason_of
 
-_ANY_NODE = 0xFFFFFFFF  # FLUX_NODEID_ANY: the broker at hand, whose cache asks those above it
-_NEEDED = ("flux_open", "flux_rpc_raw", "flux_future_wait_for", "flux_rpc_get_raw")
+_ANY_NODE = 0xFFFFFFFF  # FLUX_NODEID_ANY: the local broker, whose cache asks its parents
+_FUNCTIONS = ("flux_open", "flux_rpc_raw", "flux_future_wait_for", "flux_rpc_get_raw")
 _ABSENT = re.compile(r"No such file or directory", re.IGNORECASE)
 _UNREACHABLE = re.compile(r"connect|flux_open|socket|broker", re.IGNORECASE)
-_SAID = 300  # characters of what a command says
+_MESSAGE_MAX = 300  # characters of a message of a command
 
 
 class FluxFailure(Exception):
-    """A command of Flux that failed; `absent`: because what it was asked for does not exist."""
+    """A failed command of Flux; `absent` if the requested object does not exist."""
 
     def __init__(self, reason: str, absent: bool = False) -> None:
         super().__init__(reason)
@@ -36,7 +36,7 @@ class FluxFailure(Exception):
 
 
 def document(source: str, timeout: float) -> bytes:
-    """The archive "flux:NAME", or the jobspec "flux:job/ID"; blocks. SourceError with the command and what it said."""
+    """Fetch the archive "flux:NAME" or the jobspec "flux:job/ID"; blocks. SourceError quotes the command's message."""
     name = source.removeprefix(FLUX)
     job = name.removeprefix("job/") if name.startswith("job/") else None
     if not name or job == "" or name.startswith("-") or (job or "").startswith("-") or "\0" in name:
@@ -49,15 +49,15 @@ def document(source: str, timeout: float) -> bytes:
 
 
 def run(arguments: list[str], timeout: float) -> bytes:
-    """What `flux ARGUMENTS` writes; blocks for at most `timeout` seconds. FluxFailure with all there is to say."""
+    """Run `flux ARGUMENTS` for at most `timeout` seconds; return its output. Raises FluxFailure."""
     shown = "flux " + shlex.join(arguments)
     try:
         process = subprocess.Popen(
             ["flux", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, env=os.environ | {"FLUX_KVS_NAMESPACE": "primary"},  # not that of a job
+            start_new_session=True, env=os.environ | {"FLUX_KVS_NAMESPACE": "primary"},  # not the namespace of a job
         )  # fmt: skip
     except OSError as exc:
-        raise FluxFailure(f"{shown}: cannot run flux: {(exc.strerror or str(exc)).lower()}") from None
+        raise FluxFailure(f"{shown}: cannot run flux: {reason_of(exc)}") from None
     with process:
         try:
             out, err = process.communicate(timeout=timeout)
@@ -68,27 +68,27 @@ def run(arguments: list[str], timeout: float) -> bytes:
             _end(process)
             raise
     if process.returncode:
-        said = " ".join(err.decode(errors="replace").split())[:_SAID] or f"status {process.returncode}"
+        said = " ".join(err.decode(errors="replace").split())[:_MESSAGE_MAX] or f"status {process.returncode}"
         raise FluxFailure(f"{shown}: {said}", bool(_ABSENT.search(said)) and not _UNREACHABLE.search(said))
     return out
 
 
 class FluxBlobs:
-    """Blobs of the running instance. Thread-safe; load() blocks."""
+    """The blobs of the running instance. Thread-safe; load() blocks."""
 
     shown = FLUX
 
     def __init__(self) -> None:
-        self._free: list[_Handle] = []  # connections that no thread uses: one must not be used by two
+        self._free: list[_Connection] = []  # idle connections: a connection serves one thread at a time
         self._lock = threading.Lock()
         self._binding: Any = None
         self._looked = self._closed = False
 
     def load(self, blobref: str, timeout: float) -> bytes:
-        """The bytes called `blobref`, not verified, within `timeout` seconds. TargetMissing or ReadError."""
-        binding = self._found_binding()
+        """Load a blob, not verified, within `timeout` seconds. Raises TargetMissing or ReadError."""
+        binding = self._import_binding()
         if binding is not None:
-            return self._by_binding(binding, blobref, timeout)
+            return self._load_by_binding(binding, blobref, timeout)
         try:
             return run(["content", "load", blobref], timeout)
         except FluxFailure as exc:
@@ -96,40 +96,40 @@ class FluxBlobs:
             raise kind(f"flux:{blobref}", exc.reason) from None
 
     def close(self) -> None:
-        """Give back connections; those in use go when they are through."""
+        """Close idle connections; those in use are closed after their blob."""
         with self._lock:
             self._closed, free = True, self._free
             self._free = []
         for handle in free:
             handle.close()
 
-    def _found_binding(self) -> Any:
+    def _import_binding(self) -> Any:
         with self._lock:
             if not self._looked:
                 self._looked = True
                 try:
                     inner = importlib.import_module("flux.core.inner")
-                    self._binding = inner if all(hasattr(inner.lib, name) for name in _NEEDED) else None
-                except Exception:  # another package may be called flux: then it is the command
+                    self._binding = inner if all(hasattr(inner.lib, name) for name in _FUNCTIONS) else None
+                except Exception:  # it may be another package of this name: use the command
                     self._binding = None
             return self._binding
 
-    def _by_binding(self, binding: Any, blobref: str, timeout: float) -> bytes:
+    def _load_by_binding(self, binding: Any, blobref: str, timeout: float) -> bytes:
         with self._lock:
             handle = self._free.pop() if self._free else None
-        handle = handle or _Handle(binding)
+        handle = handle or _Connection(binding)
         try:
             data = handle.load(blobref, timeout)
         except TargetMissing:
             self._put_back(handle)
             raise
         except BaseException:
-            handle.close()  # whatever is wrong with it, the next one begins anew
+            handle.close()  # its state is unknown: the next blob opens another
             raise
         self._put_back(handle)
         return data
 
-    def _put_back(self, handle: _Handle) -> None:
+    def _put_back(self, handle: _Connection) -> None:
         with self._lock:
             if not self._closed:
                 self._free.append(handle)
@@ -137,8 +137,8 @@ class FluxBlobs:
         handle.close()
 
 
-class _Handle:
-    """One connection to the broker."""
+class _Connection:
+    """A connection to the broker."""
 
     def __init__(self, binding: Any) -> None:
         self._ffi, self._lib = binding.ffi, binding.lib
@@ -171,14 +171,14 @@ class _Handle:
         return ReadError(where, f"content.load: {os.strerror(code).lower()}")
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; once more is fine."""
         if self._handle is not None:
             self._lib.flux_close(self._handle)
             self._handle = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:  # flux runs its subcommands as children, which hold our pipes
+    try:  # flux runs subcommands as child processes, which inherit the pipes
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:
         process.kill()

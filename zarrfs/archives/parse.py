@@ -1,8 +1,8 @@
-"""File archives: the list, the dictionary, and the jobspec that carries one, compiled to an index.
+"""Compiling file archives to an index: lists, dictionaries, and the jobspecs that carry one.
 
-Sources: RFC 37 (file archive format), RFC 14 (attributes.system.files of a jobspec), RFC 10 (blobrefs). What
-the RFC leaves open is decided in docs/archives.md: an entry that breaks a rule refuses the whole archive, and
-what is merely odd is ignored with one warning of each kind.
+Sources: RFC 37 (file archive format), RFC 14 (attributes.system.files of a jobspec), RFC 10 (blobrefs). Where
+the RFC leaves a choice, docs/archives.md decides: an entry that breaks a rule makes the whole archive invalid, and
+harmless oddities are ignored with one warning of each kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from zarrfs.archives.blobrefs import NO_BLOBS, canonical, check_places, sized
+from zarrfs.archives.blobrefs import canonical, sized
+from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES
+from zarrfs.archives.source_kinds import NO_BLOBS, check_sources
 from zarrfs.documents.compilation import Compilation
 from zarrfs.documents.json_document import JsonDocument
 from zarrfs.errors import SourceError
@@ -24,44 +26,36 @@ from zarrfs.references.keys import ZARR_METADATA
 from zarrfs.store.api import Kind, name_rule
 from zarrfs.store.indexfile import Region, int64
 
-MAX_SIZE = 2**62  # bytes of one file: what an archive may declare without holding it
-PATH_MAX = 4095  # bytes of a path, or of a symlink's target: what the kernel takes in one call
+MAX_SIZE = 2**62  # bytes of one file: an archive may declare a size without holding the data
 
 _FIELDS = frozenset(("path", "mode", "mtime", "ctime", "size", "encoding", "data"))
 _KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
-_OTHERS = {
-    0: "mode has no type bits",
-    stat.S_IFIFO: "a fifo",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a character device",
-    stat.S_IFBLK: "a block device",
-}
+_NOT_ENTRIES = {0: "mode has no type bits", **SPECIAL_FILES}
 
 
 def detect(document: Any) -> bool:
-    """Whether (the head of) a document is a file archive, and not a reference set."""
+    """Return whether (the head of) a document is a file archive rather than a reference set."""
     if isinstance(document, list):
         return True
     if not isinstance(document, dict) or not document:
         return False
     if _jobspec(document) is not None:
         return True
-    # files may be called "refs" and "version", the keys of a reference set; as entries they have a mode
+    # "refs" and "version", the keys of a reference set, may also be files: then they are entries with a mode
     if any(name in document and not _is_entry(document[name]) for name in ("refs", "version")):
         return False
     if all(isinstance(value, dict) for value in document.values()):
         return any(map(_is_entry, document.values()))
-    # an archive with a bad entry, which would else be a reference set whose values are the texts of the others
+    # an archive with an invalid entry; otherwise it is a reference set with inline JSON values
     return any(_is_surely_entry(name, value) for name, value in document.items())
 
 
 def compile_document(document: JsonDocument, compilation: Compilation) -> None:
     """Compile an archive into `compilation.writer`.
 
-    Raises SourceError naming the entry and the rule that it breaks, or UsageError for a place of blobs
-    (-o blobs=) that is not a directory.
+    Raises SourceError, which names the entry and the rule that it breaks, or UsageError for an unusable -o blobs=.
     """
-    check_places(compilation.options.blobs)
+    check_sources(compilation.options.blobs)
     archive = _Archive(compilation)
     files = _files(document.whole(), compilation)
     if isinstance(files, list):
@@ -70,11 +64,11 @@ def compile_document(document: JsonDocument, compilation: Compilation) -> None:
         archive.add_dictionary(files)
     archive.check_parents()
     archive.write()
-    archive.tell()
+    archive.warn()
 
 
 def apart(regions: list[Region]) -> list[Region]:
-    """`regions` sorted and made non-overlapping: where they overlap, the one that comes later wins."""
+    """Sort regions and make them non-overlapping; where they overlap, the later one in the list wins."""
     regions = [region for region in regions if region.length]
     if len(regions) < 2:
         return regions
@@ -118,7 +112,7 @@ def _is_surely_entry(name: str, value: Any) -> bool:
 
 
 def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
-    """The jobspec that `document` is, or that it holds under "jobspec" as a job shell's info does."""
+    """Return the jobspec that `document` is, or holds under "jobspec" as the info of a job shell does; else None."""
     inner = document.get("jobspec")
     if isinstance(inner, dict) and not _is_entry(inner) and "attributes" in inner:
         document = inner
@@ -132,7 +126,7 @@ def _jobspec(document: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any]:
-    """The archive proper."""
+    """Return the list or dictionary of entries."""
     if isinstance(document, dict):
         jobspec = _jobspec(document)
         if jobspec is None:
@@ -147,7 +141,7 @@ def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any
 
 
 class _Entry(NamedTuple):
-    """An entry whose path, mode and mtime are checked; its content is not yet."""
+    """An entry with checked path, mode and mtime; its content is unchecked."""
 
     shown: str
     kind: Kind
@@ -157,13 +151,13 @@ class _Entry(NamedTuple):
 
 
 class _Archive:
-    """One archive on its way into the index."""
+    """The state of compiling one archive."""
 
     def __init__(self, compilation: Compilation) -> None:
         self._compilation = compilation
         self._writer = compilation.writer
         self._entries: dict[str, _Entry] = {}
-        self._oddities: dict[str, tuple[int, str]] = {}  # what is ignored: how often, and first where
+        self._oddities: dict[str, tuple[int, str]] = {}  # warning: how often, and the first entry
         self._with_blobs = 0
 
     # -- entries
@@ -207,7 +201,7 @@ class _Archive:
         form = stat.S_IFMT(mode)
         kind = _KINDS.get(form)
         if kind is None:
-            what = _OTHERS.get(form, f"an unknown type (mode {mode:o})")
+            what = _NOT_ENTRIES.get(form, f"an unknown type (mode {mode:o})")
             raise self._refuse(path, f"{what}: neither a file, a directory nor a symlink")
         return kind, stat.S_IMODE(mode)
 
@@ -222,7 +216,7 @@ class _Archive:
         return mtime * 10**9
 
     def _key(self, path: str, kind: Kind, shown: str) -> str:
-        """`path` without "." and "//"."""
+        """Check a path; return it without "." and "//"."""
         if not path:
             raise self._refuse(shown, "an empty path")
         if path[0] == "/":
@@ -243,7 +237,7 @@ class _Archive:
         return "/".join(names)
 
     def _check_text(self, path: str, text: str, what: str) -> None:
-        """Refuse what no kernel takes as a path or as the target of a symlink."""
+        """Refuse text that the kernel accepts neither as a path nor as the target of a symlink."""
         if "\0" in text:
             raise self._refuse(path, f"{what} has a NUL character")
         if len(self._utf8(path, text, what)) > PATH_MAX:
@@ -256,7 +250,7 @@ class _Archive:
             raise self._refuse(path, f"{what} has a lone surrogate at character {exc.start}") from None
 
     def check_parents(self) -> None:
-        """Refuse a file or a symlink that has entries below it."""
+        """Refuse files and symlinks with entries below them."""
         keys = sorted(self._entries)
         for key, entry in self._entries.items():
             if entry.kind is Kind.DIRECTORY:
@@ -270,7 +264,7 @@ class _Archive:
     # -- contents
 
     def write(self) -> None:
-        """Everything into the index."""
+        """Write all entries to the index."""
         for key, entry in self._entries.items():
             if entry.kind is Kind.FILE:
                 self._write_file(key, entry)
@@ -332,10 +326,10 @@ class _Archive:
         return size
 
     def _content(self, entry: _Entry, size: int | None) -> bytes:
-        """The bytes that an entry holds itself."""
+        """Return the bytes in the entry itself."""
         data = entry.fields["data"]
         if "encoding" not in entry.fields:
-            if data == "" and size == 0:  # how jobspecs carry an empty file
+            if data == "" and size == 0:  # an empty file in a jobspec
                 return b""
             return self._json(entry, data)
         encoding = entry.fields["encoding"]
@@ -346,7 +340,7 @@ class _Archive:
         return self._utf8(entry.shown, data, "data") if encoding == "utf-8" else self._base64(entry, data)
 
     def _json(self, entry: _Entry, data: Any) -> bytes:
-        """JSON content: compact, in the order of insertion, not ASCII-escaped."""
+        """Encode JSON content: compact, in the order of the document, not ASCII-escaped."""
         try:
             text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except RecursionError:
@@ -356,7 +350,7 @@ class _Archive:
         return self._utf8(entry.shown, text, "JSON content")
 
     def _base64(self, entry: _Entry, data: str) -> bytes:
-        """Decoded; the padding may be missing, and nothing else may be wrong."""
+        """Decode base64. Padding may be missing; anything else wrong is refused."""
         bare = data.rstrip("=")
         padding = -len(bare) % 4
         try:
@@ -367,7 +361,7 @@ class _Archive:
             raise self._refuse(entry.shown, f"malformed base64: {str(exc).lower()}") from None
 
     def _regions(self, entry: _Entry, size: int) -> Iterator[Region]:
-        """The regions of a blobvec, in its order, checked one by one."""
+        """Check and yield the regions of a blobvec, in its order."""
         blobvec = entry.fields["data"]
         if not isinstance(blobvec, list):
             raise self._refuse(entry.shown, "a blobvec that is not a list")
@@ -386,7 +380,7 @@ class _Archive:
                 raise self._refuse(entry.shown, f"region {index}: {_shown(blobref)} is not a blobref")
             yield Region(start, length, sized(known, length))
 
-    # -- what there is to say
+    # -- errors and warnings
 
     def _refuse(self, path: str, rule: str) -> SourceError:
         return self._compilation.refuse(rule, _shown(path))
@@ -395,8 +389,8 @@ class _Archive:
         count, first = self._oddities.get(what, (0, where))
         self._oddities[what] = (count + 1, first)
 
-    def tell(self) -> None:
-        """The warnings: one of each kind."""
+    def warn(self) -> None:
+        """Emit the warnings, one of each kind."""
         for what, (count, first) in self._oddities.items():
             more = f" and {count - 1} more" if count > 1 else ""
             self._compilation.warn(f"{_shown(first)}{more}: {what}")
@@ -406,6 +400,6 @@ class _Archive:
 
 
 def _shown(value: Any) -> str:
-    """A value of the document in a message: one line, and not without end."""
+    """Format a value for a message: one line of at most 203 characters."""
     text = value if isinstance(value, str) and value.isprintable() else ascii(value)
     return text if len(text) <= 200 else text[:200] + "..."

@@ -237,7 +237,7 @@ def run_on_stores(
     modules `takes` meanwhile. A command with `reads` false reads no files: it is not warned of missing blobs, and
     needs none of those modules. Raise SourceError or UsageError.
     """
-    from zarrfs.archives.blobrefs import NO_BLOBS
+    from zarrfs.archives.source_kinds import NO_BLOBS
     from zarrfs.sources import discard, open_plan, plan_source
 
     chosen = dataclasses.replace(parsed.options, names_since=time.time())

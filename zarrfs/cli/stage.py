@@ -17,7 +17,7 @@ from zarrfs.errors import TimedOut, UsageError
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan
     from zarrfs.jobs.deadline import Deadline
-    from zarrfs.jobs.stagein import Wish
+    from zarrfs.jobs.stagein import StageRequest
     from zarrfs.store.api import Store
 
 TIMED_OUT = 124  # as timeout(1)
@@ -72,7 +72,7 @@ class _Command(click.Command):
 @click.option("--no-manifest", is_flag=True, help="Write none, and do not hash.")
 @click.option("--sync", is_flag=True, help="Have copies on the disk before this ends.")
 @click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write copies.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write staged_copy.")
 @click.option("--job", metavar="ID", help="The job that it is for (default: as the environment says).")
 @click.option("--for", "owner", type=click.IntRange(1), metavar="PID", help="Unstage it when this process ends.")
 @common.source_options()
@@ -86,21 +86,21 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     from zarrfs.config.redaction import without_secrets
     from zarrfs.jobs import reports
     from zarrfs.jobs.deadline import Deadline
-    from zarrfs.jobs.stagein import Wish
+    from zarrfs.jobs.stagein import StageRequest
 
     if how == "mount" and (given["include"] or given["exclude"] or given["manifest"]):
         raise UsageError("--include, --exclude and --manifest are for --copy and --link")
     if given["directory"] == "":
         raise UsageError("--node-local=: names no directory")
     node_local = given["directory"] or ("" if given["found"] else None)
-    wish = Wish(source, dest, how, node_local, given["job"], given["owner"])
+    request = StageRequest(source, dest, how, node_local, given["job"], given["owner"])
     shown = without_secrets(source)
     report: dict[str, Any] = {"how": how, "source": shown, "dest": os.path.abspath(dest), "error": None}
     to, began = reports.place(given["report"]), time.monotonic()
     status, deadline = 1, Deadline(given["timeout"])
     try:
         with running.orderly_end(), deadline.armed():
-            status = (_mount if how == "mount" else _copy)(wish, parsed, given, report, deadline)
+            status = (_mount if how == "mount" else _copy)(request, parsed, given, report, deadline)
     except TimedOut as exc:
         common.say(f"{dest}: {exc}")
         report["error"], status = str(exc), TIMED_OUT
@@ -113,28 +113,32 @@ def stage(source: str, dest: str, how: str, parsed: Parsed, **given: Any) -> Non
     sys.exit(status)
 
 
-def _mount(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
+def _mount(
+    request: StageRequest, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline
+) -> int:
     from zarrfs.jobs import stagein
 
     quiet = parsed.options.log_level == "error"
-    record, _ = stagein.mount(wish, parsed, lambda text: None if quiet else common.say(text))
+    record, _ = stagein.mount(request, parsed, lambda text: None if quiet else common.say(text))
     report |= stagein.about(record)
     return 0
 
 
-def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
+def _copy(
+    request: StageRequest, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline
+) -> int:
     from zarrfs.copying.copy_report import Report
-    from zarrfs.jobs import copies, stagein
+    from zarrfs.jobs import staged_copy, stagein
 
     progress, linked = Report(), 0
-    manifest = None if given["no_manifest"] else given["manifest"] or f"{wish.dest.rstrip('/')}.manifest.jsonl"
+    manifest = None if given["no_manifest"] else given["manifest"] or f"{request.dest.rstrip('/')}.manifest.jsonl"
     said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
-    how = copies.Copying(manifest=manifest, **said)
+    how = staged_copy.StageCopyOptions(manifest=manifest, **said)
     quiet = parsed.options.log_level == "error"
 
     async def body(store: Store, plan: Plan) -> int:
         with deadline.on_trio(), meter.displayed(meter.of(progress), quiet):
-            return await copies.write(record, store, plan, how, parsed.options, progress)
+            return await staged_copy.write(record, store, plan, how, parsed.options, progress)
         raise AssertionError("not reached")
 
     def tell(text: str) -> None:
@@ -142,14 +146,14 @@ def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, A
             common.say(text)
 
     try:
-        with copies.staged(wish, parsed, tell, progress) as record:
-            linked = common.run_on_store(wish.source, parsed, body, takes=copies.TAKES)
+        with staged_copy.staged(request, parsed, tell, progress) as record:
+            linked = common.run_on_store(request.source, parsed, body, takes=staged_copy.TAKES)
         report |= stagein.about(record)
     finally:
         report |= {**progress.as_json(), "linked": linked}
     for bad in progress.failed:
         common.say(f"{bad.key}: {bad.reason}")
-    if wish.how == "link" and not quiet:
+    if request.how == "link" and not quiet:
         common.say(f"{linked:,} files are links, {progress.files:,} were copied")
     for glob in progress.unmatched:
         common.say(f"{report['source']}: nothing in it matches {show.printable(glob)}")

@@ -16,7 +16,7 @@ from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.jobs.stageout import Kept, Tree
+    from zarrfs.jobs.stageout import StageOutReport, Tree
 
 EPILOG = """\b
 Examples:
@@ -58,7 +58,7 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     if (output is None) == (given["to"] is None):
         raise UsageError("say where to: -o ARCHIVE or --to URL")
     to = reports.place(given["report"])
-    kept, began, error = stageout.Kept(), time.monotonic(), None
+    kept, began, error = stageout.StageOutReport(), time.monotonic(), None
     try:
         with running.orderly_end(), stageout.opened(dest, upper, given["merged"]) as tree:
             if not given["merged"]:
@@ -75,19 +75,20 @@ def stage_out(dest: str | None, output: str | None, parsed: Parsed, **given: Any
     sys.exit(1 if kept.failed else 0)
 
 
-def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: Kept) -> None:
-    from zarrfs.archives.create import Making, Progress
+def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any], kept: StageOutReport) -> None:
+    from zarrfs.archives.create import Progress
+    from zarrfs.archives.tree_reader import CreateOptions
     from zarrfs.cli.archive.create import made
-    from zarrfs.jobs import sending, stageout
+    from zarrfs.jobs import stageout, upload
 
     quiet = parsed.options.log_level == "error"
     if output is None:
-        how = sending.Sending(given["to"], given["jobs"], given["keep_going"], given["skip_unsupported"])
+        how = upload.UploadOptions(given["to"], given["jobs"], given["keep_going"], given["skip_unsupported"])
         with meter.displayed(meter.of(kept), quiet):
-            sending.send(tree, how, parsed.options, kept)
+            upload.send(tree, how, parsed.options, kept)
         return
     progress = Progress()
-    making = Making(
+    making = CreateOptions(
         parsed.options.blobs[0] if parsed.options.blobs else None, all_inline=given["inline"],
         skip_unsupported=given["skip_unsupported"], jobs=given["jobs"], sync=True,
     )  # fmt: skip
@@ -100,7 +101,7 @@ def _write(tree: Tree, output: str | None, parsed: Parsed, given: dict[str, Any]
     kept.files, kept.bytes = progress.files, progress.bytes
 
 
-def _tell(kept: Kept, parsed: Parsed) -> None:
+def _tell(kept: StageOutReport, parsed: Parsed) -> None:
     for bad in kept.failed:
         common.say(show.printable(f"{bad['key']}: {bad['reason']}"))
     if parsed.options.log_level == "error":

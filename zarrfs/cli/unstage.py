@@ -64,17 +64,17 @@ def unstage(dest: str | None, **given: Any) -> None:
 
 
 def _unstage(dest: str | None, given: dict[str, Any]) -> int:
-    from zarrfs.jobs import cleaning, records, reports
-    from zarrfs.jobs.unstage import Taking, at
+    from zarrfs.jobs import records, reports, unstage
+    from zarrfs.jobs.unstage import UnstageOptions, at
 
     began = time.monotonic()
     timeout = _KEEPER_WAITS if given["record"] else given["timeout"]
     shown, dest = dest, None if dest is None else records.resolved(dest)
     report = reports.place(given["report"])
     os.chdir("/")  # or we would use the mount ourselves
-    how = Taking(timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say)
+    how = UnstageOptions(timeout, given["lazy"], given["remove_copies"], not given["keep_upper"], common.say)
     if given["stale"]:
-        results = cleaning.take_stale(how)
+        results = unstage.unstage_stale(how)
     else:
         damaged: list[MountError] = []
         found = records.found(damaged)
@@ -87,7 +87,7 @@ def _unstage(dest: str | None, given: dict[str, Any]) -> int:
             chosen = found
         else:
             chosen = [one for one in found if given["record"] == one.id or (given["job"] and given["job"] == one.job)]
-        results = cleaning.take([(one, "asked for") for one in chosen], how) + cleaning.unreadable(damaged)
+        results = unstage.unstage_all([(one, "asked for") for one in chosen], how) + unstage.damaged_results(damaged)
         for exc in damaged:
             common.say(str(exc))
     failed = [result for result in results if result["error"]]

@@ -9,7 +9,7 @@ import stat
 from typing import IO, Any
 
 from zarrfs.archives.blob_writer import BlobDirectory
-from zarrfs.archives.document_writer import Writer, blobs_rule, cut, encoded, inline_content
+from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
 from zarrfs.copying.committree import Node, Tree
 from zarrfs.errors import UsageError
 from zarrfs.store.api import Kind
@@ -24,7 +24,7 @@ async def write_archive(tree: Tree, file: IO[bytes], blobs: BlobDirectory | None
 
     UsageError where that takes blobs and there is no place for them; SourceError for what no archive can hold.
     """
-    writer = Writer(file)
+    writer = DocumentWriter(file)
     async for node in tree.with_values_ahead(tree.nodes(_rule)):
         writer.add(encoded(node.key, await _fields(tree, node, blobs, inline), dictionary=False))
     if blobs is not None:

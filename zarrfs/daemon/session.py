@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from zarrfs.archives.blobrefs import absolute
+from zarrfs.archives.source_kinds import absolute
 from zarrfs.config.options import Options, Parsed
 from zarrfs.config.redaction import without_secrets
 from zarrfs.documents.plan import Plan

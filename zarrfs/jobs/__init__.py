@@ -1,1 +1,4 @@
-"""Sources at a job: staged on its node, used, taken away, and what the job wrote kept."""
+"""Sources of a batch job: staged on its node, used, unstaged, and its changes saved.
+
+Knows mounts, copies and archives, and what Slurm and Flux tell of jobs. Knows no command line.
+"""

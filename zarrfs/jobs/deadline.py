@@ -1,4 +1,4 @@
-"""One deadline for all that a command does."""
+"""A deadline for a whole command (--timeout)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zarrfs.errors import TimedOut
 
 
 class Deadline:
-    """`seconds` from now, or None for never; TimedOut is raised where that is over."""
+    """A deadline `seconds` from now, or none for None. Code under it gets TimedOut."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
@@ -19,11 +19,11 @@ class Deadline:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """For code that blocks, in the main thread."""
+        """Raise TimedOut in blocking code of the main thread, by SIGALRM."""
         if self._at is None:
             yield
             return
-        before = signal.signal(signal.SIGALRM, self._ring)
+        before = signal.signal(signal.SIGALRM, self._on_alarm)
         signal.setitimer(signal.ITIMER_REAL, max(0.001, self._at - time.monotonic()))
         try:
             yield
@@ -33,7 +33,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def on_trio(self) -> Iterator[None]:
-        """For code on trio, within armed(): an exception out of a signal handler would harm its loop."""
+        """Raise TimedOut in code on trio, within armed(): an exception of a signal handler would break its loop."""
         if self._at is None:
             yield
             return
@@ -43,10 +43,10 @@ class Deadline:
         with trio.move_on_after(max(0.0, self._at - time.monotonic())) as scope:
             yield
         if scope.cancelled_caught:
-            raise self._over()
+            raise self._timed_out()
 
-    def _ring(self, *_: object) -> None:
-        raise self._over()
+    def _on_alarm(self, *_: object) -> None:
+        raise self._timed_out()
 
-    def _over(self) -> TimedOut:
+    def _timed_out(self) -> TimedOut:
         return TimedOut(f"not done after {self._seconds:g} s (--timeout)")

@@ -1,4 +1,4 @@
-"""Directories on the node itself, for mounts and copies that a job uses."""
+"""Node-local directories, for mounts and copies of a job."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from collections.abc import Iterator
 from zarrfs.errors import UsageError
 from zarrfs.system import mounts
 
-# Types of file systems that several nodes see, or that are served by a program: as mountinfo has them.
+# Types, in mountinfo, of file systems that several nodes share, or that a program serves.
 _SHARED = frozenset(
     (
         "9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "dvs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs",
         "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "virtiofs", "wekafs",
     )
 )  # fmt: skip
-FLUX = "FLUX_JOB_TMPDIR"  # removed by Flux with all that is mounted below it
+FLUX = "FLUX_JOB_TMPDIR"  # Flux removes this directory, and whatever is mounted below it
 
 
-def directory(said: str, name: str, mount: bool, writable: bool) -> str:
-    """The path, not there yet, of a directory `name` on this node: in `said`, else where the job has room.
+def directory(parent: str, name: str, mount: bool, writable: bool) -> str:
+    """Return the path of a new directory `name` on this node, in `parent` or, if that is "", in one that is found.
 
-    In turn: SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts), TMPDIR, /tmp, /var/tmp, XDG_RUNTIME_DIR; the first that is
-    a directory of a local file system in which we may write. UsageError where there is none, or `said` is none.
+    The first of SLURM_TMPDIR, FLUX_JOB_TMPDIR (not for mounts), TMPDIR, /tmp, /var/tmp and XDG_RUNTIME_DIR is taken
+    that is a writable directory of a local file system. Raises UsageError if none is, or `parent` is not.
     """
-    if said:
-        reason = _why_not(said, mount and writable)
+    if parent:
+        reason = _why_not(parent, mount and writable)
         if reason:
-            raise UsageError(f"--node-local={said}: {reason}")
-        return os.path.join(os.path.realpath(said), name)
+            raise UsageError(f"--node-local={parent}: {reason}")
+        return os.path.join(os.path.realpath(parent), name)
     reasons = []
-    for variable, place in _candidates():
-        reason = _why_not(place, mount)
+    for variable, parent in _candidates():
+        reason = _why_not(parent, mount)
         if not reason:
-            return os.path.join(os.path.realpath(place), name)
-        reasons.append(f"{variable + '=' if variable else ''}{place}: {reason}")
+            return os.path.join(os.path.realpath(parent), name)
+        reasons.append(f"{variable + '=' if variable else ''}{parent}: {reason}")
     raise UsageError(f"no directory of this node can be used: {'; '.join(reasons)}")
 
 
 def name_of(dest: str, job: str) -> str:
-    """The name of the directory for `dest`: the same on all nodes of a job, so that one link serves them all."""
+    """Return the name of the directory for `dest`. It is the same on all nodes of a job: one link serves them all."""
     key = hashlib.sha256(os.fsencode(f"{os.geteuid()}\0{job}\0{dest}")).hexdigest()[:16]
     return f"zarrfs-stage-{key}"
 
 
 def removed_by_flux(path: str) -> bool:
-    """Whether `path` lies in the directory that Flux deletes at the end of this job, across mounts."""
+    """Return whether `path` is in the directory that Flux deletes, mounts included, at the end of this job."""
     flux = os.environ.get(FLUX, "")
     return bool(flux) and beneath(os.path.realpath(path), os.path.realpath(flux))
 
 
 def beneath(path: str, above: str) -> bool:
-    """Whether `path` is `above`, or lies below it; both are real paths."""
+    """Return whether `path` is `above` or below it; both are real paths."""
     return (path + "/").startswith(above.rstrip("/") + "/")
 
 
 def shared_type(path: str) -> str:
-    """The type of the file system of `path`, where that is none of this node alone; "" where it is."""
+    """Return the type of the file system of `path` if it is not local to this node, else ""."""
     path, best = os.path.realpath(path), ("", "")
     for mount in mounts.mounts():
         if beneath(path, mount.mountpoint) and len(mount.mountpoint) >= len(best[0]):
@@ -75,17 +75,17 @@ def _candidates() -> Iterator[tuple[str, str]]:
         yield "XDG_RUNTIME_DIR", os.environ["XDG_RUNTIME_DIR"]
 
 
-def _why_not(place: str, flux_removes: bool) -> str:
-    """The reason why nothing can be put in `place`; "" where there is none. `flux_removes`: what Flux would delete."""
-    if not place.startswith("/"):
+def _why_not(parent: str, flux_removes: bool) -> str:
+    """Return why `parent` cannot be used, or "". With `flux_removes`, it must outlive the clean-up of Flux."""
+    if not parent.startswith("/"):
         return "not an absolute path"
-    if not os.path.isdir(place):
+    if not os.path.isdir(parent):
         return "no such directory"
-    if flux_removes and removed_by_flux(place):
+    if flux_removes and removed_by_flux(parent):
         return "lies in FLUX_JOB_TMPDIR, which Flux deletes with all that is mounted there"
-    kind = shared_type(place)
+    kind = shared_type(parent)
     if kind:
         return f"is of type {kind}, not a local file system"
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not os.access(parent, os.W_OK | os.X_OK):
         return "cannot be written to"
     return ""

@@ -1,4 +1,4 @@
-"""Processes and jobs, told apart for good: a number is given again, a number with a start time is not."""
+"""Processes and jobs. A process is its pid and its start time, as pids are reused."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from typing import NamedTuple
 
 from zarrfs.system.processes import readable
 
-_ASK = 10.0  # seconds that a resource manager has for an answer
-_MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # and where each says which job this is
+_ANSWER_TIMEOUT = 10.0  # seconds that a resource manager has for an answer
+_MANAGERS = {"slurm": "SLURM_JOB_ID", "flux": "FLUX_JOB_ID"}  # with the variable of the job's id
 _OTHERS = ("PBS_JOBID", "LSB_JOBID")
 
 
 class Process(NamedTuple):
-    """A process: its number and when it started, in clock ticks since boot. Source: proc(5), stat, field 22."""
+    """A process: its pid, and its start in clock ticks since boot. Source: proc(5), stat, field 22."""
 
     pid: int
     start: int
 
 
 def process(pid: int) -> Process | None:
-    """The process with this number; None where there is none, or one that has ended and waits for its parent."""
+    """Return the process with this pid; None if there is none, or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else Process(pid, int(fields[19]))
 
 
 def alive(who: Process | None) -> bool:
-    """Whether a process is still there."""
+    """Return whether a process is running."""
     return who is not None and process(who.pid) == who
 
 
 def elsewhere(who: Process) -> bool:
-    """Whether a process that is there may have another mount namespace than this one."""
+    """Return whether a running process may be in another mount namespace than this one."""
     try:
         return os.readlink(f"/proc/{who.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
     except FileNotFoundError:  # it has just ended
         return False
-    except OSError:  # in a user namespace that we may not look into
+    except OSError:  # in a user namespace that this process may not inspect
         return True
 
 
 def children() -> list[Process]:
-    """The processes whose parent is this one, but those that have ended."""
+    """Return the child processes of this one, without zombies."""
     own, found = str(os.getpid()), []
     for name in filter(str.isdigit, os.listdir("/proc")):
         fields = _stat(int(name))
@@ -56,14 +56,14 @@ def children() -> list[Process]:
 
 
 def shown(who: Process) -> str:
-    """As "pid 12 (sleep)"."""
+    """Return a process as messages name it: "pid 12 (sleep)"."""
     with contextlib.suppress(OSError), open(f"/proc/{who.pid}/comm") as file:
         return f"pid {who.pid} ({file.read().strip()})"
     return f"pid {who.pid}"
 
 
 def kill(who: Process | None, timeout: float = 5.0) -> None:
-    """End a process at once and wait for that; one that has ended is fine, another with its number is not touched."""
+    """Send SIGKILL to a process and wait for its end; another process with its pid is not touched."""
     if who is None:
         return
     try:
@@ -80,17 +80,17 @@ def kill(who: Process | None, timeout: float = 5.0) -> None:
         os.close(descriptor)
 
 
-def job_of(environment: Mapping[str, str], said: str | None = None) -> tuple[str, str]:
-    """(resource manager or "", job id or "") that `environment` tells, or `said`."""
+def job_of(environment: Mapping[str, str], job_id: str | None = None) -> tuple[str, str]:
+    """Return (resource manager, id) of the job `job_id`, or of the job in `environment`; "" for what is unknown."""
     for manager, variable in _MANAGERS.items():
         found = environment.get(variable)
-        if found and said in (None, found):
+        if found and job_id in (None, found):
             return manager, found
-    return "", said or next((environment[name] for name in _OTHERS if environment.get(name)), "")
+    return "", job_id or next((environment[name] for name in _OTHERS if environment.get(name)), "")
 
 
 def job_is_gone(manager: str, job: str) -> bool:
-    """Whether a job has ended for certain, as its resource manager says; False where nobody can tell."""
+    """Return whether the resource manager says that a job has ended; False if that is unknown."""
     if manager == "slurm" and job:
         done = _ask("squeue", "-h", "-j", job, "-o", "%T")
         if done is None or done.returncode:
@@ -107,12 +107,12 @@ def _ask(program: str, *arguments: str) -> subprocess.CompletedProcess[str] | No
     if path is None:
         return None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_ASK, check=False)
+        return subprocess.run([path, *arguments], capture_output=True, text=True, timeout=_ANSWER_TIMEOUT, check=False)
     return None
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (state) on."""
+    """Return the fields of /proc/PID/stat from the third (state) on."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()
@@ -121,6 +121,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def booted() -> float:
-    """When this node was started, in seconds since 1970."""
+    """Return when this node was booted, in seconds since 1970."""
     with open("/proc/stat") as file:
         return next(float(line.split()[1]) for line in file if line.startswith("btime"))

@@ -1,7 +1,7 @@
-"""Records of what is staged on this node: one JSON file each, in a directory that only their user can write to.
+"""Records of staged sources on this node: a JSON file each, in a directory that only their user can write to.
 
-A record is written before what it tells is done, so whatever is killed, and whenever, leaves one: `unstage` looks at
-what is really there.
+A record is written before the actions that it describes, so a command leaves one whenever it is killed; `unstage`
+checks which of them were done.
 """
 
 from __future__ import annotations
@@ -18,57 +18,60 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from zarrfs.errors import MountError, UsageError
+from zarrfs.errors import MountError, UsageError, reason_of
 from zarrfs.jobs import processes
 from zarrfs.jobs.processes import Process
 from zarrfs.system.processes import boot
 
-VARIABLE = "ZARRFS_STATE_DIR"  # where records are, if it is set
+VARIABLE = "ZARRFS_STATE_DIR"  # the directory of records, if it is set
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes
-_NUMBER = re.compile(r"[0-9]{1,10}")  # of a user
+_UID = re.compile(r"[0-9]{1,10}")
 MAKING, READY, ENDING = "making", "ready", "ending"
 
 
 @dataclasses.dataclass
 class Record:
-    """What was staged, and all there is to take away. Paths are absolute."""
+    """A staged source, and everything that unstaging has to remove. Paths are absolute.
+
+    The names of the fields are those of the JSON file.
+    """
 
     how: str  # mount, copy, link or run
     source: str  # without credentials
-    dest: str  # as the user has it
-    place: str  # where it really is: `dest`, or a directory on the node that `dest` is a link to
-    maker: Process  # who makes it, or takes it away
+    dest: str  # the path that the user gave
+    place: str  # of the mount or copy: `dest`, or a node-local directory that `dest` is a link to
+    maker: Process  # the process that stages or unstages it
     state: str = MAKING
     boot: str = dataclasses.field(default_factory=boot)
-    made_upper: bool = False  # the directory with the job's changes, by a command that is not done yet
-    made: list[str] = dataclasses.field(default_factory=list)  # directories that were not there before, outer first
-    local: str = ""  # the directory on the node, if one was made
-    link: bool = False  # whether `dest` is a link, made by us
-    replaced: int | None = None  # mode of the empty directory whose place the link took
+    made_upper: bool = False  # the upper directory was made by a command that has not finished
+    made: list[str] = dataclasses.field(default_factory=list)  # directories that staging created, outer first
+    local: str = ""  # the node-local directory, if one was made
+    link: bool = False  # `dest` is a link that staging made
+    replaced: int | None = None  # mode of the empty directory that the link replaced
     device: str = ""  # of the mount, as "major:minor"
     daemon: Process | None = None
     keeper: Process | None = None
-    owners: list[Process] = dataclasses.field(default_factory=list)  # who it is for; [] where nobody was named
-    manager: str = ""  # of the job: slurm, flux or ""
+    owners: list[Process] = dataclasses.field(default_factory=list)  # the processes it is staged for, if named
+    manager: str = ""  # the resource manager of the job: slurm, flux or ""
     job: str = ""
     upper: str = ""
     writable: bool = False
     manifest: str = ""
-    told: bool = False  # whether the manifest is there, and ours
-    mark: str = ""  # of a copy's runs (store.fillingnotes)
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # theirs, once all is copied
+    told: bool = False  # the manifest is complete, and written by staging
+    mark: str = ""  # identifies the runs of a copy (zarrfs.copying.staging_journal)
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
-    directory: str = ""  # where the record is
+    directory: str = ""  # of the record file
 
     @property
     def mounted(self) -> bool:
-        """Whether it is, or was to be, a mount."""
+        """Whether the source is, or was to be, mounted."""
         return self.how in ("mount", "run")
 
     def save(self) -> None:
-        """Write the record, at once and whole. MountError where that fails."""
+        """Write the record file, whole or not at all. Raises MountError."""
         shown = {name: value for name, value in dataclasses.asdict(self).items() if name != "directory"}
         path = self._path()
         try:
@@ -78,10 +81,10 @@ class Record:
                 os.fsync(file.fileno())
             os.rename(f"{path}.new", path)
         except OSError as exc:
-            raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from None
+            raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from None
 
     def remove(self) -> None:
-        """Forget it; the directories of records go, too, when they are empty."""
+        """Remove the record file, and directories of records that are empty then."""
         for path in (self._path(), f"{self._path()}.new"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -91,11 +94,11 @@ class Record:
                 os.rmdir(os.path.dirname(self.directory))
 
     def exists(self) -> bool:
-        """Whether it has not been taken away."""
+        """Return whether the record file still exists."""
         return os.path.exists(self._path())
 
     def unfinished(self, path: str) -> str:
-        """The name of a file that is to be called `path` when it is whole."""
+        """Return the temporary name of a file that is renamed to `path` once it is complete."""
         return f"{path}.{self.id}.tmp"
 
     def _path(self) -> str:
@@ -103,16 +106,16 @@ class Record:
 
 
 def home() -> str:
-    """The directory of records of this user on this node, made if need be. MountError where it is not ours alone."""
+    """Return the directory of records of this user, created if need be. MountError if others can write to it."""
     last: MountError | None = None
     for path in places():
         try:
             for part in (os.path.dirname(path), path):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, 0o700)
-                _check_ours(part)
+                _check_owned(part)
         except OSError as exc:
-            last = MountError(f"{path}: no place for records: {(exc.strerror or str(exc)).lower()}")
+            last = MountError(f"{path}: no place for records: {reason_of(exc)}")
         else:
             return path
     assert last is not None
@@ -120,17 +123,18 @@ def home() -> str:
 
 
 def found(damaged: list[MountError] | None = None) -> list[Record]:
-    """All records of this user on this node, oldest first. MountError for a damaged one, or it is added to `damaged`.
+    """Return all records of this user on this node, oldest first.
 
-    None is in a directory of another user, which may be there only to be in the way.
+    Raises MountError for a damaged one, or adds that to `damaged`. Directories of other users are ignored: in /tmp any
+    user can create one of this name.
     """
     records: dict[str, Record] = {}
     for directory in places():
         try:
             for part in (os.path.dirname(directory), directory):
-                _check_ours(part)
+                _check_owned(part)
             names = os.listdir(directory)
-        except (FileNotFoundError, _Foreign):
+        except (FileNotFoundError, _NotOwned):
             continue
         for name in names:
             if name.endswith(".json"):
@@ -147,14 +151,14 @@ def found(damaged: list[MountError] | None = None) -> list[Record]:
 
 
 def users_with_records() -> list[int]:
-    """The numbers of all other users who have records on this node, as far as their directories are theirs."""
+    """Return the uids of all other users with records on this node, in directories that they own."""
     users = set()
     for top, prefix in (("/run/user", ""), ("/tmp", "zarrfs-")):
         with contextlib.suppress(OSError):
             for name in os.listdir(top):
                 number = name.removeprefix(prefix)
                 path = os.path.join(top, name, *(() if prefix else ("zarrfs",)))
-                if not name.startswith(prefix) or not _NUMBER.fullmatch(number):
+                if not name.startswith(prefix) or not _UID.fullmatch(number):
                     continue
                 if _owner(path) == int(number) != os.geteuid():
                     users.add(int(number))
@@ -163,13 +167,13 @@ def users_with_records() -> list[int]:
 
 @contextlib.contextmanager
 def locked() -> Iterator[str]:
-    """The directory of records, while nobody else looks at it to decide anything; for moments."""
+    """Lock the directory of records for a moment, and give its path."""
     while True:
         path = home()
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # whoever had the last record has just taken it away
+            continue  # removed with its last record
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not os.fstat(descriptor).st_nlink:
@@ -181,9 +185,9 @@ def locked() -> Iterator[str]:
 
 
 def add(record: Record) -> Record | None:
-    """Write a new record, unless one of the same `dest` is there, which is returned."""
+    """Write a new record, or return an existing one of the same `dest`."""
     with locked() as directory:
-        for other in found([]):  # a damaged one is in nobody's way; what is at `dest` is looked at, too
+        for other in found([]):  # a damaged one does not count: `dest` itself is checked, too
             if os.path.normpath(other.dest) == os.path.normpath(record.dest):
                 return other
         record.directory = directory
@@ -192,7 +196,7 @@ def add(record: Record) -> Record | None:
 
 
 def claim(record: Record) -> bool:
-    """Make `record`, as it is now on disk, ours to take away; False where another process does that, or has."""
+    """Become the process that unstages a record, after rereading it; False if another one does, or has done so."""
     with locked():
         now = current(record)
         if now is None:
@@ -208,19 +212,19 @@ def claim(record: Record) -> bool:
 
 
 def current(record: Record) -> Record | None:
-    """`record` as it is now on disk; None where it was taken away."""
+    """Reread a record; None if it was removed."""
     return _read(record.directory, f"{record.id}.json")
 
 
 def process_here() -> Process:
-    """This process."""
+    """Return this process."""
     ours = processes.process(os.getpid())
     assert ours is not None
     return ours
 
 
 def places() -> list[str]:
-    """Where records of this user may be, the best place first."""
+    """Return the possible directories of records of this user, the best one first."""
     user = os.geteuid()
     if said := os.environ.get(VARIABLE):
         if not said.startswith("/"):
@@ -235,7 +239,7 @@ def places() -> list[str]:
 
 
 def _owner(path: str) -> int | None:
-    """Whose directory it is; None for no directory, or one that others may write to."""
+    """Return the owner of a directory; None if it is none, or others may write to it."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -243,26 +247,26 @@ def _owner(path: str) -> int | None:
     return status.st_uid if stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o022 else None
 
 
-class _Foreign(MountError):
-    """What another user has put there: anybody can, in /tmp."""
+class _NotOwned(MountError):
+    """A directory of another user, as any user can create in /tmp."""
 
 
-def _check_ours(path: str) -> None:
+def _check_owned(path: str) -> None:
     if _owner(path) != os.geteuid():
         status = os.lstat(path)  # FileNotFoundError
-        kind = MountError if status.st_uid == os.geteuid() else _Foreign
+        kind = MountError if status.st_uid == os.geteuid() else _NotOwned
         raise kind(f"{path}: is not a directory of user {os.geteuid()} that nobody else can write to")
 
 
 def _read(directory: str, name: str) -> Record | None:
-    """A record; None where there is none."""
+    """Read a record; None if there is none."""
     path = os.path.join(directory, name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise MountError(f"{path}: no record: {(exc.strerror or str(exc)).lower()}") from None
+        raise MountError(f"{path}: no record: {reason_of(exc)}") from None
     with open(descriptor, encoding="utf-8", errors="surrogateescape") as file:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
@@ -279,12 +283,12 @@ def _from_json(values: dict[str, Any], directory: str) -> Record:
     for name in ("maker", "daemon", "keeper"):
         values[name] = values[name] and Process(*values[name])
     values["owners"] = [Process(*owner) for owner in values["owners"]]
-    known = {field.name for field in dataclasses.fields(Record)}  # what else is in it is of another zarrfs
+    known = {field.name for field in dataclasses.fields(Record)}  # other fields are of another version of zarrfs
     return Record(**{name: value for name, value in values.items() if name in known} | {"directory": directory})
 
 
 def owner_of(pid: int) -> Process:
-    """The process `pid`, for whom something is staged. UsageError where there is none."""
+    """Return the process `pid` that a source is staged for. Raises UsageError if there is none."""
     who = processes.process(pid)
     if who is None:
         raise UsageError(f"--for {pid}: there is no such process")
@@ -292,6 +296,6 @@ def owner_of(pid: int) -> Process:
 
 
 def resolved(dest: str) -> str:
-    """DEST as records have it: absolute, its directory without links; a link at its end is not followed."""
+    """Return DEST as in records: absolute, its parent without symlinks; DEST itself may be one."""
     parent, name = os.path.split(os.path.abspath(dest))
     return os.path.join(os.path.realpath(parent), name)

@@ -1,4 +1,4 @@
-"""What was done, as one JSON object."""
+"""Reports of commands (--report): one JSON object each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import sys
 from typing import Any
 
-from zarrfs.errors import UsageError, ZarrfsError
+from zarrfs.errors import UsageError, ZarrfsError, reason_of
 
 
 def place(path: str | None) -> str | None:
-    """Where a report goes, whatever the working directory is by then. UsageError where none can be written."""
+    """Return the absolute path of a report. Raises UsageError if none can be written there."""
     if path is None or path == "-":
         return path
     parent = os.path.dirname(os.path.abspath(path))
@@ -25,7 +25,7 @@ def place(path: str | None) -> str | None:
 
 
 def write(path: str | None, report: dict[str, Any]) -> None:
-    """Write a report to the file `path`, whole or not at all; "-" is standard output, None nowhere. UsageError."""
+    """Write a report to a file, whole or not at all; "-" is standard output, None is nowhere. Raises UsageError."""
     if path is None:
         return
     text = json.dumps({"node": os.uname().nodename, **report}) + "\n"
@@ -36,7 +36,7 @@ def write(path: str | None, report: dict[str, Any]) -> None:
     try:
         _write(path, text)
     except OSError as exc:
-        raise UsageError(f"--report {path}: {(exc.strerror or str(exc)).lower()}") from None
+        raise UsageError(f"--report {path}: {reason_of(exc)}") from None
     except ZarrfsError as exc:
         raise UsageError(f"--report {exc}") from None
 
@@ -45,7 +45,7 @@ def _write(path: str, text: str) -> None:
     from zarrfs.store.destination import placed
 
     if os.path.islink(path) and os.lstat(path).st_uid not in (0, os.geteuid()):
-        raise UsageError(f"{path}: is a link that another user has made")  # as anybody can in /tmp
+        raise UsageError(f"{path}: is a link that another user has made")  # any user can do so in /tmp
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, "w") as file:  # a terminal, a pipe, /dev/null
             file.write(text)

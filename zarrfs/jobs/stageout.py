@@ -1,4 +1,4 @@
-"""Keeping what a job has written: its upper directory, or all that its mount shows."""
+"""Staging out: saving what a job has written, from its upper directory or through its mount."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from zarrfs.archives.create import Making, Progress, create
+from zarrfs.archives.create import Progress, create
 from zarrfs.archives.dump_writer import MAIN
-from zarrfs.errors import MountError, SourceError, UsageError
+from zarrfs.archives.tree_reader import CreateOptions
+from zarrfs.errors import MountError, SourceError, UsageError, reason_of
 from zarrfs.jobs import nodelocal, records
 from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import at, mount_of
@@ -23,21 +24,21 @@ from zarrfs.system import mounts
 
 
 class Tree(NamedTuple):
-    """What is to be kept: the directory `base`, which is the upper itself or the mount over it."""
+    """A tree to be saved: `base` is the upper directory itself, or the mount over it."""
 
     base: str
     upper: str
-    mounted: str = ""  # where the upper is written through, if it is
+    mounted: str = ""  # the mount that writes to the upper directory, if there is one
 
 
 def holds(tree: Tree, path: str) -> str | None:
-    """The directory of the tree that `path` lies in, if it does."""
+    """Return the directory of the tree that contains `path`, or None."""
     places = filter(None, (tree.mounted, tree.upper))
     return next((one for one in places if nodelocal.beneath(os.path.realpath(path), os.path.realpath(one))), None)
 
 
-class File(NamedTuple):
-    """A regular file of a tree, as it was seen."""
+class TreeFile(NamedTuple):
+    """A regular file of a tree when it was listed."""
 
     key: str
     size: int  # bytes
@@ -45,34 +46,34 @@ class File(NamedTuple):
 
 
 @dataclasses.dataclass
-class Kept:
-    """What was kept so far; ready for JSON as a report."""
+class StageOutReport:
+    """Counts of what was saved so far; the report as JSON."""
 
     files: int = 0
     bytes: int = 0
-    skipped: int = 0  # files that an earlier run had sent
-    links: int = 0  # symbolic links that were made in a directory
-    deleted: list[str] = dataclasses.field(default_factory=list)  # of the source; "DIR/" all that was in DIR
+    skipped: int = 0  # files that an earlier run sent
+    links: int = 0  # symlinks made in a directory
+    deleted: list[str] = dataclasses.field(default_factory=list)  # keys of the source; "DIR/" for all in DIR
     failed: list[dict[str, str]] = dataclasses.field(default_factory=list)
-    left_out: list[str] = dataclasses.field(default_factory=list)  # what is neither a file nor a directory
-    empty_directories: list[str] = dataclasses.field(default_factory=list)  # that a URL cannot have
+    left_out: list[str] = dataclasses.field(default_factory=list)  # keys that are neither files nor directories
+    empty_directories: list[str] = dataclasses.field(default_factory=list)  # which a URL cannot hold
     expected_files: int | None = None
     expected_bytes: int | None = None
 
 
 @contextlib.contextmanager
 def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
-    """The tree of what is staged at `dest`, or of the directory `upper`; nobody else writes to it inside.
+    """Open the tree of the source staged at `dest`, or of the directory `upper`, locked against other writers.
 
-    A mount on record may: what it has in memory is on the disk first. UsageError for what has no upper or no mount,
-    SourceError where another mount writes to it.
+    The recorded mount may go on writing; its dirty data is flushed first. Raises UsageError without an upper directory
+    or a mount, SourceError if another mount writes to it.
     """
     record = _record(dest, upper)
     path = upper or (record.upper if record is not None else "")
     if not path:
         raise UsageError(f"{dest}: is staged read-only, and has nothing to keep (no -o upperdir=)")
     mount = None if record is None else mount_of(record)
-    if mount is not None and mounts.is_dead(mount.mountpoint):  # it has no more in memory
+    if mount is not None and mounts.is_dead(mount.mountpoint):  # it has no dirty data
         mount = None
     if merged and (record is None or mount is None):
         raise UsageError("--merged: for what is staged and mounted; zarrfs commit SOURCE --upperdir does it without")
@@ -90,25 +91,26 @@ def opened(dest: str | None, upper: str | None, merged: bool) -> Iterator[Tree]:
 
 
 def archive(
-    tree: Tree, output: str, making: Making, replace: bool, progress: Progress, warn: Callable[[str], None],
+    tree: Tree, output: str, options: CreateOptions, replace: bool, progress: Progress, warn: Callable[[str], None],
     begun: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Write a tree as the archive `output`, which appears whole. UsageError, SourceError, and `begun`, as create()."""
-    for name, path in (("-o", output), ("--blobs", making.blobs)):
+    """Write a tree as the archive `output`, which appears whole. `begun` and errors are those of create()."""
+    for name, path in (("-o", output), ("--blobs", options.blobs)):
         if path is not None and (source := holds(tree, path)) is not None:
             raise UsageError(f"{name} {path}: lies in {source}, which is to be archived")
     form = archive_form(output, dumps=True)
-    making = dataclasses.replace(making, leave_out=_is_ours, dump=MAIN if form == DUMP else None)
+    options = dataclasses.replace(options, leave_out=_is_ours, dump=MAIN if form == DUMP else None)
     with placed(output, "archive", replace) as place, open(place.new, "xb") as raw:
         with compressor(raw, form) as file:
-            create(tree.base, ["."], file, making, progress, warn, begun)
+            create(tree.base, ["."], file, options, progress, warn, begun)
         raw.flush()
 
 
-def files(tree: Tree, kept: Kept, links: bool, keep_going: bool = False) -> Iterator[File]:
-    """Every file of a tree, by name; what is empty, or of another type, is noted: links, too, unless they can be kept.
+def files(tree: Tree, report: StageOutReport, links: bool, keep_going: bool = False) -> Iterator[TreeFile]:
+    """Yield the files of a tree by name; add empty directories and other entries to the report.
 
-    SourceError for what cannot be looked at; with `keep_going` that is in `kept.failed`.
+    Symlinks count as others unless `links` can be saved. Raises SourceError for an entry that cannot be read; with
+    `keep_going` it is added to `report.failed`.
     """
     pending = [""]
     while pending:
@@ -118,35 +120,35 @@ def files(tree: Tree, kept: Kept, links: bool, keep_going: bool = False) -> Iter
             status = os.lstat(path)
             names = sorted(os.listdir(path), reverse=True) if stat.S_ISDIR(status.st_mode) else []
         except OSError as exc:
-            reason = (exc.strerror or str(exc)).lower()
+            reason = reason_of(exc)
             if not keep_going:
                 raise SourceError(tree.base, reason, key or None) from exc
-            kept.failed.append({"key": key, "reason": reason})
+            report.failed.append({"key": key, "reason": reason})
             continue
         if stat.S_ISDIR(status.st_mode):
             pending += [f"{key}/{name}" if key else name for name in names if not reserved(name)]
             if key and not names:
-                kept.empty_directories.append(key)
+                report.empty_directories.append(key)
         elif stat.S_ISREG(status.st_mode):
-            yield File(key, status.st_size, status.st_mtime_ns)
+            yield TreeFile(key, status.st_size, status.st_mtime_ns)
         elif not (links and stat.S_ISLNK(status.st_mode)):
-            kept.left_out.append(key)
+            report.left_out.append(key)
 
 
 def deleted(upper: str, keep_going: bool = False) -> list[str]:
-    """The keys of the source that an upper hides, in order; "DIR/" where it hides all that was in DIR.
+    """Return the keys of the source that an upper directory hides, sorted; "DIR/" for everything that was in DIR.
 
-    SourceError for a directory that cannot be read; with `keep_going` it is left out, and files() has told of it.
+    Raises SourceError for a directory that cannot be read; with `keep_going` it is left out, as files() reports it.
     """
 
     def failed(exc: OSError) -> None:
         if keep_going:
             return
-        raise SourceError(upper, (exc.strerror or str(exc)).lower(), os.path.relpath(exc.filename, upper)) from exc
+        raise SourceError(upper, reason_of(exc), os.path.relpath(exc.filename, upper)) from exc
 
     gone = []
     for path, directories, names in os.walk(upper, onerror=failed):
-        directories[:] = [name for name in directories if not reserved(name)]  # they may hold what is to vanish
+        directories[:] = [name for name in directories if not reserved(name)]  # they may hold staged files
         key = os.path.relpath(path, upper)
         prefix = "" if key == "." else f"{key}/"
         if OPAQUE in names:
@@ -163,7 +165,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _record(dest: str | None, upper: str | None) -> Record | None:
-    """The record of what is staged. MountError where there is none at `dest`."""
+    """Return the record at `dest`, or that of an upper directory. Raises MountError if there is none at `dest`."""
     found = records.found()
     if dest is None:
         return next((record for record in found if record.upper and record.upper == upper), None)
@@ -177,9 +179,9 @@ def _sync(path: str) -> None:
     try:
         sync_file_system(path)
     except OSError as exc:
-        raise SourceError(path, f"cannot be written to the disk: {(exc.strerror or str(exc)).lower()}") from exc
+        raise SourceError(path, f"cannot be written to the disk: {reason_of(exc)}") from exc
 
 
-def as_json(kept: Kept) -> dict[str, Any]:
-    """A report, ready for JSON."""
-    return dataclasses.asdict(kept)
+def as_json(report: StageOutReport) -> dict[str, Any]:
+    """Return a report, ready for JSON."""
+    return dataclasses.asdict(report)

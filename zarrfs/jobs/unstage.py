@@ -1,61 +1,70 @@
-"""Taking away what was staged: the mount, the link, the directories, the record."""
+"""Unstaging: removing the mount, the link, the directories and the record of staged sources.
+
+unstage() removes one, unstage_stale() all that nobody needs any more; root does so for every user.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import pwd
+import re
+import signal
 import stat
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from zarrfs.errors import MountError
-from zarrfs.jobs import keeper, nodelocal, processes, records
-from zarrfs.jobs.records import Record
+from zarrfs.errors import MountError, ZarrfsError, reason_of
+from zarrfs.jobs import mount_holder, nodelocal, processes, records
+from zarrfs.jobs.records import READY, Record
 from zarrfs.system import mounts
-from zarrfs.system.processes import boot
+from zarrfs.system.processes import boot, readable
 
-_POLL, _SLOWEST = 0.05, 2.0  # seconds between two attempts to unmount: at first, and when it takes long
+_POLL, _POLL_MAX = 0.05, 2.0  # seconds between attempts to unmount, at first and at most
+_USER_TIMEOUT = 120.0  # seconds for the records of one user, besides --timeout
+_OURS = re.compile(r"zarrfs-(run|stage)-[0-9a-f]{16}")  # names of node-local directories
 
 
-class Taking(NamedTuple):
-    """How to take something away."""
+class UnstageOptions(NamedTuple):
+    """Options of unstaging."""
 
-    timeout: float = 0.0  # seconds to wait for who uses the mount
-    lazy: bool = False  # detach the mount although it is in use
+    timeout: float = 0.0  # seconds to wait while the mount is busy
+    lazy: bool = False  # detach the mount even if it is busy
     copies: bool = False  # remove copies, too
-    upper: bool = False  # and the directory with the job's changes
-    tell: Callable[[str], None] = lambda text: None
-    again: bool = False  # the same is copied again, and takes up what is there
+    upper: bool = False  # remove the upper directory, too
+    notify: Callable[[str], None] = lambda text: None
+    again: bool = False  # the same source will be copied again, and reuses the files
 
 
-def unstage(record: Record, how: Taking) -> None:
-    """Take away what `record` tells of, and the record. MountError where the mount is in use, naming by whom.
+def unstage(record: Record, options: UnstageOptions) -> None:
+    """Remove what a record describes, and the record.
 
-    Then all is as before, and the mount is still kept in use.
+    Raises MountError, which names the processes, if the mount is busy; then everything stays, and so does the keeper.
     """
-    if not _claimed(record, how.timeout):
+    if not _claimed(record, options.timeout):
         return
-    if record.keeper == record.maker:  # it has become this very process
+    if record.keeper == record.maker:  # the keeper has become this process
         record.keeper = None
     elif record.keeper is None and (record.mounted or record.owners):
-        record.keeper = keeper.of(record.id)
+        record.keeper = mount_holder.find(record.id)
     try:
-        if record.boot == boot():  # else its processes are others now
-            _end_mount(record, how) if record.mounted else processes.kill(record.keeper)
-        _remove(record, how)
+        if record.boot == boot():  # after a reboot, its pids are those of other processes
+            _end_mount(record, options) if record.mounted else processes.kill(record.keeper)
+        _remove(record, options)
     except BaseException:
         if record.exists():
-            record.state = records.READY
+            record.state = READY
             record.save()
         raise
     record.remove()
 
 
 def mount_of(record: Record) -> mounts.Mount | None:
-    """The mount that belongs to a record, also where a directory above it was renamed; no other one at its place.
+    """Return the mount of a record, even if a directory above it was renamed; None for another mount at its path.
 
-    MountError for one that only another mount namespace has, such as that of a job with a /tmp of its own.
+    Raises MountError if it is in another mount namespace, such as that of a job with a private /tmp.
     """
     found = mounts.mount_at(record.place)
     if found is not None and found.fstype == mounts.FSTYPE and record.device in ("", found.device):
@@ -71,7 +80,7 @@ def mount_of(record: Record) -> mounts.Mount | None:
 
 
 def _moved(record: Record, pid: int) -> mounts.Mount | None:
-    """The mount of the daemon `pid` that is on record, wherever it is: numbers of devices are given again."""
+    """Find the mount of a daemon at any path. The daemon is asked for its pid, as device numbers are reused."""
     for mount in mounts.mounts():
         if (mount.fstype, mount.device) == (mounts.FSTYPE, record.device):
             about = mounts.daemon_of(mount.mountpoint) or {}
@@ -81,7 +90,7 @@ def _moved(record: Record, pid: int) -> mounts.Mount | None:
 
 
 def at(dest: str, among: list[Record]) -> list[Record]:
-    """Those that are staged at `dest`: by that name, where they really are, or where their mounts are by now."""
+    """Return the records staged at `dest`: their DEST, their node-local path, or the present path of their mount."""
     path = records.resolved(dest)
     named = [record for record in among if path in (record.dest, record.place)]
     if named or (mount := mounts.mount_at(path)) is None:
@@ -91,14 +100,14 @@ def at(dest: str, among: list[Record]) -> list[Record]:
 
 
 def why_stale(record: Record) -> str:
-    """Why nobody needs what a record tells of any more; "" where somebody may.
+    """Return why a staged source is not needed any more, or "".
 
-    A mount whose daemon has died is an error to whoever reads it; without it they would read fill values. So it stays
-    as long as the process or the job that it is for.
+    A mount whose daemon has died stays as long as its owner process or job: its readers get an error, and once
+    unmounted a Zarr reader would return fill values.
     """
     if record.boot != boot():
         return "the node has been started anew since"
-    if record.state != records.READY:
+    if record.state != READY:
         return "" if processes.alive(record.maker) else "whoever staged it has died"
     try:
         if record.mounted and mount_of(record) is None:
@@ -115,24 +124,24 @@ def why_stale(record: Record) -> str:
 
 
 def why_dead(record: Record) -> str:
-    """That nobody can read a mount any more; "" where somebody may. Who stages again at its place replaces it."""
+    """Return why a mount cannot be read any more, or "". The same job staging there again replaces it."""
     return "its daemon has died" if record.mounted and mounts.is_dead(record.place) else ""
 
 
-def keep(record: Record) -> None:
-    """Start a keeper where there is none; the mount is in use when this returns. MountError."""
+def ensure_keeper(record: Record) -> None:
+    """Start a keeper of a mount that has none; the mount is busy when this returns. Raises MountError."""
     if not record.mounted or processes.alive(record.keeper):
         return
     mount = mount_of(record)
-    root = keeper.hold(record.place if mount is None else mount.mountpoint)
+    root = mount_holder.open_root(record.place if mount is None else mount.mountpoint)
     try:
-        record.keeper = keeper.start(record.id, root, record.owners)[0]
+        record.keeper = mount_holder.start(record.id, root, record.owners)[0]
     finally:
         os.close(root)
 
 
 def _claimed(record: Record, timeout: float) -> bool:
-    """Whether it is ours to take away; False when another process has done that meanwhile."""
+    """Claim a record, waiting for another process that does; False if that one has unstaged it."""
     deadline = time.monotonic() + timeout
     while not records.claim(record):
         if not record.exists():
@@ -143,7 +152,7 @@ def _claimed(record: Record, timeout: float) -> bool:
     return True
 
 
-def _end_mount(record: Record, how: Taking) -> None:
+def _end_mount(record: Record, options: UnstageOptions) -> None:
     mount = mount_of(record)
     if mount is None:
         processes.kill(record.keeper)
@@ -152,71 +161,71 @@ def _end_mount(record: Record, how: Taking) -> None:
         processes.kill(record.keeper)
         mounts.unmount(mount.mountpoint, lazy=True)
         return
-    root = keeper.hold(mount.mountpoint)
+    root = mount_holder.open_root(mount.mountpoint)
     processes.kill(record.keeper)
     record.keeper = None
-    deadline, told, pause = time.monotonic() + how.timeout, False, _POLL
+    deadline, notified, pause = time.monotonic() + options.timeout, False, _POLL
     try:
         while True:
             os.close(root)
             root = -1
             try:
-                mounts.unmount(mount.mountpoint, how.lazy)
+                mounts.unmount(mount.mountpoint, options.lazy)
             except MountError as exc:
-                root = keeper.hold(mount.mountpoint)
+                root = mount_holder.open_root(mount.mountpoint)
                 if time.monotonic() >= deadline:
                     raise
-                if not told:
-                    how.tell(f"{exc}; waiting")
-                    told = True
+                if not notified:
+                    options.notify(f"{exc}; waiting")
+                    notified = True
                 time.sleep(pause)
-                pause = min(1.5 * pause, _SLOWEST)
+                pause = min(1.5 * pause, _POLL_MAX)
             else:
                 break
     except BaseException:
-        keep(record)
+        ensure_keeper(record)
         raise
     finally:
         if root >= 0:
             os.close(root)
-    if record.daemon is not None and not how.lazy and not mounts.wait_for_end(record.daemon.pid, 10.0):
-        how.tell(f"{record.dest}: unmounted, but its daemon (pid {record.daemon.pid}) has not ended")
+    if record.daemon is not None and not options.lazy and not mounts.wait_for_end(record.daemon.pid, 10.0):
+        options.notify(f"{record.dest}: unmounted, but its daemon (pid {record.daemon.pid}) has not ended")
 
 
-def _remove(record: Record, how: Taking) -> None:
-    """Links, copies, directories: only what is as the record says, and nothing that something is mounted on."""
+def _remove(record: Record, options: UnstageOptions) -> None:
+    """Remove links, copies and directories that are as the record says, and nothing with a mount below it."""
     if record.link and os.path.islink(record.dest) and os.readlink(record.dest) == record.place:
         os.unlink(record.dest)
         if record.replaced is not None:
             with contextlib.suppress(OSError):
                 os.mkdir(record.dest)
                 os.chmod(record.dest, record.replaced)
-    if record.manifest:  # what a killed command had of it
+    if record.manifest:  # the unfinished one of a killed command
         with contextlib.suppress(OSError):
             os.unlink(record.unfinished(record.manifest))
-    if not record.mounted and (record.local or how.copies):
-        _remove_copy(record, how.tell)
-    elif how.again and record.note:
+    if not record.mounted and (record.local or options.copies):
+        _remove_copy(record, options.notify)
+    elif options.again and record.note:
         from zarrfs.copying.staging_journal import put
 
-        with contextlib.suppress(OSError):  # then it is in the way, as any other file
+        with contextlib.suppress(OSError):  # the next copy then finds the files in its way
             put(record.place, record.note)
-    if how.upper and record.upper:
+    if options.upper and record.upper:
         from zarrfs.copying.discard import discard
 
         if os.path.isdir(record.upper):
             discard(record.upper, lambda count: True)
             os.rmdir(record.upper)
-    if record.made_upper:  # nobody could write to it yet
+    if record.made_upper:  # no job can have written to it yet
         with contextlib.suppress(OSError):
             os.rmdir(record.upper)
     for path in reversed([*record.made, *([record.local] if record.local else [])]):
-        with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
+        with contextlib.suppress(OSError):  # not empty: files of others stay
             os.rmdir(path)
 
 
-def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
-    """Remove a directory of the node; of any other what the copy has written, and nobody has changed since."""
+def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
+    """Remove a node-local directory; in others, the files that the copy wrote and nobody has changed since."""
     from zarrfs.store.destination import remove_tree
 
     place = os.path.realpath(record.place)
@@ -226,25 +235,176 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
     try:
         status = os.lstat(record.place)
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-            remove_tree(record.place) if record.local else _remove_written(record, tell)
+            remove_tree(record.place) if record.local else _remove_written(record, notify)
         if record.told:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(record.manifest)
     except FileNotFoundError:
         pass
     except OSError as exc:
-        raise MountError(f"{exc.filename or record.place}: {(exc.strerror or str(exc)).lower()}") from None
+        raise MountError(f"{exc.filename or record.place}: {reason_of(exc)}") from None
 
 
-def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
+def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
     from zarrfs.copying.removal import remove_written
     from zarrfs.copying.staging_journal import forget, kept
 
-    note = record.note or kept(record.place, record.mark)  # the latter where the copy was killed
+    note = record.note or kept(record.place, record.mark)  # in the journal, if the copy was killed
     if note is not None and note != record.note:
         record.note = note
         record.save()
     if note is None or not forget(record.place, record.mark):
         raise MountError(f"{record.place}: another run is writing to it; it stays")
     if left := remove_written(record.place, record.note.get("spans", [])):
-        tell(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")
+        notify(f"{record.place}: {left:,} files that the copy has not written, or that have changed since, stay")
+
+
+def unstage_all(chosen: Iterable[tuple[Record, str]], options: UnstageOptions) -> list[dict[str, Any]]:
+    """Unstage records, each for a reason; return an object for each, ready for JSON, with `error` if that failed."""
+    results = []
+    for record, reason in chosen:
+        result = {"dest": record.dest, "source": record.source, "how": record.how, "reason": reason, "error": None}
+        try:
+            unstage(record, options)
+        except (ZarrfsError, OSError) as exc:
+            options.notify(str(exc))
+            result["error"] = str(exc)
+        results.append(result)
+    return results
+
+
+def unstage_stale(options: UnstageOptions) -> list[dict[str, Any]]:
+    """Unstage what is not needed any more, for this user or, as root, for every user. Returns as unstage_all()."""
+    results = _unstage_own_stale(options)
+    _report_damaged(results, options)
+    if os.geteuid() == 0 and not os.environ.get(records.VARIABLE):
+        for user in records.users_with_records():
+            found = _as_user(user, lambda: _unstage_own_stale(options), options.timeout + _USER_TIMEOUT)
+            _report_damaged(found, options)
+            results += found
+    return results
+
+
+def damaged_results(damaged: Iterable[MountError]) -> list[dict[str, Any]]:
+    """Return results, as of unstage_all(), for damaged records."""
+    return [_nothing(str(exc)) for exc in damaged]
+
+
+def _report_damaged(results: list[dict[str, Any]], options: UnstageOptions) -> None:
+    """Report failures that belong to no DEST; the others are reported already."""
+    for result in results:
+        if result["dest"] is None:
+            options.notify(result["error"])
+
+
+def _unstage_own_stale(options: UnstageOptions) -> list[dict[str, Any]]:
+    chosen, damaged = [], list[MountError]()
+    for record in records.found(damaged):
+        reason = why_stale(record)
+        if reason:
+            chosen.append((record, reason))
+        elif record.state == READY:
+            _replace_keeper(record, options.notify)
+    results = unstage_all(chosen, options)
+    if not damaged:  # otherwise a directory may belong to a damaged record
+        _remove_leftovers(options.notify)
+    return results + damaged_results(damaged)
+
+
+def _replace_keeper(record: Record, notify: Callable[[str], None]) -> None:
+    """Replace the killed keeper of a mount that is still needed."""
+    if not record.mounted or processes.alive(record.keeper) or mounts.is_dead(record.place):
+        return
+    try:
+        with records.locked():
+            now = records.current(record)
+            if now is not None and now.state == READY:  # otherwise it is being unstaged
+                ensure_keeper(now)
+                now.save()
+    except MountError as exc:
+        notify(str(exc))
+
+
+def _remove_leftovers(notify: Callable[[str], None]) -> None:
+    """Remove node-local directories of an earlier boot without a record: root's records are gone with /run."""
+    known = {path for record in records.found() for path in (record.local, record.place, *record.made)}
+    for parent in ("/tmp", "/var/tmp", os.environ.get("TMPDIR", "/tmp")):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(parent):
+                if not _OURS.fullmatch(entry.name) or entry.path in known:
+                    continue
+                status = entry.stat(follow_symlinks=False)
+                if status.st_uid == os.geteuid() and status.st_ctime < processes.booted():
+                    _remove_leftover(entry.path, notify)
+
+
+def _remove_leftover(path: str, notify: Callable[[str], None]) -> None:
+    from zarrfs.store.destination import remove_tree
+
+    if os.path.islink(path) or any(nodelocal.beneath(mount.mountpoint, path) for mount in mounts.mounts()):
+        return
+    try:
+        remove_tree(path)
+    except OSError as exc:
+        notify(f"{path}: {reason_of(exc)}")
+
+
+def _as_user(
+    user: int, body: Callable[[], list[dict[str, Any]]], timeout: float = _USER_TIMEOUT
+) -> list[dict[str, Any]]:
+    """Return the result of `body` from a child process of `user`, as root must not follow paths of a user.
+
+    A child is killed after `timeout` seconds: the user may have mounted a file system there that does not answer.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(read_end)
+            _become(user)
+            with open(write_end, "w") as file:
+                try:
+                    done = body()
+                except (ZarrfsError, OSError) as exc:
+                    done = [_failed(user, str(exc))]
+                json.dump(done, file)
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    if not readable(read_end, timeout):
+        os.kill(child, signal.SIGKILL)
+    with open(read_end) as file:
+        output = file.read()
+    os.waitpid(child, 0)
+    try:
+        found: list[dict[str, Any]] = json.loads(output)
+    except ValueError:  # it was killed, perhaps by its user, before it had written everything
+        found = [_failed(user)]
+    return found
+
+
+def _failed(user: int, why: str = "the child that does it was ended") -> dict[str, Any]:
+    return _nothing(f"records of user {user}: not looked at: {why}")
+
+
+def _nothing(error: str) -> dict[str, Any]:
+    return {"dest": None, "source": None, "how": None, "reason": "", "error": error}
+
+
+def _become(user: int) -> None:
+    """Become `user` for good, with the groups of that user alone."""
+    try:
+        entry = pwd.getpwuid(user)
+        group, name, home = entry.pw_gid, entry.pw_name, entry.pw_dir
+    except KeyError:
+        group, name, home = user, "", "/"
+    os.setgroups([])
+    if name:
+        with contextlib.suppress(OSError):
+            os.initgroups(name, group)
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+    os.environ.update(HOME=home)
+    for variable in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "TMPDIR"):
+        os.environ.pop(variable, None)
+    os.chdir("/")

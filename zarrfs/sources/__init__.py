@@ -45,7 +45,7 @@ def plan_source(
 
 def absolute_source(source: str) -> str:
     """Return `source` in a form that is valid in any working directory."""
-    from zarrfs.archives.blobrefs import is_flux
+    from zarrfs.archives.source_kinds import is_flux
 
     path = None if is_flux(source) else path_of_uri(source)
     return source if path is None else os.path.abspath(path)
@@ -53,10 +53,10 @@ def absolute_source(source: str) -> str:
 
 def _planned(source: str, options: Options, child: bool, meanwhile: Callable[[], object], forks: bool) -> Plan:
     if options.blobs:  # also if the index exists already and no archive is compiled
-        from zarrfs.archives.blobrefs import check_places
+        from zarrfs.archives.source_kinds import check_sources
 
-        check_places(options.blobs)
-    from zarrfs.archives.blobrefs import is_flux
+        check_sources(options.blobs)
+    from zarrfs.archives.source_kinds import is_flux
 
     path = None if is_flux(source) else path_of_uri(source)
     if path is not None and options.type != "archive" and os.path.isdir(path):
@@ -155,7 +155,7 @@ def _open_index(plan: Plan, path: str, options: Options) -> Store:
 
     targets: TargetReader
     if plan.kind == "archive":
-        from zarrfs.archives.blobs import BlobReader
+        from zarrfs.archives.blob_reader import BlobReader
 
         targets = BlobReader(options.blobs or plan.blobs, options)
     else:

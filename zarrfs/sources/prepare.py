@@ -21,8 +21,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from zarrfs.archives.blobrefs import DUMP, FLUX, is_flux
 from zarrfs.archives.dump_reader import document, run_local, split_member
+from zarrfs.archives.source_kinds import DUMP, FLUX, is_flux
 from zarrfs.config.options import TABLE, Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import protocols, same_server

@@ -19,7 +19,7 @@ from zarrfs.config import values as optionvalues
 from zarrfs.errors import SourceError, UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.archives.create_options import Making
+    from zarrfs.archives.tree_reader import CreateOptions
 
 EPILOG = """\b
 Examples:
@@ -89,8 +89,9 @@ def create(paths: tuple[str, ...], output: str, force: bool, listed: str | None,
 
 
 def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict[str, Any]) -> None:
-    from zarrfs.archives.create import Making, Progress, expect
+    from zarrfs.archives.create import Progress, expect
     from zarrfs.archives.create import create as write
+    from zarrfs.archives.tree_reader import CreateOptions
     from zarrfs.cli import meter, show
 
     if not paths:
@@ -102,7 +103,7 @@ def _create(paths: list[str], output: str, force: bool, quiet: bool, given: dict
             common.say(f"warning: {show.printable(text)}")
 
     base = given.pop("base")
-    making = Making(leave_out=_abandoned(output, base), dump=_dump(output, given.pop("name")), **given)
+    making = CreateOptions(leave_out=_abandoned(output, base), dump=_dump(output, given.pop("name")), **given)
     making.check()
     with made(making.blobs), _opened(output, force, making) as (file, own), contextlib.ExitStack() as stack:
 
@@ -128,7 +129,7 @@ def _listed(path: str, null: bool) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(output: str, force: bool, making: Making) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
+def _opened(output: str, force: bool, making: CreateOptions) -> Iterator[tuple[IO[bytes], frozenset[tuple[int, int]]]]:
     """The file to write to, and (device, inode) of what is not to be archived because of it."""
     from zarrfs.references.output import STDOUT, archive_form, compressor
     from zarrfs.store.destination import placed

@@ -36,7 +36,7 @@ def run_on_archive(
         return await body(archive(store, plan), plan)
 
     with orderly_end(), given(source) as path:
-        return common.run_on_store(path, parsed, on_store, in_child, reads, ("zarrfs.archives.blobs", *takes))
+        return common.run_on_store(path, parsed, on_store, in_child, reads, ("zarrfs.archives.blob_reader", *takes))
 
 
 def archive(store: Store, plan: Plan) -> Store:

@@ -1,0 +1,412 @@
+"""Blobs that are fetched: held in memory, kept on disk, prefetched, and fetched once for all readers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.archives.blobreading import DATA, REF, URL, run, whole
+from tests.conftest import run as zarrfs
+from tests.conftest import tmpfs
+from tests.fakeflux import content_db
+from tests.servers import Faulty
+from tests.unit.archives import blobref, file, opened, put
+from zarrfs.archives import blob_cache
+from zarrfs.archives.blob_cache import DiskBlobs, MemoryBlobs
+from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.archives.blobrefs import sized
+from zarrfs.errors import ReadError, WrongHash
+from zarrfs.store.index import IndexStore
+
+MIB = 1 << 20
+
+
+def url_of(data: bytes) -> str:
+    return sized(blobref(data), len(data))
+
+
+def pieces(count: int, size: int) -> list[bytes]:
+    return [at.to_bytes(4, "big") * (size // 4) for at in range(count)]
+
+
+def names(directory: Path) -> set[str]:
+    return {name for name in os.listdir(directory) if not name.startswith(".")}
+
+
+# -- in memory
+
+
+def test_readers_of_one_blob_fetch_it_once(faulty: Faulty) -> None:
+    place = faulty.put(f"/{REF}", DATA).rpartition("/")[0]
+
+    async def body(reader: BlobReader) -> None:
+        async with trio.open_nursery() as nursery:
+            for at in range(50):
+                nursery.start_soon(reader.read, URL, at, 5, 0, len(DATA))
+        assert faulty.gets() == 1
+
+    run(place, body)
+
+
+def test_a_cancelled_reader_leaves_the_fetch_to_the_others(faulty: Faulty) -> None:
+    place = faulty.put(f"/{REF}", DATA, "slow").rpartition("/")[0]
+
+    async def body(reader: BlobReader) -> None:
+        got: list[bytes] = []
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(whole, reader)
+                await trio.to_thread.run_sync(faulty.arrived.wait)
+                async with trio.open_nursery() as others:
+                    others.cancel_scope.shield = True
+
+                    async def other() -> None:
+                        got.append(await whole(reader))
+
+                    for _ in range(5):
+                        others.start_soon(other)
+                    scope.cancel()
+        assert got == [DATA] * 5
+
+    run(place, body)
+    faulty.release()
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    blobs = pieces(64, MIB)
+    content_db(tmp_path / "db", blobs)
+
+    async def body(reader: BlobReader) -> None:
+        async with trio.open_nursery() as nursery:
+            for data in blobs:
+                nursery.start_soon(whole, reader, url_of(data), MIB)
+        for data in [*blobs, *blobs[-3:]]:
+            assert await whole(reader, url_of(data), MIB) == data
+            assert reader.stats()["blob_bytes_held"] <= 8 * MIB
+        assert reader.stats()["blobs_held"] >= 6
+        fetched = reader.stats()["blobs_fetched"]["database"]
+        assert await whole(reader, url_of(blobs[-1]), MIB) == blobs[-1]
+        assert reader.stats()["blobs_fetched"]["database"] == fetched
+
+    run(tmp_path / "db", body, memory_limit=8 * MIB)
+
+
+def test_a_blob_that_does_not_fit(tmp_path: Path) -> None:
+    data = bytes(3 * MIB)
+    content_db(tmp_path / "db", [data])
+
+    async def body(reader: BlobReader) -> None:
+        with pytest.raises(ReadError, match="memory_limit="):
+            await reader.size(url_of(data))
+
+    run(tmp_path / "db", body, memory_limit=2 * MIB)
+
+
+def test_room_is_waited_for_and_released() -> None:
+    held, most, flying = MemoryBlobs(100), 0, 0
+
+    async def one(at: int) -> None:
+        nonlocal most, flying
+        with trio.move_on_after(0.001 if at % 5 == 0 else 60):
+            async with held.room("x", 10):
+                flying += 1
+                try:
+                    most = max(most, flying)
+                    await trio.sleep(0.002)
+                    held.add(str(at), bytes(10))
+                finally:
+                    flying -= 1
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for at in range(40):
+                nursery.start_soon(one, at)
+
+    trio.run(main)
+    assert (most, held._in_flight, held.bytes) == (2, 0, 100)  # in flight: a quarter
+
+
+def test_reserve_never_waits_and_never_exceeds_a_quarter() -> None:
+    async def body() -> None:
+        memory = MemoryBlobs(100)
+        assert (memory.reserve(20), memory.reserve(6), memory.reserve(5)) == (True, False, True)
+        await memory.release(25)
+        assert memory.reserve(25)
+
+    trio.run(body)
+
+
+# -- ahead
+
+
+def test_fetching_ahead(faulty: Faulty) -> None:
+    blobs = pieces(20, 4096)
+    for data in blobs:
+        place = faulty.put(f"/{blobref(data)}", data).rpartition("/")[0]
+    faulty.put(f"/{blobref(blobs[3])}", blobs[3][:-1])  # its reader hears of that
+
+    async def body(reader: BlobReader) -> None:
+        await reader.prefetch([(url_of(data), 0, 4096) for data in blobs] * 2)
+        assert faulty.gets() == 20
+        for data in blobs:
+            if data != blobs[3]:
+                assert await whole(reader, url_of(data), 4096) == data
+        assert faulty.gets() == 20
+        with pytest.raises(ReadError):
+            await whole(reader, url_of(blobs[3]), 4096)
+
+    run(place, body)
+    run(place, lambda reader: reader.prefetch([(url_of(data), 0, 4096) for data in blobs]), prefetch=5 * 4096)
+    assert faulty.gets() == 21 + 5
+
+
+def test_the_regions_of_a_file_that_is_read_in_order(faulty: Faulty) -> None:
+    blobs = pieces(40, 4096)
+    for data in blobs:
+        place = faulty.put(f"/{blobref(data)}", data).rpartition("/")[0]
+    regions = [[at * MIB, 4096, blobref(data)] for at, data in enumerate(blobs)]
+    document = {"f": file(regions, encoding="blobvec", size=40 * MIB)}
+
+    async def fetched(store: IndexStore, offsets: list[int]) -> int:
+        for at in offsets:
+            await store.get("f", at, MIB)
+        before = -1
+        while before != faulty.gets():
+            before = faulty.gets()
+            await trio.sleep(0.1)
+        return before
+
+    with opened(document, blobs=(place,)) as (store, _):
+        assert trio.run(fetched, store, [0]) == 2  # as much ahead as was read
+    faulty.requests.clear()
+    with opened(document, blobs=(place,)) as (store, _):
+        assert 12 <= trio.run(fetched, store, [at * MIB for at in range(8)]) <= 16
+    faulty.requests.clear()
+    with opened(document, blobs=(place,)) as (store, _):
+        assert trio.run(fetched, store, [30 * MIB, 20 * MIB, 10 * MIB]) <= 6
+
+
+def test_blobs_in_directories_are_not_fetched_ahead(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+
+    async def body(reader: BlobReader) -> None:
+        await reader.prefetch([(URL, 0, 1)])
+        assert (reader.remote, reader.stats()["blobs_verified"]) == (False, 0)
+
+    run(tmp_path, body)
+
+
+# -- on disk
+
+
+def cached(tmp_path: Path, *blobs: bytes, **options: Any) -> Path:
+    """The directory of blobs of a cache that has seen `blobs`."""
+    (tmp_path / "db").unlink(missing_ok=True)
+    content_db(tmp_path / "db", blobs)
+
+    async def body(reader: BlobReader) -> None:
+        for data in blobs:
+            assert await whole(reader, url_of(data), len(data)) == data
+
+    run(tmp_path / "db", body, cache_dir=str(tmp_path / "cache"), **options)
+    return tmp_path / "cache/blobs"
+
+
+def test_the_cache_directory_is_a_source_of_blobs(tmp_path: Path) -> None:
+    place = cached(tmp_path, DATA, b"", b"short")
+    assert names(place) == {REF, blobref(b""), blobref(b"short")}
+    assert (place / REF).read_bytes() == DATA
+    assert run(place, whole) == DATA
+    content_db(tmp_path / "empty", [])
+    options = {"cache_dir": str(tmp_path / "cache")}
+
+    async def body(reader: BlobReader) -> None:
+        assert await whole(reader) == DATA
+        assert reader.stats()["blobs_fetched"] == {}
+
+    run(tmp_path / "empty", body, **options)
+    assert run(tmp_path / "empty", lambda reader: whole(reader), cache="on", **options) == DATA
+    with pytest.raises(ReadError):
+        run(tmp_path / "empty", whole, cache="none", **options)
+
+
+def test_a_damaged_blob_in_the_cache(tmp_path: Path) -> None:
+    place = cached(tmp_path, DATA)
+    (place / REF).write_bytes(DATA[::-1])
+    with pytest.raises(WrongHash):
+        run(place, whole)
+    assert cached(tmp_path, DATA) == place
+    assert (place / REF).read_bytes() == DATA
+
+
+def test_the_disk_bound_is_kept(tmp_path: Path) -> None:
+    blobs = pieces(40, MIB)
+    limit = 16 * MIB
+    place = cached(tmp_path, *blobs, cache_size=limit, cache_min_free=0)
+    taken = subprocess.run(["du", "-s", "-B1", str(place.parent)], capture_output=True, check=True).stdout
+    assert int(taken.split()[0]) <= limit
+    assert 5 <= len(names(place)) <= 15
+    assert blobref(blobs[-1]) in names(place)
+
+
+def test_the_least_recently_used_blob_is_evicted_first(tmp_path: Path) -> None:
+    blobs = pieces(30, MIB)
+    place = cached(tmp_path, *blobs[:10], cache_size=16 * MIB, cache_min_free=0)
+    for at, data in enumerate(blobs[:10]):
+        os.utime(place / blobref(data), (1000 + at, 1000 + at))
+    content_db(tmp_path / "empty", [])
+    run(tmp_path / "empty", lambda reader: whole(reader, url_of(blobs[0]), MIB), cache_dir=str(place.parent))
+
+    async def extracted(reader: BlobReader) -> None:
+        assert await trio.to_thread.run_sync(reader.whole, url_of(blobs[2])) == blobs[2]
+
+    run(tmp_path / "empty", extracted, cache_dir=str(place.parent))
+    (tmp_path / "db").unlink()
+    cached(tmp_path, *blobs[10:16], cache_size=16 * MIB, cache_min_free=0)
+    assert {blobref(blobs[0]), blobref(blobs[2])} <= names(place)
+    assert blobref(blobs[1]) not in names(place)
+
+
+def test_a_reader_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless memory is short. Closing waits for writes under way."""
+    content_db(tmp_path / "db", [DATA, b"other"])
+    done: list[str] = []
+    put, begun, go_on = DiskBlobs.put, threading.Semaphore(0), threading.Event()
+
+    def slow(disk: DiskBlobs, ref: str, data: bytes) -> None:
+        begun.release()
+        assert go_on.wait(20)
+        put(disk, ref, data)
+        done.append(ref)
+
+    monkeypatch.setattr(DiskBlobs, "put", slow)
+
+    async def waiting() -> None:
+        assert await trio.to_thread.run_sync(begun.acquire, True, 20)
+        assert done == []
+
+    async def body(reader: BlobReader) -> None:
+        with trio.fail_after(10):
+            assert await whole(reader) == DATA
+            await waiting()
+            monkeypatch.setattr(MemoryBlobs, "reserve", lambda held, size: False)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(whole, reader, url_of(b"other"), 5)
+                await waiting()
+                go_on.set()
+            assert blobref(b"other") in done
+
+    run(tmp_path / "db", body, cache_dir=str(tmp_path / "cache"))
+    assert names(tmp_path / "cache/blobs") == {REF, blobref(b"other")} == set(done)
+
+
+def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
+    """Several threads find no directory yet, and each blob is kept."""
+    for number in range(30):
+        disk, begin = DiskBlobs(str(tmp_path / str(number)), 16 * MIB, 0), threading.Barrier(5)
+        blobs = [b"%d" % at for at in range(5)]
+
+        def put(data: bytes, disk: DiskBlobs = disk, begin: threading.Barrier = begin) -> None:
+            begin.wait(10)
+            disk.put(blobref(data), data)
+
+        with concurrent.futures.ThreadPoolExecutor(5) as pool:
+            list(pool.map(put, blobs))
+        assert names(tmp_path / f"{number}/blobs") == {blobref(data) for data in blobs}
+        assert set(os.listdir(tmp_path / str(number))) == {"blobs", "zarrfs-blocks-1"}
+        disk.close()
+
+
+def test_a_full_disk_cache(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = cached(tmp_path, DATA, cache_min_free=1 << 60)
+    assert not place.exists() or not names(place)
+    assert any("cache_min_free" in text for text in caplog.messages)
+
+
+def test_a_cache_directory_of_another_user_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine = tmp_path / "cache/blobs"
+    mine.mkdir(parents=True)
+    put(mine, b"precious")
+    assert cached(tmp_path, DATA) == mine
+    assert names(mine) == {blobref(b"precious")}
+    assert any("left alone" in text for text in caplog.messages)
+    assert zarrfs("cache", "clear", "--cache-dir", tmp_path / "cache").returncode == 0
+    assert names(mine) == {blobref(b"precious")}
+
+
+def test_a_disk_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskBlobs(str(tmp_path), 1 << 30, 0)
+
+    def full(*arguments: Any, **more: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full)
+    disk.put(REF, DATA)
+    monkeypatch.undo()
+    disk.put(REF, DATA)  # not now
+    assert (disk.stats()["errors"], disk.stats()["dropped"], names(tmp_path / "blobs")) == (1, 1, set())
+    assert len(caplog.messages) == 1
+    disk.close()
+
+
+def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a quota, statvfs(2) does not show the limit; old blobs make room for new ones."""
+    monkeypatch.setattr(blob_cache, "BACK_OFF", 0.0)
+    with tmpfs(tmp_path / "small", "size=64m,nr_inodes=40"):
+        disk, blobs = DiskBlobs(str(tmp_path / "small"), 1 << 30, 0), pieces(80, 4096)
+        for data in blobs:
+            disk.put(blobref(data), data)
+        assert disk.stats()["evicted"] > 0
+        assert {blobref(data) for data in blobs[-2:]} & names(tmp_path / "small/blobs")
+        disk.close()
+
+
+MANY = """
+import sys
+from zarrfs.store.index import IndexStore
+from zarrfs.archives.blob_cache import DiskBlobs
+from tests.unit.archives import blobref
+disk = DiskBlobs(sys.argv[1], 64 << 20, 0)
+for at in range(40):
+    data = at.to_bytes(4, "big") * 1024
+    disk.put(blobref(data), data)
+disk.close()
+"""
+
+
+def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MANY, str(tmp_path)]
+    for process in [subprocess.Popen(command) for _ in range(4)]:
+        assert process.wait() == 0
+    blobs = pieces(40, 4096)
+    assert names(tmp_path / "blobs") == {blobref(data) for data in blobs}
+    assert sorted(os.listdir(tmp_path)) == ["blobs", "zarrfs-blocks-1"]
+    for data in blobs:
+        assert run(tmp_path / "blobs", lambda reader, data=data: whole(reader, url_of(data), 4096)) == data
+
+
+def test_the_cache_command(tmp_path: Path) -> None:
+    place = cached(tmp_path, *pieces(5, 4096))
+    command = ("--cache-dir", tmp_path / "cache", "--index-dir", tmp_path / "none")
+    (row,) = map(json.loads, zarrfs("cache", "ls", "--json", *command).stdout.splitlines())
+    assert (row["source"], row["blocks"], row["size"]) == ("archives", 5, 5 * 4096)
+    bad = place / blobref(pieces(5, 4096)[2])
+    bad.write_bytes(bytes(4096))
+    done = zarrfs("cache", "verify", "--json", *command)
+    assert (done.returncode, json.loads(done.stdout)["bad_blocks"], bad.exists()) == (1, 1, False)
+    old = place / blobref(pieces(5, 4096)[0])
+    os.utime(old, (1000, 1000))
+    assert zarrfs("cache", "prune", *command).returncode == 0
+    assert len(names(place)) == 3
+    assert zarrfs("cache", "clear", *command).returncode == 0
+    assert not names(place)

@@ -1,0 +1,320 @@
+"""BlobReader returns no bytes but those that a blobref names."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.archives.blobreading import DATA, REF, URL, fails, run, whole
+from tests.unit.archives import blobref, file, opened, put
+from zarrfs.archives import blob_files, blob_reader
+from zarrfs.archives.blob_reader import BlobReader
+from zarrfs.archives.blobrefs import canonical, sized
+from zarrfs.archives.source_kinds import check_sources
+from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, WrongHash
+
+# -- reading
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "sha256"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_ranges(tmp_path: Path, algorithm: str, declared: bool) -> None:
+    ref = put(tmp_path, DATA, algorithm)
+    url = sized(ref, len(DATA)) if declared else ref
+
+    async def body(reader: BlobReader) -> None:
+        for start, length in [(0, 1), (0, len(DATA)), (5, 300), (len(DATA) - 1, 1), (len(DATA), 0)]:
+            assert bytes(await reader.read(url, start, length, 0, length)) == DATA[start : start + length]
+        assert await reader.size(url) == len(DATA)
+        assert reader.resolve(url) == str(tmp_path / ref)
+        assert reader.stats() == {
+            "blob_reads": 5, "blobs_open": 1, "blobs_verified": 1, "blob_bytes_verified": len(DATA),
+        }  # fmt: skip
+        with pytest.raises(OutOfRange):
+            await reader.read(url, len(DATA), 1, 0, 1)
+
+    run(tmp_path, body)
+
+
+def test_an_empty_blob(tmp_path: Path) -> None:
+    ref = put(tmp_path, b"")
+    assert run(tmp_path, lambda reader: reader.size(ref)) == 0
+
+
+def test_blobs_larger_than_a_piece(tmp_path: Path) -> None:
+    data = os.urandom((3 << 20) + 17)
+    url = sized(put(tmp_path, data), len(data))
+    assert run(tmp_path, lambda reader: whole(reader, url, len(data))) == data
+    (tmp_path / REF).write_bytes(data)
+    fails(tmp_path, OutOfRange, "a blob of")
+    fails(tmp_path, WrongHash, "another hash", REF)
+
+
+def test_a_symlink_to_a_blob(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(DATA)
+    (tmp_path / REF).symlink_to("elsewhere")
+    assert run(tmp_path, whole) == DATA
+
+
+def test_without_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    for most in (0, 10):
+        cut = functools.partial(lambda most, fd, at, n: bytearray(os.pread(fd, min(most, n), at)), most)
+        monkeypatch.setattr(blob_files, "read_cached", cut)
+        assert run(tmp_path, whole) == DATA
+
+
+# -- blobrefs
+
+
+@pytest.mark.parametrize("text", [REF, "sha256-" + "0123456789abcdef" * 4])
+def test_blobrefs(text: str) -> None:
+    assert canonical(text) == canonical(text.upper()) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "sha1-", REF[:-1], REF + "0", REF + "\n", "sha512-" + "0" * 128, "sha1-" + "g" * 40, "/" + REF],
+)
+def test_invalid_blobrefs(tmp_path: Path, text: str) -> None:
+    assert canonical(text) is None
+    fails(tmp_path, ReadError, "not a blobref", text)
+
+
+def test_upper_case_in_an_archive(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+    entry = file([[0, len(DATA), REF.upper()]], encoding="blobvec", size=len(DATA))
+    with opened({"f": entry}, blobs=(str(tmp_path),)) as (store, _):
+        assert bytes(trio.run(store.get, "f")) == DATA
+
+
+# -- bad blobs
+
+
+def test_no_sources() -> None:
+    assert fails((), TargetMissing, "no blobs= given").where == REF
+
+
+def test_missing(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    error = fails((tmp_path, other), TargetMissing, "no such blob: in none of")
+    assert str(tmp_path) in str(error)
+    assert REF in str(error)
+
+
+def test_a_removed_directory(tmp_path: Path) -> None:
+    fails(tmp_path / "absent", TargetMissing, "no such blob")
+    (tmp_path / "file").write_text("")
+    fails(tmp_path / "file", TargetMissing, "no such blob")
+
+
+def test_a_dangling_symlink(tmp_path: Path) -> None:
+    (tmp_path / REF).symlink_to("absent")
+    fails(tmp_path, TargetMissing, "no such blob")
+
+
+def test_a_loop_of_symlinks(tmp_path: Path) -> None:
+    (tmp_path / REF).symlink_to(REF)
+    fails(tmp_path, ReadError, REF)
+
+
+def test_bit_flipped(tmp_path: Path) -> None:
+    (tmp_path / REF).write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    assert fails(tmp_path, WrongHash, "another hash").where == str(tmp_path / REF)
+
+
+def test_the_same_bytes_under_another_algorithm(tmp_path: Path) -> None:
+    (tmp_path / blobref(b"x", "sha256")).write_bytes(DATA)
+    fails(tmp_path, WrongHash, "another hash", blobref(b"x", "sha256"))
+
+
+@pytest.mark.parametrize("size", [0, 1, len(DATA) - 1])
+def test_truncated(tmp_path: Path, size: int) -> None:
+    (tmp_path / REF).write_bytes(DATA[:size])
+    fails(tmp_path, OutOfRange, f"a blob of {size} bytes, where the archive says {len(DATA)}")
+
+
+def test_a_valid_blob_of_another_length_than_declared(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+    fails(tmp_path, OutOfRange, f"a blob of {len(DATA)} bytes, where the archive says 5", sized(REF, 5))
+
+    async def body(reader: BlobReader) -> None:
+        assert await whole(reader) == DATA
+        with pytest.raises(OutOfRange):  # open by now, and still another length
+            await reader.read(sized(REF, 5), 0, 5, 0, 5)
+
+    run(tmp_path, body)
+
+
+def test_the_length_of_a_blob_that_another_one_overlaps(tmp_path: Path) -> None:
+    """A region that is visible in the middle only must still be all of its blob."""
+    small = put(tmp_path, b"ab")
+    for length, right in [(len(DATA), True), (len(DATA) - 1, False)]:
+        put(tmp_path, DATA)
+        data = [[0, length, REF], [0, 2, small], [length - 2, 2, small]]
+        entry = file(data, encoding="blobvec", size=length)
+        with opened({"f": entry}, blobs=(str(tmp_path),)) as (store, _):
+            if right:
+                assert bytes(trio.run(store.get, "f")) == b"ab" + DATA[2:-2] + b"ab"
+            else:
+                with pytest.raises(OutOfRange):
+                    trio.run(store.get, "f", 10, 5)
+
+
+def test_a_directory_and_a_fifo(tmp_path: Path) -> None:
+    (tmp_path / REF).mkdir()
+    fails(tmp_path, ReadError, "not a regular file")
+    (tmp_path / REF).rmdir()
+    os.mkfifo(tmp_path / REF)
+    fails(tmp_path, ReadError, "not a regular file")
+
+
+def test_a_blob_in_the_mount_that_reads_it(tmp_path: Path) -> None:
+    put(tmp_path, DATA)
+
+    async def body(reader: BlobReader) -> None:
+        reader.forbidden_device = os.stat(tmp_path).st_dev
+        with pytest.raises(Loop):
+            await whole(reader)
+
+    run(tmp_path, body)
+
+
+UNREADABLE = """
+import os, sys, trio
+from zarrfs.errors import AccessDenied
+from zarrfs.archives.blob_reader import BlobReader
+
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    trio.run(BlobReader((sys.argv[1],)).read, sys.argv[2], 0, 1, 0, 1)
+except AccessDenied as exc:
+    print("denied:", exc.where)
+"""
+
+
+@pytest.mark.parametrize("what", ["blob", "place"])
+def test_unreadable(tmp_path: Path, what: str) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    put(place, DATA)
+    for above in [tmp_path, *tmp_path.parents[:2]]:
+        above.chmod(above.stat().st_mode | 0o111)
+    ((place / REF) if what == "blob" else place).chmod(0)
+    command = [sys.executable, "-c", UNREADABLE, str(place), REF]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    place.chmod(0o755)
+    assert done.stdout == f"denied: {place / REF}\n", done.stderr
+
+
+def test_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+
+    def broken(*arguments: Any) -> bytearray:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(blob_files, "read_cached", broken)
+    fails(tmp_path, ReadError, "input/output error")
+
+
+def test_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    real = blob_files._pread
+
+    async def short(fd: int, offset: int, length: int) -> Any:
+        data, identity = await real(fd, offset, length)
+        return data[:-1], identity
+
+    monkeypatch.setattr(blob_files, "_pread", short)
+    fails(tmp_path, OutOfRange, "ends before byte 1")
+
+
+# -- several places
+
+
+def test_the_second_source_if_the_first_has_a_wrong_blob(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blob_reader, "MAX_OPEN", 0)  # every read opens again
+    one, two = tmp_path / "1", tmp_path / "2"
+    one.mkdir()
+    two.mkdir()
+    put(two, DATA)
+
+    async def twice(reader: BlobReader) -> bytes:
+        await whole(reader)
+        return await whole(reader)
+
+    with caplog.at_level(logging.WARNING):
+        assert run((one, two), twice) == DATA
+        assert not caplog.messages  # a place need not have every blob
+        (one / REF).write_bytes(DATA[::-1])
+        assert run((one, two), twice) == DATA
+    assert caplog.messages == [
+        f"{one / REF}: its bytes have another hash than its name says; read from {two / REF} instead"
+    ]
+    assert BlobReader((str(one), str(two))).resolve(URL) == str(one / REF)
+    (two / REF).unlink()
+    fails((one, two), WrongHash, "another hash")
+    (one / REF).unlink()
+    assert BlobReader((str(one), str(two))).resolve(URL) == str(one / REF)
+
+
+# -- whole()
+
+
+def test_all_of_a_blob_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, two = tmp_path / "1", tmp_path / "2"
+    one.mkdir()
+    two.mkdir()
+    reader = BlobReader((str(one), str(two)))
+    assert reader.whole(URL) is None
+    (one / REF).write_bytes(DATA[::-1])
+    with pytest.raises(WrongHash, match="another hash"):
+        reader.whole(URL)
+    put(two, DATA)
+    assert [reader.whole(url) for url in (URL, REF)] == [DATA, DATA]
+    assert len(caplog.messages) == 1
+    (one / REF).write_bytes(DATA[1:])
+    assert reader.whole(URL) == DATA
+    (two / REF).unlink()
+    with pytest.raises(OutOfRange, match="a blob of"):
+        reader.whole(URL)
+
+
+def test_blobs_that_whole_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path, DATA)
+    os.mkfifo(tmp_path / blobref(b"fifo"))
+    reader = BlobReader((str(tmp_path),))
+    monkeypatch.setattr(blob_files, "WHOLE_MAX", len(DATA) - 1)
+    assert reader.whole(URL) is None
+    with pytest.raises(ReadError, match="not a regular file"):
+        reader.whole(blobref(b"fifo"))
+    reader.forbidden_device = os.stat(tmp_path).st_dev
+    with pytest.raises(Loop):
+        reader.whole(URL)
+
+
+# -- places
+
+
+def test_check_sources(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check_sources([])
+    check_sources([str(tmp_path)])
+    with pytest.raises(UsageError, match=r"blobs=.*absent: no such file"):
+        check_sources([str(tmp_path), str(tmp_path / "absent")])
+    with pytest.raises(UsageError, match=r"blobs=.*file: not a directory"):
+        check_sources([str(tmp_path / "file")])

@@ -1,0 +1,206 @@
+"""zarrfs archive create: archives of trees, read back as sources."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import DATA
+from tests.unit.archives import tree
+from tests.unit.createdtrees import File, Model, expected, models, shown, silent, small_pieces, write
+from zarrfs.archives.create import Progress, create, expect
+from zarrfs.archives.tree_reader import CreateOptions
+from zarrfs.store.api import Kind
+
+HOW = st.fixed_dictionaries(
+    {
+        "algorithm": st.sampled_from(["sha1", "sha256"]), "inline": st.sampled_from([0, 8, 1024, 20_000]),
+        "region": st.sampled_from([100, 4096, 5000, 1 << 20]), "dictionary": st.booleans(),
+        "all_inline": st.sampled_from([False, False, True]), "jobs": st.sampled_from([1, 2]),
+    }
+)  # fmt: skip
+
+
+def made(base: Path, paths: list[str], blobs: Path | None = None, **how: Any) -> bytes:
+    """The document that create() writes; no warning is expected."""
+    out, progress = io.BytesIO(), Progress()
+    place = None if how.get("all_inline") or blobs is None else str(blobs)
+    create(str(base), paths, out, CreateOptions(blobs=place, **how), progress, silent)
+    return out.getvalue()
+
+
+@settings(deadline=None, max_examples=50)
+@given(models(), HOW, st.booleans())
+def test_random_trees(model: Model, how: dict[str, Any], pieces: bool) -> None:
+    with tempfile.TemporaryDirectory() as name, small_pieces() if pieces else contextlib.nullcontext():
+        base, blobs = Path(name, "tree"), Path(name, "blobs")
+        base.mkdir()
+        blobs.mkdir()
+        write(base, model)
+        document = made(base, ["."], blobs, **how)
+        found = tree(document, blobs=(str(blobs),), type="archive")
+        assert found.warnings == ()
+        assert {path: shown(node) for path, node in found.nodes.items() if path} == {
+            path: expected(model, path) for path in model
+        }
+        whole = {path: what for path, what in model.items() if isinstance(what, File)}
+        for path, what in whole.items():
+            if len(what.data()) > how["inline"] and not how["all_inline"]:
+                held = found.nodes[path].allocated
+                assert (len(what.data()) if held is None else held) == what.allocated()
+        for blob in os.listdir(blobs):  # and no other name
+            algorithm, _, digest = blob.partition("-")
+            assert algorithm == how["algorithm"]
+            data = (blobs / blob).read_bytes()
+            assert len(data) <= how["region"]
+            assert hashlib.new(algorithm, data).hexdigest() == digest
+        assert document == made(base, ["."], blobs, **how)  # nothing of it is chance
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_equal_to_an_archive_of_flux(tmp_path: Path, form: str, jobs: int) -> None:
+    """Flux has archived the same tree: entries and blobs are equal."""
+    sample: Any = json.loads((DATA / f"archives/flux-{form}.json").read_bytes())
+    blobs = DATA / "archives/blobs"
+    for path, node in tree(sample, blobs=(str(blobs),)).nodes.items():
+        at = tmp_path / path
+        if node.kind is Kind.DIRECTORY:
+            at.mkdir(exist_ok=True)
+        elif node.kind is Kind.SYMLINK:
+            at.symlink_to(str(node.data))
+        else:
+            assert isinstance(node.data, bytes)
+            with open(at, "wb") as file:
+                for start in range(0, node.size, 4096):
+                    if any(node.data[start : start + 4096]):
+                        os.pwrite(file.fileno(), node.data[start : start + 4096], start)
+                os.truncate(file.fileno(), node.size)
+    entries = sample if form == "list" else [{"path": path, **fields} for path, fields in sample.items()]
+    for entry in sorted(entries, key=lambda entry: str(entry["path"]), reverse=True):
+        if entry["path"] != "job/config":
+            os.chmod(tmp_path / entry["path"], entry["mode"] & 0o7777)
+        os.utime(tmp_path / entry["path"], (0, entry["mtime"]), follow_symlinks=False)
+        del entry["ctime"]
+    (tmp_path / "blobs").mkdir()
+    with small_pieces() if jobs > 1 else contextlib.nullcontext():
+        document = made(tmp_path, ["job"], tmp_path / "blobs", jobs=jobs, dictionary=form == "dict")
+    found: Any = json.loads(document)
+    if form == "dict":
+        found = [{"path": path, **fields} for path, fields in found.items()]
+    assert sorted(found, key=lambda entry: str(entry["path"])) == sorted(entries, key=lambda entry: str(entry["path"]))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "blobs").iterdir()} == {
+        path.name: path.read_bytes() for path in blobs.iterdir()
+    }
+
+
+def test_text_and_binary_inline_data(tmp_path: Path) -> None:
+    files = {"text": "é\u0001\n".encode(), "nul": b"a\0b", "latin": b"\xe9", "half": "€".encode()[:2]}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    large = {f"{name}2": data + b"x" * 3_000_000 + data for name, data in files.items()}
+    for name, data in large.items():
+        (tmp_path / name).write_bytes(data)
+    found = json.loads(made(tmp_path, ["."], all_inline=True))
+    encodings = {entry["path"]: entry["encoding"] for entry in found}
+    assert {name for name in encodings if encodings[name] == "utf-8"} == {"text", "text2"}
+    assert set(encodings.values()) == {"utf-8", "base64"}
+    assert {path: node.data for path, node in tree(found).nodes.items() if path} == files | large
+
+
+def test_equal_contents_are_one_blob(tmp_path: Path) -> None:
+    tree_, blobs = tmp_path / "tree", tmp_path / "blobs"
+    tree_.mkdir()
+    blobs.mkdir()
+    for name in "abc":
+        (tree_ / name).write_bytes(b"1" * 5000)
+    made(tree_, ["."], blobs)
+    (only,) = blobs.iterdir()
+    before = only.stat()
+    made(tree_, ["."], blobs)
+    assert only.stat().st_ino == before.st_ino
+    os.truncate(only, 4999)  # a blob of another length is none
+    made(tree_, ["."], blobs)
+    assert only.read_bytes() == b"1" * 5000
+    only.rename(tmp_path / "elsewhere")
+    only.symlink_to(tmp_path / "elsewhere")
+    made(tree_, ["."], blobs)
+    assert only.is_symlink()
+
+
+@pytest.mark.parametrize("more", [[], ["attributes"], ["jobspec", "refs", "version"]])
+def test_dictionaries_with_the_names_of_a_jobspec(tmp_path: Path, more: list[str]) -> None:
+    for name in ("resources", "tasks", *more):
+        (tmp_path / name).write_text(name)
+    found = tree(made(tmp_path, ["."], dictionary=True))
+    assert found.kind == "archive"
+    assert found.nodes["tasks"].data == b"tasks"
+
+
+def test_an_empty_tree(tmp_path: Path) -> None:
+    assert made(tmp_path, ["."]) == b"[]\n"
+    assert made(tmp_path, ["."], dictionary=True) == b"{}\n"
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "written", "regions"),
+    [
+        (100, [], None), (5000, [], None), (1 << 40, [], None),
+        (20_000, [(8192, 4096)], [[8192, 4096]]), (20_000, [(0, 1)], [[0, 4096]]),
+        (20_000, [(19_999, 1)], [[16384, 3616]]),
+        (20_000, [(0, 9000)], [[0, 10_000], [10_000, 2288]]),
+        (40_000, [(4096, 12_288)], [[4096, 10_000], [14_096, 2288]]),
+        (90_000, [(0, 1), (40_960, 1)], [[0, 4096], [40_960, 4096]]), (4096, [(0, 4096)], [[0, 4096]]),
+    ],
+)  # fmt: skip
+def test_regions_are_cut_from_the_start_of_each_extent(
+    tmp_path: Path, size: int, written: list[tuple[int, int]], regions: list[list[int]] | None, jobs: int
+) -> None:
+    (tmp_path / "b").mkdir()
+    with open(tmp_path / "file", "wb") as file:
+        os.truncate(file.fileno(), size)
+        for at, length in written:
+            os.pwrite(file.fileno(), b"x" * length, at)
+    with small_pieces() if jobs > 1 else contextlib.nullcontext():
+        (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b", region=10_000, jobs=jobs))
+    assert entry["size"] == size
+    assert [region[:2] for region in entry["data"]] == regions if regions else "data" not in entry
+
+
+def test_a_small_file_with_a_hole(tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        os.pwrite(file.fileno(), b"x" * 4096, 8192)
+        os.truncate(file.fileno(), 20_000)
+    (tmp_path / "b").mkdir()
+    (entry,) = json.loads(made(tmp_path, ["file"], tmp_path / "b"))
+    assert [region[:2] for region in entry["data"]] == [[8192, 4096]]
+
+
+@pytest.mark.parametrize("all_inline", [False, True])
+def test_expect_counts_what_create_reads(tmp_path: Path, all_inline: bool) -> None:
+    tree_, blobs = tmp_path / "tree", tmp_path / "blobs"
+    (tree_ / "sub").mkdir(parents=True)
+    for number in range(5):
+        (tree_ / f"sub/{number}").write_bytes(b"1" * 4096 * number)
+    (tree_ / "link").symlink_to("x")
+    with open(tree_ / "sparse", "wb") as file:
+        os.truncate(file.fileno(), 40_960)
+        os.pwrite(file.fileno(), b"1" * 4096, 8192)
+    blobs.mkdir()
+    progress = Progress()
+    making = CreateOptions(blobs=None if all_inline else str(blobs), all_inline=all_inline, excludes=("4",))
+    expect(str(tree_), ["."], making, progress)
+    create(str(tree_), ["."], io.BytesIO(), making, progress, silent)
+    assert (progress.files, progress.bytes) == (5, 24_576 + (40_960 if all_inline else 4096))
+    assert (progress.expected_files, progress.expected_bytes) == (progress.files, progress.bytes)

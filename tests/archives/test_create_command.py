@@ -1,0 +1,249 @@
+"""zarrfs archive create: its arguments, refusals and outputs."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from tests.conftest import PROGRAM, run
+from zarrfs.archives.document_writer import PATH_MAX
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a few files, where commands run."""
+    for path, text in {"in/a.txt": "a", "in/sub/b.txt": "b", "in/sub/c.tmp": "c", "in/z": "z", "more": "m"}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def paths(text: str | bytes) -> list[str]:
+    """The paths of the entries of a list."""
+    return [entry["path"] for entry in json.loads(text)]
+
+
+def archived(*arguments: object, told: str = "", **more: Any) -> list[str]:
+    """The paths that are archived to standard output."""
+    done = run("archive", "create", *arguments, **more)
+    assert (done.returncode, done.stderr) == (0, told)
+    return paths(done.stdout)
+
+
+def refused(*arguments: object, status: int = 1, **more: Any) -> str:
+    """Return the one line of the error."""
+    done = run("archive", "create", *arguments, **more)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1), done
+    return done.stderr.removeprefix("zarrfs: ").rstrip("\n")
+
+
+def test_paths(place: Path) -> None:
+    everything = ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
+    assert archived("in") == everything
+    assert archived(".") == ["more", *everything]
+    assert archived("-C", "in", ".") == ["a.txt", "z", "sub", "sub/b.txt", "sub/c.tmp"]
+    assert archived("-C", place / "in", "sub//./b.txt", "./z") == ["sub/b.txt", "z"]
+    assert archived("in/sub/", "in/sub", "in/sub/b.txt", "more") == ["in/sub", "in/sub/b.txt", "in/sub/c.tmp", "more"]
+
+
+def test_excludes(place: Path) -> None:
+    kept = ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt"]
+    assert archived(".", "--exclude", "*.tmp", "--exclude", "more") == kept
+    assert archived("in", "--exclude", "sub") == ["in", "in/a.txt", "in/z"]
+    assert archived("in", "--exclude", "in/sub/*") == ["in", "in/a.txt", "in/z", "in/sub"]
+    assert archived(".", "--exclude", "/in/sub", "--exclude", "/a.txt") == ["more", "in", "in/a.txt", "in/z"]
+    assert archived("in", "more", "--exclude", "./more", "--exclude", "sub/b.txt", "--exclude", "[az]*") == [
+        "in", "in/sub", "in/sub/b.txt", "in/sub/c.tmp",
+    ]  # fmt: skip
+
+
+def test_files_from(place: Path) -> None:
+    (place / "list").write_text("in/a.txt\n\nmore\n")
+    assert archived("--files-from", "list", "in/z") == ["in/z", "in/a.txt", "more"]
+    (place / "new\nline").write_text("1")
+    assert archived("-0", "--files-from", "-", input="in/z\0new\nline\0") == ["in/z", "new\nline"]
+    assert archived("-C", "in", "--files-from", "-", input="z") == ["z"]
+    assert "missing: no such file" in refused("--files-from", "missing", status=2)
+    assert archived("--files-from", "-", input="in/z\r\n\r\nmore\r\n") == ["in/z", "more"]
+    (place / "cr\r").write_text("1")
+    assert archived("-0", "--files-from", "-", input="cr\r\0") == ["cr\r"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "say what is to be archived"),
+        (("/etc/passwd",), "/etc/passwd: paths in an archive are relative: say -C / etc/passwd"),
+        (("../x",), "../x: no path in an archive has .. in it"),
+        (("in/..",), "in/..: no path"),
+        (("",), "an empty path"),
+        (("-C", "nowhere", "x"), "nowhere: no such file or directory"),
+        (("-C", "more", "."), "more: not a directory"),
+        (("--region-size", "1GiB", "in"), "a region of 1,073,741,824 bytes"),
+        (("--inline", "--blobs", "b", "in"), "--blobs has nothing to do"),
+        (("--inline-threshold", "0", "in"), "in/a.txt: 1 bytes, which go to a blob: name a directory"),
+        (("--inline-threshold", "0", "in", "--blobs", "no/where"), "--blobs no/where: no such file or directory"),
+        (("in", "-o", "no/where.json"), "no/where.json: no such directory"),
+        (("in", "-o", "x.parquet"), "x.parquet: a file archive is JSON, not parquet"),
+        (("in", "-o", "x.tar", "--blobs", "b"), "a tar has the blobs in it: --blobs has nothing to do"),
+        (("in", "-o", "x.tar", "--name", "a/b"), "--name a/b: a name has up to 64 letters, digits, '-', '_'"),
+        (("in", "-o", "x.json", "--name", "a"), "--name a: only an archive in a tar has a name: say -o FILE.tar"),
+        (("in", "-o", "X.Tar.GZ", "--force"), "X.Tar.GZ: a file archive is JSON, not tar"),
+        (("in", "-o", "x.tgz"), "x.tgz: a file archive is JSON, not tgz"),
+        (("in", "-o", "x.zip"), "x.zip: a file archive is JSON, not zip"),
+        (("in", "-o", "in"), "in: is a directory"),
+        (("in", "-o", ""), "an empty name of a file"),
+        (("in", "-o", "/dev/stdout"), "/dev/stdout: is no regular file"),
+        (("in", "-o", "/dev/null", "--force"), "/dev/null: is no regular file"),
+        (("in", "-o", "more"), "is there already; --force replaces it"),
+    ],
+)
+def test_bad_usage(place: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert said in refused(*arguments, status=2)
+    assert not (place / "b").exists()
+
+
+def test_missing_paths(place: Path) -> None:
+    assert refused("in", "gone") == "gone: no such file or directory (or it is gone meanwhile)"
+    assert refused("-C", "in", "a.txt/b").startswith("in: a.txt/b: no such file or directory")
+
+
+def make(kind: str, at: str) -> None:
+    """Something that no archive can hold."""
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(at)
+    elif kind == "link":
+        os.symlink(b"\xff", at)
+    else:
+        modes = {"fifo": stat.S_IFIFO, "character": stat.S_IFCHR, "block": stat.S_IFBLK}
+        os.mknod(at, modes[kind] | 0o600, os.makedev(1, 3))
+
+
+RULES = {
+    "fifo": "a fifo", "socket": "a socket", "character": "a character device", "block": "a block device",
+    "link": "a symbolic link whose target is not UTF-8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_entries_that_no_archive_can_hold(place: Path, kind: str) -> None:
+    if kind in ("character", "block") and os.geteuid():
+        pytest.skip("makes devices")
+    make(kind, "in/bad")
+    told = f"in/bad: {RULES[kind]}, which no archive can hold"
+    assert refused("in", "-o", "new.json", "--blobs", "b") == f"{told} (--skip-unsupported leaves it out)"
+    assert sorted(os.listdir()) == ["in", "more"]
+    assert refused("in/bad") == f"{told} (--skip-unsupported leaves it out)"
+    left = archived("in", "--skip-unsupported", told=f"zarrfs: warning: {told}: left out\n")
+    assert left == ["in", "in/a.txt", "in/z", "in/sub", "in/sub/b.txt", "in/sub/c.tmp"]
+    assert archived("-q", "in/bad", "more", "--skip-unsupported") == ["more"]
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_name_that_is_not_utf8(place: Path, directory: bool) -> None:
+    os.makedirs(b"in/\xff") if directory else Path(os.fsdecode(b"in/\xff")).touch()
+    if directory:
+        Path(os.fsdecode(b"in/\xff/x")).touch()
+    assert "a name that is not UTF-8, which no archive can hold" in refused("in")
+    done = run("archive", "create", "in", "--skip-unsupported")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert len(paths(done.stdout)) == 6
+
+
+def test_a_path_that_is_too_long(place: Path) -> None:
+    at = os.open("in", os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("d" * 200, dir_fd=at)
+        above, at = at, os.open("d" * 200, os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(os.open("f" * 75, os.O_CREAT | os.O_WRONLY, dir_fd=at))
+    os.close(at)
+    assert f"a path over {PATH_MAX:,} bytes" in refused("in")
+    assert len(archived("-C", "in", "d" * 200)) == 21
+
+
+def test_outputs(place: Path) -> None:
+    opened = {
+        "json": lambda data: data, "json.gz": gzip.decompress, "json.xz": lzma.decompress, "json.bz2": bz2.decompress,
+        "json.zst": lambda data: zstandard.ZstdDecompressor().stream_reader(data).read(), "any": lambda data: data,
+        "gz": gzip.decompress, "tar.json.GZ": gzip.decompress,
+    }  # fmt: skip
+    for ending, decompressed in opened.items():
+        assert run("archive", "create", "in", "-o", f"new.{ending}").returncode == 0
+        assert len(paths(decompressed((place / f"new.{ending}").read_bytes()))) == 6
+    assert run("archive", "create", "more", "-o", "new.json", "--force").returncode == 0
+    assert paths((place / "new.json").read_bytes()) == ["more"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([PROGRAM, "archive", "create", "in"], stdout=full, stderr=subprocess.PIPE, check=False)
+    told = b"zarrfs: standard output: cannot be written: no space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_outputs_are_not_archived(place: Path) -> None:
+    command = ("archive", "create", ".", "-o", "in/new.json", "--blobs", "in/blobs", "--inline-threshold", "0")
+    (place / "in/.new.json.0123456789abcdef.tmp").mkdir()  # what a killed process leaves
+    done = run(*command)
+    assert (done.returncode, done.stderr) == (0, "zarrfs: warning: in/blobs: is written meanwhile: left out\n")
+    first = (place / "in/new.json").read_bytes()
+    assert sorted(paths(first)) == ["in", "in/a.txt", "in/sub", "in/sub/b.txt", "in/sub/c.tmp", "in/z", "more"]
+    done = run(*command, "--force")
+    told = [f"zarrfs: warning: in/{name}: is written meanwhile: left out" for name in ("blobs", "new.json")]
+    assert (done.returncode, sorted(done.stderr.splitlines())) == (0, told)
+    assert sorted(paths((place / "in/new.json").read_bytes())) == sorted(paths(first))
+    assert "is written meanwhile" in refused(".", "--blobs", ".", status=2)
+    with open("in/out.json", "wb") as file:
+        subprocess.run([PROGRAM, "archive", "create", "in", "--exclude", "blobs"], stdout=file, check=True)
+    assert "in/out.json" not in paths((place / "in/out.json").read_bytes())
+
+
+def test_only_symlinks_in_the_parents_of_a_path_are_followed(place: Path) -> None:
+    os.symlink("in", "link")
+    assert archived("link/") == ["link"]
+    assert archived("link/sub") == ["link/sub", "link/sub/b.txt", "link/sub/c.tmp"]
+    os.symlink("a.txt", "in/inner")
+    (place / "in/large").write_bytes(os.urandom(5 << 20))
+    named = ["link/a.txt", "link/inner", "link/large"]
+    assert archived(*named, "--blobs", "blobs") == named
+    assert archived("link", "link/sub") == ["link"]
+
+
+def test_help() -> None:
+    told = run("archive", "create", "--help").stdout
+    assert "Examples:" in told
+    assert "--inline-threshold SIZE" in told
+
+
+FORKED = """
+import os, sys, threading
+fork = os.fork
+def counted():
+    os.write(1, b"%d " % threading.active_count())
+    return fork()
+os.fork = counted
+sys.stderr.isatty = lambda: True
+from zarrfs.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_no_process_is_forked_beside_a_thread(place: Path) -> None:
+    """A fork would inherit locks of the thread, which nothing releases."""
+    for number in range(3):
+        (place / f"large{number}").write_bytes(bytes(20 << 20))
+    command = ["archive", "create", ".", "--blobs", "b", "-o", "new.json", "--jobs", "2"]
+    done = subprocess.run([sys.executable, "-c", FORKED, *command], capture_output=True, check=True, cwd=place)
+    assert done.stdout.split() == [b"1", b"1"]

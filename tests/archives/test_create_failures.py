@@ -1,0 +1,308 @@
+"""zarrfs archive create, when it goes wrong: kills, full disks, files that change, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from zarrfs.archives.blob_writer import BlobDirectory
+from zarrfs.archives.tree_reader import CreateOptions, EntryReader, identity_of
+from zarrfs.errors import SourceError
+
+KILLS = 3  # here; test_kills has been run with 100
+MEMORY = 300 << 10  # KiB
+_PEAK = """import resource, subprocess, sys
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
+
+
+def check_blobs(blobs: Path) -> None:
+    """There is nothing but whole blobs."""
+    for name in os.listdir(blobs):
+        assert name == f"sha1-{hashlib.sha1((blobs / name).read_bytes()).hexdigest()}"
+
+
+def write_tree(base: Path) -> None:
+    """Files of all sizes."""
+    numbers = random.Random(1)
+    for number in range(300):
+        path = base / f"d{number % 7}" / str(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(numbers.randbytes(numbers.choice([10, 5000, 200_000])))
+    (base / "large").write_bytes(numbers.randbytes(17 << 20))
+
+
+def kill_and_repeat(place: Path, times: int) -> None:
+    """Kill the command at random points, and have it end at last."""
+    write_tree(place / "tree")
+    command = [PROGRAM, "archive", "create", "-C", str(place / "tree"), ".", "--jobs", "2", "--region-size", "100KiB"]
+    began = time.monotonic()
+    subprocess.run([*command, "--blobs", place / "whole", "-o", place / "whole.json"], check=True)
+    took = time.monotonic() - began
+    for _ in range(times):
+        child = subprocess.Popen([*command, "--blobs", place / "b", "-o", place / "new.json"], stdout=subprocess.PIPE)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(random.uniform(0.1, took))
+        child.kill()
+        child.communicate(timeout=60)  # when also those that it has started have ended
+        if (place / "new.json").exists():
+            assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
+            (place / "new.json").unlink()
+        for name in os.listdir(place / "b") if (place / "b").exists() else ():
+            if name != ".zarrfs-staging":
+                assert (place / "whole" / name).read_bytes() == (place / "b" / name).read_bytes()
+                if random.random() < 0.3:
+                    (place / "b" / name).unlink()
+    subprocess.run([*command, "--blobs", place / "b", "-o", place / "new.json"], check=True)
+    assert (place / "new.json").read_bytes() == (place / "whole.json").read_bytes()
+    assert sorted(os.listdir(place / "b")) == sorted(os.listdir(place / "whole"))
+    check_blobs(place / "b")
+
+
+def test_kills(tmp_path: Path) -> None:
+    kill_and_repeat(tmp_path, KILLS)
+
+
+CALLS = ("open", "mkdir", "chmod", "access", "pwrite", "close", "rename", "rmdir", "unlink")
+
+
+def die_at(number: int) -> None:
+    """Have the process end instead of a system call, or in the middle of a write."""
+    calls = itertools.count()
+
+    def dying(call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **more: Any) -> Any:
+            if next(calls) == number:
+                if call is write:
+                    write(arguments[0], arguments[1][:100], 0)
+                os._exit(9)
+            return call(*arguments, **more)
+
+        return made
+
+    write = os.pwrite
+    for name in CALLS:
+        setattr(os, name, dying(getattr(os, name)))
+
+
+def test_no_partial_blob_after_a_kill_at_any_system_call(tmp_path: Path) -> None:
+    data = b"1" * 5000
+    for number in range(100):
+        blobs = tmp_path / str(number)
+        blobs.mkdir()
+        child = os.fork()
+        if not child:
+            die_at(number)
+            with BlobDirectory(str(blobs)) as directory:
+                directory.put(data)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert [path.read_bytes() for path in blobs.glob("sha1-*")] in ([], [data])
+        with BlobDirectory(str(blobs)) as directory:
+            directory.put(data)
+            directory.finish()
+        check_blobs(blobs)
+        assert len(os.listdir(blobs)) == 1
+        if status == 0:
+            assert number > 8
+            return
+    raise AssertionError("it makes no end of system calls")
+
+
+def test_leftovers_of_a_dead_process_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1" * 5000)
+    dead, alive = tmp_path / "b/.zarrfs-staging/dead", tmp_path / "b/.zarrfs-staging/alive"
+    for directory in (dead, alive):
+        directory.mkdir(parents=True)
+        (directory / "1.0").write_bytes(b"half")
+    descriptor = os.open(alive, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert run("archive", "create", "-C", tmp_path, "file", "--blobs", tmp_path / "b").returncode == 0
+    assert not dead.exists()
+    assert (alive / "1.0").exists()
+    os.close(descriptor)
+    assert run("archive", "create", "-C", tmp_path, "file", "--blobs", tmp_path / "b").returncode == 0
+    check_blobs(tmp_path / "b")
+
+
+def test_several_write_to_one_directory(tmp_path: Path) -> None:
+    with BlobDirectory(str(tmp_path)) as one, BlobDirectory(str(tmp_path)) as other:
+        one.open()
+        assert other.put(b"2" * 5000) == other.put(b"2" * 5000)
+        other.close()
+        assert one.put(b"1") in os.listdir(tmp_path)
+    check_blobs(tmp_path)
+    assert len(os.listdir(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupt_leaves_whole_blobs_alone(tmp_path: Path, number: signal.Signals, jobs: str) -> None:
+    (tmp_path / "large").write_bytes(random.Random(2).randbytes(64 << 20))
+    blobs = tmp_path / "b"
+    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
+    child = subprocess.Popen(
+        [*command, "--region-size", "2KiB", "--jobs", jobs], stderr=subprocess.PIPE, start_new_session=True
+    )
+    while not (blobs.exists() and len(os.listdir(blobs)) > 10):
+        assert child.poll() is None
+    os.killpg(child.pid, number) if number == signal.SIGINT else child.send_signal(number)
+    _out, told = child.communicate(timeout=60)
+    assert (child.returncode, told) == (130, b"")
+    assert sorted(os.listdir(tmp_path)) == ["b", "large"]
+    check_blobs(blobs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_signals_to_worker_processes(tmp_path: Path, number: signal.Signals) -> None:
+    """Workers leave signals of the terminal to their parent, which reports a killed worker."""
+    (tmp_path / "large").write_bytes(random.Random(2).randbytes(40 << 20))
+    blobs = tmp_path / "b"
+    command = [PROGRAM, "archive", "create", "-C", tmp_path, "large", "--blobs", blobs, "-o", tmp_path / "new.json"]
+    child = subprocess.Popen([*command, "--region-size", "4KiB", "--jobs", "2"], stderr=subprocess.PIPE)
+    while not (blobs.exists() and len(os.listdir(blobs)) > 10):
+        assert child.poll() is None
+    readers = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+    assert len(readers) == 2
+    for reader in readers:
+        os.kill(int(reader), number)
+    _out, told = child.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert (child.returncode, told) == (0, b"")
+    else:
+        assert (child.returncode, told) == (1, b"zarrfs: archive: a process that reads or writes files was killed\n")
+        assert sorted(os.listdir(tmp_path)) == ["b", "large"]
+    check_blobs(blobs)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    if os.geteuid():
+        pytest.skip("mounts a file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_no_room_for_blobs(tmp_path: Path, small_disk: Path, jobs: str) -> None:
+    write_tree(tmp_path / "tree")
+    (small_disk / "b").mkdir()
+    more = ["--jobs", jobs, "--region-size", "100KiB", "--blobs", small_disk / "b", "-o", tmp_path / "new.json"]
+    done = run("archive", "create", "-C", tmp_path / "tree", ".", *more)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"zarrfs: {small_disk}/b/sha1-")
+    assert done.stderr.endswith(": cannot be written: no space left on device\n")
+    assert done.stderr.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["disk", "tree"]
+    check_blobs(small_disk / "b")
+
+
+def test_no_room_for_the_document(tmp_path: Path, small_disk: Path) -> None:
+    write_tree(tmp_path / "tree")
+    done = run("archive", "create", "-C", tmp_path / "tree", ".", "--inline", "-o", small_disk / "new.json")
+    told = f"zarrfs: {small_disk}/new.json: cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, told)
+    assert os.listdir(small_disk) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"), [(["--blobs", "b"], 64), (["--blobs", "b"], 12), (["--inline"], 64)]
+)  # MiB
+def test_a_file_that_changes(tmp_path: Path, arguments: list[str], size: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * (size << 12))
+    ended = threading.Event()
+
+    def write() -> None:
+        with open(path, "r+b") as file:
+            while not ended.is_set():
+                os.pwrite(file.fileno(), os.urandom(1), 5)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        done = run("archive", "create", "file", *arguments, "-o", "new.json", cwd=tmp_path)
+    finally:
+        ended.set()
+        writer.join()
+    assert done.returncode == 1
+    assert done.stderr == "zarrfs: file: changed while it was read: archive it when nothing writes to it\n"
+    assert sorted(os.listdir(tmp_path)) in (["b", "file"], ["file"])
+
+
+def test_a_file_replaced_before_it_is_read(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(name.encode() * 5000)
+    base = os.open(tmp_path, os.O_RDONLY)
+    contents = EntryReader(base, str(tmp_path), CreateOptions(all_inline=True), None)
+    was, directory = identity_of((tmp_path / "a/file").stat()), (tmp_path / "a").stat()
+    (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "b").rename(tmp_path / "a")
+    for task in ("regions", ("a/file", was, [])), ("parts", [(None, "a", directory[2:0:-1], ["file"], [])]):
+        with pytest.raises(SourceError, match="changed while it was read"):
+            contents.run(task, memoryview(b""))
+    os.close(base)
+
+
+def test_a_small_file_shorter_than_its_size() -> None:
+    """Files of sysfs are."""
+    if not os.path.exists("/sys/kernel/mm/transparent_hugepage/enabled"):
+        pytest.skip("no sysfs")
+    done = run("archive", "create", "-C", "/sys/kernel/mm/transparent_hugepage", "enabled", "--inline")
+    assert (done.returncode, "enabled: changed while it was read" in done.stderr) == (1, True)
+
+
+def peak(*arguments: object, cwd: Path) -> int:
+    """The memory of the largest process of a command, in KiB."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, PROGRAM, "archive", "create", *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+def test_memory_does_not_grow_with_files(tmp_path: Path) -> None:
+    with open(tmp_path / "sparse", "wb") as file:
+        os.truncate(file.fileno(), 100 << 30)
+        for number in range(2000):
+            os.pwrite(file.fileno(), b"%d" % number, number * (50 << 20) + 12345)
+    assert peak("sparse", "--blobs", "b", "-o", "new.json", "--jobs", "2", cwd=tmp_path) < MEMORY
+    (entry,) = json.loads((tmp_path / "new.json").read_bytes())
+    assert [region[0] for region in entry["data"]] == [number * (50 << 20) + 12288 for number in range(2000)]
+    check_blobs(tmp_path / "b")
+    os.truncate(tmp_path / "sparse", 120 << 20)
+    assert peak("sparse", "--inline", cwd=tmp_path) < MEMORY // 3
+
+
+def test_sigterm_with_sigint_ignored(tmp_path: Path) -> None:
+    """Scripts start background jobs so."""
+    trap = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    command = [*trap, PROGRAM, "archive", "create", "-C", tmp_path, "--inline", "-o", tmp_path / "new.json"]
+    child = subprocess.Popen([*command, "--files-from", "-"], stdin=subprocess.PIPE)
+    status = Path(f"/proc/{child.pid}/status")
+    while not int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.02)
+    child.terminate()
+    assert child.wait(20) == 130
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,409 @@
+"""zarrfs archive extract, list, verify and diff, as commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.unit.archives import D, L, blobref, file, opened, put
+from tests.unit.extracting import look, snapshot, write
+
+SAMPLES = DATA / "archives"
+
+
+def archive(path: Path, document: Any) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """An archive of four files in job.json, one of them in a blob in blobs."""
+    (tmp_path / "blobs").mkdir()
+    ref = put(tmp_path / "blobs", b"big" * 1000)
+    return archive(
+        tmp_path / "job.json",
+        [
+            {"path": "in", "mode": 0o40750, "mtime": 1000},
+            {"path": "in/a.txt", **file("one\n", mtime=1000)},
+            {"path": "in/b.bin", **file([[0, 3000, ref]], encoding="blobvec", size=3000, mtime=2000)},
+            {"path": "in/link", "mode": L, "data": "a.txt", "mtime": 3000},
+            {"path": "new\nline", **file("", mtime=4000, mode=0o100600)},
+        ],
+    )
+
+
+def test_samples_made_by_flux(tmp_path: Path) -> None:
+    done = run("archive", "extract", SAMPLES / "flux-list.json", "-C", tmp_path / "out", "--blobs", SAMPLES / "blobs")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = snapshot(tmp_path / "out")
+    expected = json.loads((SAMPLES / "expected.json").read_text())
+    assert found.keys() - {""} == expected.keys()
+    for key, entry in expected.items():
+        assert found[key].mode == entry["mode"] & 0o7777 or "target" in entry
+        assert "mtime" not in entry or found[key].mtime_ns == entry["mtime"] * 10**9
+        assert "size" not in entry or len(found[key].data or b"") == entry["size"]
+    assert run("archive", "verify", SAMPLES / "flux-list.json", "--blobs", SAMPLES / "blobs").returncode == 0
+    both = (SAMPLES / "flux-list.json", tmp_path / "out")
+    done = run("archive", "diff", "--exit-code", *both, "--blobs", SAMPLES / "blobs")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_patterns_names_and_existing_files(job: Path) -> None:
+    out, blobs = job.parent / "out", ("--blobs", job.parent / "blobs")
+    done = run("archive", "extract", "-v", job, "*.txt", "--exclude", "new*", "-C", out, *blobs)
+    assert (done.returncode, done.stdout) == (0, "in/a.txt\nin\n")
+    assert set(snapshot(out)) == {"", "in", "in/a.txt"}
+    done = run("archive", "extract", job, "-C", out, *blobs)
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {out}: in/a.txt: is there already\n")
+    (out / "in/a.txt").write_text("mine")
+    assert run("archive", "extract", job, "-C", out, "--keep", *blobs).returncode == 0
+    assert (out / "in/a.txt").read_text() == "mine"
+    assert (out / "in/b.bin").read_bytes() == b"big" * 1000
+    assert run("archive", "extract", job, "-C", out, "--update", *blobs).returncode == 0
+    assert (out / "in/a.txt").read_text() == "mine"
+    assert run("archive", "extract", job, "-C", out, "--overwrite", *blobs).returncode == 0
+    assert (out / "in/a.txt").read_text() == "one\n"
+    done = run("archive", "extract", job, "-C", out, "--overwrite", "--keep", *blobs)
+    assert (done.returncode, done.stderr) == (2, "zarrfs: --overwrite and --keep: one of them\n")
+    done = run("archive", "extract", job, "nope", "in/a*", "-C", job.parent / "other", *blobs)
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {job}: nothing in it matches nope\n")
+    assert look(job.parent / "other/in/a.txt").data == b"one\n"
+    assert run("archive", "extract", job, "nope", "-C", job.parent / "none", *blobs).returncode == 1
+    assert not (job.parent / "none").exists()
+
+
+def test_from_standard_input(job: Path) -> None:
+    command = [PROGRAM, "archive", "extract", "-", "-C", "here", "--blobs", "blobs"]
+    done = subprocess.run(command, input=job.read_bytes(), cwd=job.parent, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (job.parent / "here/in/b.bin").read_bytes() == b"big" * 1000
+    bad = json.dumps([{"path": "../x", **file("")}]).encode()
+    done = subprocess.run(command, input=bad, cwd=job.parent, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"zarrfs: standard input: ../x: a path with a part '..'\n")
+
+
+@pytest.mark.parametrize("command", ["extract", "list", "verify"])
+@pytest.mark.parametrize("source", ["zarr/v2_hier", "references"])
+def test_sources_that_are_no_archive(command: str, source: str, tmp_path: Path, references: Path) -> None:
+    place = sorted(references.glob("*.json"))[0] if source == "references" else DATA / source
+    done = run("archive", command, place, *(("-C", tmp_path / "out") if command == "extract" else ()), "-q")
+    assert done.returncode == 1
+    assert done.stderr == f"zarrfs: {place}: is no file archive; `zarrfs stage --copy` takes every source\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_lists(job: Path) -> None:
+    def lines(*arguments: object) -> list[str]:
+        done = run("archive", "list", "-q", job, *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    assert lines() == ["in", "in/a.txt", "in/b.bin", "in/link", "new\\nline"]
+    assert lines("in/*", "--exclude", "link") == ["in/a.txt", "in/b.bin"]
+    for command in (["archive", "list"], ["ls"], ["tree"]):
+        assert run(*command, job).stderr == ""  # blobs that nobody reads are not missed
+    assert "needs blobs" in run("archive", "verify", job).stderr
+    assert run("archive", "list", "-q", "-0", job).stdout == "in\0in/a.txt\0in/b.bin\0in/link\0new\nline\0"
+    detailed = [line.split() for line in lines("-l")]
+    assert [line[:2] for line in detailed[:4]] == [
+        ["drwxr-x---", "0"], ["-rw-r--r--", "4"], ["-rw-r--r--", "3000"], ["lrwxrwxrwx", "5"],
+    ]  # fmt: skip
+    assert detailed[3][-3:] == ["in/link", "->", "a.txt"]
+    found = [json.loads(line) for line in lines("--json")]
+    assert found[2] == {
+        "key": "in/b.bin", "kind": "file", "size": 3000, "mode": "0644", "mtime_ns": 2000 * 10**9, "target": None,
+    }  # fmt: skip
+    done = run("archive", "list", "-q", job, "nope")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+# -- blobs that are not what they should be
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """(archive, what is wrong by file): good ones, and one for each thing that a blob can be."""
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    entries, wrong = [], {}
+    for index in range(40):
+        ref = put(blobs, b"%d" % index * 1000)
+        length = 1000 * len(str(index))
+        entries.append({"path": f"good/{index}", **file([[0, length, ref]], encoding="blobvec", size=length)})
+    kinds = {"lying": "wrong hash", "short": "out of range", "lost": "missing", "fifo": "unreadable"}
+    for name, kind in kinds.items():
+        ref = put(blobs, name.encode() * 1000)
+        length = 1000 * len(name)
+        path = blobs / ref
+        if name == "lying":
+            path.write_bytes(b"-" * length)
+        elif name == "short":
+            path.write_bytes(b"-")
+        else:
+            path.unlink()
+            if name == "fifo":
+                os.mkfifo(path)
+        wrong[f"bad/{name}"] = kind
+        good = put(blobs, b"g" * 5000)  # the file begins well
+        vec = [[0, 5000, good], [5000, length, ref]]
+        entries.append({"path": f"bad/{name}", **file(vec, encoding="blobvec", size=5000 + length)})
+    return archive(tmp_path / "a.json", entries), wrong
+
+
+def test_a_bad_blob_ends_an_extraction(damaged: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    document, wrong = damaged
+    done = run("archive", "extract", document, "-C", tmp_path / "out", "--blobs", tmp_path / "blobs", "--jobs", "1")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"zarrfs: {tmp_path}/out: bad/")
+    assert "sha1-" in done.stderr
+    assert not any((tmp_path / "out" / key).exists() for key in wrong)
+
+
+def test_keeping_on_after_bad_blobs(damaged: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    document, wrong = damaged
+    out = tmp_path / "out"
+    done = run("archive", "extract", document, "-C", out, "--blobs", tmp_path / "blobs", "--keep-going")
+    assert done.returncode == 1
+    assert sorted(line.split(": ")[1] for line in done.stderr.splitlines()) == sorted(wrong)
+    assert all("sha1-" in line for line in done.stderr.splitlines())
+    assert set(snapshot(out)) == {"", "bad", "good", *(f"good/{index}" for index in range(40))}
+    for index in range(40):
+        assert (out / f"good/{index}").read_bytes() == b"%d" % index * 1000
+    ref = blobref(b"lost" * 1000)
+    (tmp_path / "blobs" / ref).write_bytes(b"lost" * 1000)
+    done = run("archive", "extract", document, "-C", out, "--blobs", tmp_path / "blobs", "--keep", "--keep-going")
+    assert done.returncode == 1
+    assert (out / "bad/lost").read_bytes() == b"g" * 5000 + b"lost" * 1000
+
+
+def test_verify_names_every_bad_file(damaged: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    document, wrong = damaged
+    done = run("archive", "verify", document, "--blobs", tmp_path / "blobs", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"], report["clean"]) == (1, 40, False)
+    assert {bad["key"]: bad["kind"] for bad in report["bad"]} == wrong
+    assert all("sha1-" in bad["url"] for bad in report["bad"])
+    done = run("archive", "verify", document, "--blobs", tmp_path / "blobs")
+    assert done.returncode == 1
+    assert {line.split(": ")[1] for line in done.stdout.splitlines() if ": bad/" in line} == wrong.keys()
+    assert all("sha1-" in line for line in done.stdout.splitlines() if ": bad/" in line)
+
+
+# -- diff
+
+
+def test_differences_from_a_directory(job: Path) -> None:
+    out, blobs = job.parent / "out", ("--blobs", job.parent / "blobs")
+    assert run("archive", "extract", job, "-C", out, *blobs).returncode == 0
+
+    def diff(*options: str) -> list[str]:
+        done = run("archive", "diff", *options, job, out, *blobs)
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    assert diff() == []
+    data = bytearray((out / "in/b.bin").read_bytes())
+    data[-1] ^= 1
+    (out / "in/b.bin").write_bytes(data)
+    os.utime(out / "in/b.bin", (2000, 2000))
+    (out / "in/a.txt").chmod(0o600)
+    (out / "in/link").unlink()
+    (out / "in/link").mkdir()
+    (out / "in/link/x").write_text("")
+    (out / "new\nline").unlink()
+    assert diff() == ["M in/a.txt", "M in/b.bin", "D in/link", "A in/link", "A in/link/x", "D new\\nline"]
+    assert diff("-l")[:2] == ["M in/a.txt: mode 0644 -> 0600", "M in/b.bin: bytes"]
+    found = json.loads("\n".join(diff("--json")))
+    assert [(one["kind"], one["key"]) for one in found[:3]] == [
+        ("changed", "in/a.txt"), ("changed", "in/b.bin"), ("deleted", "in/link"),
+    ]  # fmt: skip
+    assert found[0]["differs"] == {"mode": ["0644", "0600"]}
+    assert run("archive", "diff", "--exit-code", job, out, *blobs).returncode == 1
+    for status, *arguments in ((2, "--exit-code", out / "none.json", out), (1, out / "none.json", out)):
+        done = run("archive", "diff", *arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (status, "", 1)
+    with open("/dev/full", "w") as full:
+        command = [PROGRAM, "archive", "diff", "--exit-code", job, out, *blobs]
+        assert subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
+    assert run("archive", "diff", job, out, *blobs).returncode == 0
+    shutil.rmtree(out)
+    out.mkdir()
+    assert diff() == ["D in", "D new\\nline"]
+
+
+def test_differences_from_an_archive(job: Path) -> None:
+    entries = json.loads(job.read_text())
+    entries[1] |= {"mtime": 1001}
+    entries[2] = {"path": "in/b.bin", **file("short", mode=0o100755)}
+    entries[3] |= {"data": "b.bin"}
+    entries[4] = {"path": "in/c", "mode": D}
+    other = archive(job.parent / "other.json", entries)
+    done = run("archive", "diff", "-l", job, other, "--blobs", job.parent / "blobs")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("M in/a.txt: mtime ")
+    assert lines[1:] == [
+        "M in/b.bin: size 3000 -> 5, mode 0644 -> 0755", "A in/c", "M in/link: target a.txt -> b.bin", "D new\\nline",
+    ]  # fmt: skip
+    # a file and a link of one name; an entry that has neither mode nor time of its own differs in nothing
+    one = archive(job.parent / "1.json", {"d/f": file(""), "x": file("x")})
+    after = {"d": {"mode": 0o40700, "mtime": 1}, "d/f": file("", mtime=9), "x": {"mode": L, "data": "x"}}
+    two = archive(job.parent / "2.json", after)
+    assert run("archive", "diff", "-l", one, two).stdout == "M x: kind file -> symlink\n"
+
+
+def test_holes_are_not_compared(tmp_path: Path) -> None:
+    ref = put(tmp_path, b"x" * 4096)
+    document = archive(tmp_path / "a.json", {"f": file([[2**39, 4096, ref]], encoding="blobvec", size=2**40)})
+    assert run("archive", "extract", document, "-C", tmp_path / "out", "--blobs", tmp_path).returncode == 0
+    assert run("archive", "diff", document, tmp_path / "out", "--blobs", tmp_path).stdout == ""
+    (tmp_path / ref).unlink()
+    done = run("archive", "diff", document, tmp_path / "out", "--blobs", tmp_path)
+    assert (done.returncode, done.stderr.startswith(f"zarrfs: f: {ref}: ")) == (1, True), done.stderr
+    put(tmp_path, b"x" * 4096)
+    with open(tmp_path / "out/f", "r+b") as written:
+        written.seek(2**38)
+        written.write(b"1")
+    os.utime(tmp_path / "out/f", ns=(0, os.stat(document).st_mtime_ns))
+    assert run("archive", "diff", "-l", document, tmp_path / "out", "--blobs", tmp_path).stdout == "M f: bytes\n"
+
+
+# -- there and back
+
+
+def test_created_extracted_and_mounted(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a/b").mkdir(parents=True)
+    (source / "a/b/big").write_bytes(os.urandom(3 << 20))
+    (source / "a/small").write_bytes(b"\0\xff")
+    (source / "a/text").write_text("text")
+    (source / "empty").mkdir(mode=0o2700)
+    (source / "link").symlink_to("a/b")
+    with open(source / "sparse", "wb") as file:
+        file.truncate(1 << 30)
+        os.pwrite(file.fileno(), b"x", 1 << 29)
+    (source / "a/small").chmod(0o4711)
+    for name in ("a/b/big", "a/small", "a/text", "a/b", "a", "empty", "link", "sparse", "."):
+        os.utime(source / name, (1_500_000_000, 1_500_000_000), follow_symlinks=False)
+    blobs = ("--blobs", tmp_path / "blobs")
+    assert run("archive", "create", "-C", source, "-o", tmp_path / "a.json", *blobs, ".").returncode == 0
+    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out", *blobs).returncode == 0
+    found, expected = snapshot(tmp_path / "out"), snapshot(source)
+    del found[""], expected[""]  # the directory itself is not in the archive
+    assert found == expected
+    assert os.stat(tmp_path / "out/sparse").st_blocks == os.stat(source / "sparse").st_blocks
+    assert run("archive", "diff", "--exit-code", tmp_path / "a.json", source, *blobs).returncode == 0
+    plain = ("-C", tmp_path / "plain", "--no-set-id")
+    assert run("archive", "extract", tmp_path / "a.json", *plain, *blobs).returncode == 0
+    assert stat.S_IMODE(os.stat(tmp_path / "plain/a/small").st_mode) == 0o711, "who executes it would act as we"
+    done = run("archive", "diff", "-l", tmp_path / "a.json", tmp_path / "plain", *blobs)
+    assert done.stdout == "M a/small: mode 4711 -> 0711\n"
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "extract", "diff"])
+@pytest.mark.parametrize("document", ["{}", "[]", '{"version": 1, "refs": {}}'])
+def test_an_empty_archive(command: str, document: str, tmp_path: Path) -> None:
+    """{} may as well be a reference set."""
+    (tmp_path / "a.json").write_text(document)
+    (tmp_path / "out").mkdir()
+    more = {"extract": ["-C", tmp_path / "out"], "diff": ["--exit-code", tmp_path / "out"]}.get(command, [])
+    done = run("archive", command, tmp_path / "a.json", *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_a_compressed_tar_is_named_in_the_error(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    assert run("archive", "create", "-C", tmp_path / "source", "-o", tmp_path / "a.tar", ".").returncode == 0
+    subprocess.run(["gzip", tmp_path / "a.tar"], check=True)
+    done = run("archive", "verify", tmp_path / "a.tar.gz")
+    rule = "a tar that is compressed, which cannot be read in pieces: decompress it first"
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {tmp_path}/a.tar.gz: {rule}\n")
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("existing", [(), ("--overwrite",)])
+def test_an_existing_directory_keeps_its_mode(named: bool, existing: tuple[str, ...], tmp_path: Path) -> None:
+    """But for an entry of the archive's own."""
+    entries = [{"path": ".", "mode": 0o40711, "mtime": 5}] if named else []
+    (tmp_path / "a.json").write_text(json.dumps([*entries, {"path": "f", "mode": 0o100644, "size": 0, "mtime": 1}]))
+    out = tmp_path / "out"
+    out.mkdir(mode=0o2775)
+    out.chmod(0o2775)
+    assert run("archive", "extract", tmp_path / "a.json", "-C", out, *existing).returncode == 0
+    assert stat.S_IMODE(out.stat().st_mode) == (0o711 if named else 0o2775)
+    assert (out.stat().st_mtime == 5) is named
+
+
+def test_into_a_directory_of_another_user(tmp_path: Path) -> None:
+    """Group scratch: its mode cannot be changed, and that is no error."""
+    document = {".": {"mode": 0o40755, "mtime": 5}, "f": file("x")}
+    out = Path(tempfile.mkdtemp())
+    out.chmod(0o777)
+    with opened(document, type="archive") as (store, _plan):
+        write(store, tmp_path / "first", root=True)  # modules are imported: nobody cannot
+        child = os.fork()
+        if not child:
+            try:
+                os.setgid(65534)
+                os.setuid(65534)
+                write(store, out, root=True)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert stat.S_IMODE(out.stat().st_mode) == 0o777
+    assert (out / "f").stat().st_uid == 65534
+    shutil.rmtree(out)
+
+
+def test_a_run_with_patterns_does_not_end_an_unfinished_one(tmp_path: Path) -> None:
+    """Nor does one of another archive that is refused."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for number in range(20):
+        (source / f"f{number:02}").write_text(str(number))
+    blobs = ("--blobs", tmp_path / "blobs")
+    create = ("archive", "create", "-C", source, "--inline-threshold", "0", *blobs)
+    assert run(*create, "-o", tmp_path / "a.json", ".").returncode == 0
+    assert run(*create, "-o", tmp_path / "b.json", "f00").returncode == 0
+    [lost] = [path for path in (tmp_path / "blobs").iterdir() if path.read_text() == "15"]
+    lost.rename(tmp_path / "lost")
+    extract = ("archive", "extract", tmp_path / "a.json", "-C", out, *blobs)
+    assert run(*extract).returncode == 1
+    assert (out / ".zarrfs-staging/note").exists()
+    assert run(*extract, "f01").returncode == 0
+    assert run("archive", "extract", tmp_path / "b.json", "-C", out, *blobs).returncode == 1
+    (tmp_path / "lost").rename(lost)
+    done = run(*extract)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(os.listdir(out)) == sorted(os.listdir(source))
+
+
+def test_reserved_names_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"path": "f", "mode": 33188, "size": 0}]')
+    (tmp_path / "out/.zarrfs-staging").mkdir(parents=True)
+    (tmp_path / "out/.zarrfs-staging/mine").write_text("precious")
+    assert run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out").returncode == 0
+    assert (tmp_path / "out/.zarrfs-staging/mine").read_text() == "precious"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/.zarrfs-staging").touch()
+    done = run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "other")
+    rule = ".zarrfs-staging in it, which is reserved, is no directory"
+    assert (done.returncode, done.stderr) == (2, f"zarrfs: {tmp_path}/other: {rule}\n")
+
+
+def test_files_without_a_size_are_refused() -> None:
+    done = run("archive", "create", "-C", "/proc/self", "--inline", "status")
+    assert done.returncode == 1
+    assert "status: bytes in a file whose size is 0, as of /proc, which no archive can hold" in done.stderr

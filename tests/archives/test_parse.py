@@ -1,0 +1,450 @@
+"""RFC 37 archives: every form that is accepted, and every decision of docs/archives.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.conftest import DATA
+from tests.unit.archives import D, F, L, blobref, file, opened, put, refused, tree
+from zarrfs.archives import parse as archive
+from zarrfs.config.options import Options
+from zarrfs.errors import ReadError, UsageError
+from zarrfs.sources import plan_source
+from zarrfs.store.api import Kind
+
+SAMPLES = DATA / "archives"
+EXPECTED = json.loads((SAMPLES / "expected.json").read_text())
+SHA1 = blobref(b"x")
+HUGE = "9" * 4000
+
+
+# -- samples made by Flux
+
+
+def compare(name: str, found: Any, expected: dict[str, Any]) -> None:
+    assert found.mode == stat.S_IMODE(expected["mode"]), name
+    assert found.mtime_ns == (expected["mtime"] * 10**9 if "mtime" in expected else None), name
+    assert found.kind is archive._KINDS[stat.S_IFMT(expected["mode"])], name
+    if "target" in expected:
+        assert found.data == expected["target"]
+    if "sha256" in expected:
+        assert hashlib.sha256(found.data).hexdigest() == expected["sha256"], name
+        assert found.size == expected["size"], name
+
+
+@pytest.mark.parametrize("form", ["flux-list.json", "flux-dict.json"])
+def test_samples_equal_the_originals(form: str) -> None:
+    found = tree((SAMPLES / form).read_bytes(), blobs=(str(SAMPLES / "blobs"),))
+    assert found.kind == "archive"
+    assert found.warnings == ()
+    assert found.nodes.keys() - {""} == EXPECTED.keys()
+    for name, expected in EXPECTED.items():
+        compare(name, found.nodes[name], expected)
+    allocated = {name.rpartition("/")[2]: node.allocated for name, node in found.nodes.items()}
+    assert allocated["sparse"] == 4096  # one region, the rest is hole
+    assert allocated["hole"] == 0
+    assert allocated["mesh.bin"] is None  # all of it
+
+
+def test_the_files_of_a_jobspec() -> None:
+    jobspec = json.loads((SAMPLES / "jobspec.json").read_text())
+    found = tree(jobspec)
+    assert found.nodes.keys() == {"", "config.json", "mesh.bin", "run.sh"}
+    for name in ("config.json", "mesh.bin"):
+        expected = EXPECTED[f"job/inputs/{name}"]
+        assert found.nodes[name].mode == 0o644
+        assert hashlib.sha256(found.nodes[name].data).hexdigest() == expected["sha256"]
+    assert found.nodes["run.sh"].mode == 0o755
+    assert tree({"jobspec": jobspec, "jobid": 1, "options": {}}).nodes == found.nodes
+
+
+# -- the examples of the RFC, with their punctuation repaired
+
+
+RFC: list[dict[str, Any]] = [
+    {"path": "appdata/phase1", "mode": 16893, "mtime": 1677604007, "ctime": 1677604007},
+    {"path": "src", "mode": 41471, "data": "/users/fred/work/project"},
+    {"path": "data/empty", "mode": 33204, "size": 0, "mtime": 1677604909, "ctime": 1677604909},
+    {"path": "config.json", "mode": 33204, "data": {"resource": {"exclude": "node42"}}},
+    {
+        "path": "data.csv", "mode": 33204, "encoding": "utf-8", "size": 57,
+        "data": "iteration,density\n1,35435.555\n2,356655.332\n3,5454545.500\n",
+    },
+    {
+        "path": "vectors.dat", "mode": 33204, "encoding": "base64", "size": 37,
+        "data": "MzU0MzUuNTU1CjIsMzU2NjU1LjMzMgozLDU0NTQ1NDUuNTAwCg==",
+    },
+    {
+        "path": "kernel8.img", "size": 8194604, "mtime": 1674520056, "mode": 33261, "encoding": "blobvec",
+        "data": [[1048576 * n, min(1048576, 8194604 - 1048576 * n), blobref(b"%d" % n)] for n in range(8)],
+    },
+]  # fmt: skip
+
+
+def test_the_examples_of_the_rfc() -> None:
+    with opened(RFC) as (store, plan):
+        assert plan.warnings == ("1 file needs blobs; none given: -o blobs=DIR",)
+
+        async def main() -> None:
+            assert (await store.info("appdata/phase1")).mode == 0o775
+            assert (await store.info("src")).target == "/users/fred/work/project"
+            assert (await store.info("data")).mode is None  # a parent that is not in the archive
+            assert bytes(await store.get("data/empty")) == b""
+            assert bytes(await store.get("config.json")) == b'{"resource":{"exclude":"node42"}}'
+            assert len(await store.get("data.csv")) == 57
+            assert bytes(await store.get("vectors.dat")) == b"35435.555\n2,356655.332\n3,5454545.500\n"
+            image = await store.info("kernel8.img")
+            assert (image.size, image.mode, image.mtime_ns) == (8194604, 0o755, 1674520056 * 10**9)
+            with pytest.raises(ReadError, match=blobref(b"0")):
+                await store.get("kernel8.img", 0, 10)
+
+        trio.run(main)
+
+
+# -- what is accepted
+
+
+def test_forms_of_one_tree() -> None:
+    files = {"a/b": file("text"), "a": {"mode": D}}
+    as_list = [{"path": path, **entry} for path, entry in files.items()]
+    jobspec = {"version": 1, "resources": [], "tasks": [], "attributes": {"system": {"files": files}}}
+    assert tree(files).nodes == tree(as_list).nodes == tree(jobspec).nodes
+    assert tree(files).nodes["a/b"].data == b"text"
+
+
+def test_an_empty_list_is_an_empty_archive() -> None:
+    assert tree([]).nodes.keys() == {""}
+
+
+CONTENTS = {
+    "utf-8": (file("été\n"), "été\n".encode()),
+    "utf-8 with size": (file("é", size=2), "é".encode()),
+    "utf-8 with NUL": (file("a\0b"), b"a\0b"),
+    "empty utf-8": (file("", size=0), b""),
+    "empty data of a jobspec": ({"mode": F, "data": "", "size": 0}, b""),
+    "empty": (file(size=0), b""),
+    "hole": (file(size=5), bytes(5)),
+    "base64": (file("gIEA", encoding="base64", size=3), b"\x80\x81\0"),
+    "base64 without padding": (file("gIEAgA", encoding="base64"), b"\x80\x81\0\x80"),
+    "base64 with half its padding": (file("gA=", encoding="base64"), b"\x80"),
+    "empty base64": (file("", encoding="base64"), b""),
+    "JSON object, in order": (file({"b": [1, 2.5, None, True], "a": "é/\x7f\n"}),
+                              '{"b":[1,2.5,null,true],"a":"é/\x7f\\n"}'.encode()),
+    "JSON string": ({"mode": F, "data": "text"}, b'"text"'),
+    "JSON null": ({"mode": F, "data": None}, b"null"),
+    "JSON with its size": (file([1], size=3), b"[1]"),
+    "empty blobvec": (file([], encoding="blobvec", size=4), bytes(4)),
+    "region of length 0": (file([[4, 0, SHA1]], encoding="blobvec", size=4), bytes(4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("entry", "expected"), CONTENTS.values(), ids=CONTENTS.keys())
+def test_content(entry: dict[str, Any], expected: bytes) -> None:
+    found = tree({"f": entry})
+    assert found.nodes["f"].data == expected
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o600, 0o4755, 0o2755, 0o1777, 0o7777])
+def test_modes_as_stored(mode: int) -> None:
+    found = tree({"f": file("", mode=stat.S_IFREG | mode), "d": {"mode": stat.S_IFDIR | mode}}).nodes
+    assert (found["f"].mode, found["d"].mode) == (mode, mode)
+
+
+@pytest.mark.parametrize("mtime", [0, -1, -(2**33), 2**33, (2**63 - 1) // 10**9])
+def test_mtimes_as_stored(mtime: int) -> None:
+    link = {"mode": L, "data": "f", "mtime": mtime}
+    found = tree({"f": file("", mtime=mtime), "d": {"mode": D, "mtime": mtime}, "l": link}).nodes
+    assert {found[name].mtime_ns for name in "fdl"} == {mtime * 10**9}
+
+
+PATHS = {"./x": "x", "a//x": "a/x", "a/./x": "a/x", ".//./a/x": "a/x", "a/..b": "a/..b", "...": "..."}
+
+
+@pytest.mark.parametrize(("path", "key"), PATHS.items())
+def test_paths_are_normalised(path: str, key: str) -> None:
+    found = tree([{"path": path, **file("")}])
+    assert key in found.nodes
+    assert len(found.nodes) == 2 + key.count("/")
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("path", [".", "./", ".//."])
+def test_the_root_as_an_entry(path: str) -> None:
+    found = tree([{"path": path, "mode": 0o40700, "mtime": 7}, {"path": "./x", **file("")}])
+    assert (found.nodes[""].mode, found.nodes[""].mtime_ns) == (0o700, 7 * 10**9)
+    assert found.nodes.keys() == {"", "x"}
+
+
+def test_children_before_their_directory() -> None:
+    found = tree([{"path": "d/x", **file("")}, {"path": "d/", "mode": 0o40700, "mtime": 3}])
+    assert (found.nodes["d"].mode, found.nodes["d"].mtime_ns) == (0o700, 3 * 10**9)
+
+
+def test_a_sparse_file_of_a_tebibyte() -> None:
+    hole, sparse = file(size=2**40), file([[2**40 - 1, 1, SHA1]], encoding="blobvec", size=2**40)
+    found = tree({"hole": hole, "sparse": sparse, "cap": file(size=2**62)}, blobs=(str(DATA),))
+    assert [found.nodes[name].size for name in ("hole", "sparse", "cap")] == [2**40, 2**40, 2**62]
+    assert [found.nodes[name].allocated for name in ("hole", "sparse")] == [0, 1]
+
+
+def test_usage_of_declared_sizes_beyond_64_bits() -> None:
+    vec = file([[0, 2**62, SHA1]], encoding="blobvec", size=2**62)
+    with opened({"a": vec, "b": vec, "c": vec}) as (store, _):
+        assert trio.run(store.usage).bytes == 2**63 - 1
+
+
+def test_a_tree_deeper_than_the_stack() -> None:
+    path = "d/" * 2000 + "f"
+    with opened({path: file("deep")}) as (store, _):
+
+        async def main() -> None:
+            assert bytes(await store.get(path)) == b"deep"
+            assert [key async for key in store.list_prefix("")] == [path]
+
+        trio.run(main)
+
+
+def test_duplicate_keys_in_the_json_text() -> None:
+    found = tree(b'{"f": {"mode": 33188, "data": "a"}, "f": {"mode": 33188, "data": "b"}}')
+    assert found.nodes["f"].data == b'"b"'
+
+
+# -- decisions: accepted with a warning
+
+
+DUPLICATES = [{"path": "f", **file("1")}, {"path": "g", **file("")}, {"path": "./f", **file("2")}]
+
+
+def test_of_duplicates_the_last_wins() -> None:
+    found = tree([*DUPLICATES, {"path": "f", **file("3")}])
+    assert found.nodes["f"].data == b"3"
+    assert found.warnings == ("./f and 1 more: a path named more than once: the last one wins",)
+
+
+def test_duplicates_of_another_kind() -> None:
+    one, two = {"path": "x", "mode": D}, {"path": "x", **file("")}
+    assert tree([one, two]).nodes["x"].kind is Kind.FILE
+    assert tree([two, one]).nodes["x"].kind is Kind.DIRECTORY
+    refused([one, {"path": "x/y", **file("")}, two], "x", "a file used as the parent of x/y")
+
+
+def test_strict_refuses_duplicates() -> None:
+    refused(DUPLICATES, "./f", "more than once", strict=True)
+
+
+IGNORED = {
+    "unknown keys": ({"f": file("a", owner=1), "g": file("", x=1)}, "f (owner) and 1 more: unknown keys"),
+    "data on a directory": ({"d": {"mode": D, "data": "x"}}, "d: data, size or encoding on a directory"),
+    "size on a directory": ({"d": {"mode": D, "size": -1}}, "d: data, size or encoding on a directory"),
+    "size on a symlink": ({"l": {"mode": L, "data": "t", "size": 1}}, "l: size or encoding on a symlink"),
+}
+
+
+@pytest.mark.parametrize(("document", "warning"), IGNORED.values(), ids=IGNORED.keys())
+def test_ignored_with_one_warning(document: dict[str, Any], warning: str) -> None:
+    assert tree(document, strict=True).warnings == (f"{warning}: ignored",)
+
+
+def test_compat_pads_with_zeros() -> None:
+    files = {"f": file("abc", size=10), "j": file([1], size=4), "big": file("x", size=2**50)}
+    found = tree(files, compat=True).nodes
+    assert found["f"].data == b"abc" + bytes(7)
+    assert (found["f"].allocated, found["big"].allocated) == (3, 1)
+    assert found["j"].data == b"[1]\0"
+    with opened(files, compat=True) as (store, _):
+        assert bytes(trio.run(store.get, "big", 2**49, 4)) == bytes(4)
+        assert bytes(trio.run(store.get, "f", 2, 3)) == b"c\0\0"
+
+
+# -- decisions: refused
+
+
+REFUSED: dict[str, tuple[Any, str | None, str]] = {
+    "no object": ([1], "[0]", "not an object"),
+    "no object in a dictionary": ({"f": 1}, "f", "not an object"),
+    "no archive": (3, None, "a list or an object"),
+    "jobspec without files": ({"resources": [], "tasks": [], "attributes": {}}, None, "without files"),
+    "files of another type": ({"attributes": {"system": {"files": 1}}}, None, "a list or an object"),
+    "no path": ([file("")], "[0]", "no path"),
+    "path that is no string": ([{"path": 1, **file("")}], "[0]", "path is not a string"),
+    "path inside a dictionary entry": ({"f": file("", path="f")}, "f", "a path inside"),
+    "empty path": ([{"path": "", **file("")}], "[0]", "an empty path"),
+    "absolute path": ({"/etc/f": file("")}, "/etc/f", "an absolute path"),
+    "..": ({"a/../f": file("")}, "a/../f", "a path with a part '..'"),
+    "NUL in a path": ({"a\0b": file("")}, "'a\\x00b'", "NUL"),
+    "surrogate in a path": ({"a\ud800": file("")}, "'a\\ud800'", "a lone surrogate at character 1"),
+    "long name": ({"a" * 256: file("")}, "a" * 200 + "...", "ENAMETOOLONG"),
+    "long name of few characters": ({"é" * 128: file("")}, "é" * 128, "ENAMETOOLONG"),
+    "long path": ({"d/" * 2048: {"mode": D}}, "d/" * 100 + "...", "ENAMETOOLONG"),
+    "trailing slash on a file": ({"f/": file("")}, "f/", "a trailing slash"),
+    "trailing /. on a file": ({"f/.": file("")}, "f/.", "a trailing slash"),
+    "trailing slash on a symlink": ({"l/": {"mode": L, "data": "t"}}, "l/", "a trailing slash"),
+    "root as a file": ({".": file("")}, ".", "the root is a directory"),
+    "below a file": ({"f/x/y": file(""), "f": file("")}, "f", "a file used as the parent of f/x/y"),
+    "below a symlink": ({"l": {"mode": L, "data": "t"}, "l/x": file("")}, "l", "a symlink used as"),
+    "directory below a file": ({"f": file(""), "f/d": {"mode": D}}, "f", "a file used as the parent of f/d"),
+    "no mode": ({"f": {"data": ""}}, "f", "no mode"),
+    "float mode": ({"f": file("", mode=33188.0)}, "f", "mode is not an integer"),
+    "true as mode": ({"f": file("", mode=True)}, "f", "mode is not an integer"),
+    "no type bits": ({"f": file("", mode=0o644)}, "f", "no type bits"),
+    "negative mode": ({"f": file("", mode=-1)}, "f", "is not that of a file"),
+    "mode of many bits": ({"f": file("", mode=0o300644)}, "f", "is not that of a file"),
+    "fifo": ({"f": {"mode": 0o010644}}, "f", "a fifo"),
+    "socket": ({"f": {"mode": 0o140644}}, "f", "a socket"),
+    "character device": ({"f": {"mode": 0o020644}}, "f", "a character device"),
+    "block device": ({"f": {"mode": 0o060644}}, "f", "a block device"),
+    "unknown type": ({"f": {"mode": 0o150644}}, "f", "an unknown type"),
+    "float mtime": ({"f": file("", mtime=1.0)}, "f", "mtime is not an integer"),
+    "null mtime": ({"f": file("", mtime=None)}, "f", "mtime is not an integer"),
+    "mtime beyond 64 bits": ({"f": file("", mtime=2**63 // 10**9 + 1)}, "f", "does not fit"),
+    "mtime before 64 bits": ({"f": file("", mtime=-(2**63) // 10**9 - 1)}, "f", "does not fit"),
+    "neither size nor data": ({"f": file()}, "f", "neither size nor data"),
+    "encoding without data": ({"f": file(encoding="utf-8", size=0)}, "f", "encoding without data"),
+    "unknown encoding": ({"f": file("", encoding="utf-16")}, "f", "encoding utf-16"),
+    "encoding of another type": ({"f": file("", encoding=[1])}, "f", "encoding [1]"),
+    "utf-8 that is no string": ({"f": file([1], encoding="utf-8")}, "f", "utf-8 data is not a string"),
+    "surrogate in utf-8": ({"f": file("ab\udc80")}, "f", "data has a lone surrogate at character 2"),
+    "surrogate in JSON content": ({"f": file(["\ud800"])}, "f", "JSON content has a lone surrogate"),
+    "NaN in JSON content": ({"f": file([float("nan")])}, "f", "NaN"),
+    "float size": ({"f": file(size=1.0)}, "f", "size is not an integer"),
+    "negative size": ({"f": file(size=-1)}, "f", "a negative size"),
+    "size over the cap": ({"f": file(size=2**62 + 1)}, "f", "is over"),
+    "size smaller than data": ({"f": file("abc", size=2)}, "f", "smaller than its data, 3 bytes"),
+    "size larger than data": ({"f": file("abc", size=4)}, "f", "larger than its data, 3 bytes"),
+    "size of JSON content": ({"f": file({"a": 1}, size=99)}, "f", "larger than its data, 7 bytes"),
+    "symlink without data": ({"l": {"mode": L}}, "l", "not its target"),
+    "symlink to nothing": ({"l": {"mode": L, "data": ""}}, "l", "not its target"),
+    "symlink to a number": ({"l": {"mode": L, "data": 1}}, "l", "not its target"),
+    "NUL in a target": ({"l": {"mode": L, "data": "a\0"}}, "l", "the target has a NUL"),
+    "long target": ({"l": {"mode": L, "data": "t" * 4096}}, "l", "ENAMETOOLONG"),
+    "surrogate in a target": ({"l": {"mode": L, "data": "\ud800"}}, "l", "the target has a lone surrogate"),
+}
+
+
+@pytest.mark.parametrize(("document", "entry", "rule"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(document: Any, entry: str | None, rule: str) -> None:
+    refused(document, entry, rule)
+
+
+BASE64 = ["g", "gIEAg", "gIEA=", "gA===", "=", "gI EA", "gIEA\n", "g-_A", "gA==gA==", "é"]
+
+
+@pytest.mark.parametrize("data", BASE64)
+def test_malformed_base64(data: str) -> None:
+    refused({"f": file(data, encoding="base64")}, "f", "malformed base64")
+
+
+BLOBVECS = {
+    "no list": ({}, "a blobvec that is not a list"),
+    "region that is no list": ([{}], "region 0 is not"),
+    "short region": ([[0, 1, SHA1], [0, 1]], "region 1 is not"),
+    "long region": ([[0, 1, SHA1, 0]], "region 0 is not"),
+    "float offset": ([[0.0, 1, SHA1]], "region 0: offset and size are integers"),
+    "true as size": ([[0, True, SHA1]], "region 0: offset and size are integers"),
+    "negative offset": ([[-1, 1, SHA1]], "region 0: a negative"),
+    "negative size": ([[0, -1, SHA1]], "region 0: a negative"),
+    "past the size": ([[9, 2, SHA1]], "region 0 ends past size 10"),
+    "far past the size": ([[int(HUGE), int(HUGE), SHA1]], "region 0 ends past size 10"),
+    "nothing past the size": ([[11, 0, SHA1]], "region 0 ends past size 10"),
+    "blobref that is no string": ([[0, 1, 7]], "7 is not a blobref"),
+    "blobref of another hash": ([[0, 1, "md5-" + "0" * 32]], "is not a blobref"),
+    "short blobref": ([[0, 1, SHA1[:-1]]], "is not a blobref"),
+    "long blobref": ([[0, 1, SHA1 + "0"]], "is not a blobref"),
+    "blobref of the other length": ([[0, 1, "sha256-" + "0" * 40]], "is not a blobref"),
+    "path for a blobref": ([[0, 1, "../" + SHA1]], "is not a blobref"),
+    "newline after a blobref": ([[0, 1, SHA1 + "\n"]], "is not a blobref"),
+    "blobref of nothing": ([[0, 0, "sha1-"]], "is not a blobref"),
+}
+
+
+@pytest.mark.parametrize(("blobvec", "rule"), BLOBVECS.values(), ids=BLOBVECS.keys())
+def test_malformed_blobvec(blobvec: Any, rule: str) -> None:
+    refused({"f": file(blobvec, encoding="blobvec", size=10)}, "f", rule)
+
+
+def test_a_blobvec_needs_its_size() -> None:
+    refused({"f": file([], encoding="blobvec")}, "f", "a blobvec without size")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [(b"[] x", "column 4"), (b'[{"path": "a"', "column"), (b"[" * 5000 + b"]" * 5000, "nested too deeply")],
+    ids=["garbage", "end", "depth"],
+)
+def test_not_json(text: bytes, rule: str) -> None:
+    refused(text, None, rule)
+
+
+def test_json_content_deeper_than_the_writer_goes() -> None:
+    text = b'{"f":{"mode":33188,"data":' + b"[" * 1010 + b"]" * 1010 + b"}}"
+    refused(text, "f", "nested too deeply")
+
+
+# -- detection
+
+
+DETECTED = {
+    "list": ([], True),
+    "list of anything": ([1], True),
+    "dictionary": ({"a": {"mode": F}}, True),
+    "dictionary with a bad entry": ({"a": {}, "b": {"mode": F}}, True),
+    "jobspec": ({"version": 1, "resources": [], "tasks": [], "attributes": {"system": {}}}, True),
+    "jobspec with files": ({"attributes": {"system": {"files": {}}}}, True),
+    "wrapped jobspec": ({"jobspec": {"attributes": {"system": {"files": {}}}}}, True),
+    "files with names of a jobspec": ({"attributes": {"mode": F}, "jobspec": {"mode": F}}, True),
+    "files with names of a reference set": ({"version": {"mode": F}, "refs": {"mode": F}}, True),
+    "nothing": ({}, False),
+    "number": (1, False),
+    "references": ({"a": "text", "b": ["u", 0, 1]}, False),
+    "references with metadata as objects": ({".zgroup": {"zarr_format": 2}}, False),
+    "references with one object": ({".zattrs": {"mode": F}, "a": ["u"]}, False),
+    "an entry that is no object": ({"a": ["u"], "b": {"mode": F, "data": "x"}}, True),
+    "references beside an object with a mode": ({"a": ["u"], "b": {"mode": 3}}, False),
+    "references beside an object with an impossible mode": ({"a": ["u"], "b": {"mode": 10**30}}, False),
+    "references, version 1": ({"version": 1, "refs": {}}, False),
+    "references without version": ({"refs": {"a": "b"}}, False),
+    "references beside a mode": ({"refs": {"a": "b"}, "x": {"mode": F}}, False),
+}
+
+
+@pytest.mark.parametrize(("document", "expected"), DETECTED.values(), ids=DETECTED.keys())
+def test_detection(document: Any, expected: bool) -> None:
+    assert archive.detect(document) is expected
+
+
+# -- places of blobs
+
+
+@pytest.mark.parametrize(("place", "rule"), [("absent", "no such file"), ("file", "not a directory")])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_blob_source_that_is_no_directory(tmp_path: Path, place: str, rule: str, cached: bool) -> None:
+    document = tmp_path / "a.json"
+    document.write_text("[]")
+    (tmp_path / "file").write_text("")
+    known = {"index_dir": str(tmp_path), "blobs": (str(tmp_path),)}
+    if cached:
+        plan_source(str(document), Options(**known), child=False)
+    with pytest.raises(UsageError, match=f"blobs=.*{place}: {rule}"):
+        plan_source(str(document), Options(**known | {"blobs": (str(tmp_path / place),)}), child=False)
+
+
+def test_compiling_checks_blob_sources(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="absent: no such file"):
+        tree([], blobs=(str(tmp_path / "absent"),))
+
+
+def test_the_warning_of_missing_blob_sources_is_not_kept_with_the_index(tmp_path: Path) -> None:
+    document = tmp_path / "a.json"
+    data = [[0, 1, put(tmp_path, b"x")]]
+    document.write_text(json.dumps({"f": file(data, encoding="blobvec", size=1)}))
+    for blobs in ((), (str(tmp_path),), ()):
+        plan = plan_source(str(document), Options(index_dir=str(tmp_path), blobs=blobs), child=False)
+        assert (plan.warnings == ()) is bool(blobs)

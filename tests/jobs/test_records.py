@@ -1,0 +1,149 @@
+"""Records: read, written, claimed, and those of other users."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.jobs.staged import add_record
+from zarrfs.errors import MountError
+from zarrfs.jobs import (
+    processes,
+    records,
+)
+from zarrfs.jobs.records import Record
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
+
+
+def test_a_record_round_trips(tmp_path: Path) -> None:
+    here = records.process_here()
+    record = add_record("/s\udcff m\nh", owners=[here], keeper=here, made=["/a", "/a/b"])
+    assert records.found() == [record]
+    (file,) = tmp_path.glob("state/staged/*.json")
+    file.write_bytes(file.read_bytes().rstrip(b"}") + b', "of another zarrfs": 1}')
+    assert records.found() == [record]
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    record.remove()
+    assert records.found() == []
+    assert not (tmp_path / "state/staged").exists()
+
+
+def test_a_second_record_of_a_dest_is_refused() -> None:
+    first, second = add_record("/x"), Record("copy", "s", "/x", "/x", records.process_here())
+    assert records.add(second) == first
+    assert records.found() == [first]
+
+
+def test_one_of_many_concurrent_records_of_a_dest_is_written() -> None:
+    results: list[Record | None] = []
+
+    def add() -> None:
+        results.append(records.add(Record("copy", "s", "/x", "/x", records.process_here())))
+
+    threads = [threading.Thread(target=add) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results.count(None) == 1
+    assert len(records.found()) == 1
+
+
+def test_one_process_claims_a_record() -> None:
+    other = subprocess.Popen(["sleep", "100"])
+    try:
+        who = processes.process(other.pid)
+        assert who is not None
+        record = add_record(maker=who)
+        record.state = records.ENDING
+        record.save()
+        assert not records.claim(record)
+    finally:
+        other.kill()
+        other.wait()
+    assert records.claim(record)
+    assert record.maker == records.process_here()
+    record.remove()
+    assert not records.claim(record)
+
+
+@pytest.mark.parametrize("what", ["writable", "link", "file"])
+def test_a_directory_of_another_user_is_not_used(what: str, tmp_path: Path) -> None:
+    state, target = tmp_path / "state", tmp_path / "target"
+    target.mkdir(mode=0o700)
+    if what == "link":
+        state.symlink_to(target)
+    elif what == "file":
+        state.touch()
+    else:
+        state.mkdir()
+        state.chmod(0o777)
+    with pytest.raises(MountError, match="nobody else can write to"):
+        records.home()
+    with pytest.raises(MountError, match="nobody else can write to"):
+        records.found()
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"zarrfs_staged": 2}', '{"zarrfs_staged": 1, "how": "x"}', "null"])
+def test_a_damaged_record_is_one_clear_error(text: str, tmp_path: Path) -> None:
+    add_record()
+    path = tmp_path / "state/staged/bad.json"
+    path.write_text(text)
+    with pytest.raises(MountError, match=r"bad\.json: is damaged"):
+        records.found()
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(MountError, match=r"bad\.json: no record"):
+        records.found()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
+def test_a_record_of_another_user_is_not_believed(tmp_path: Path) -> None:
+    add_record()
+    (path,) = (tmp_path / "state/staged").iterdir()
+    os.chown(path, 12345, 12345)
+    with pytest.raises(MountError, match="no record of ours"):
+        records.found()
+
+
+def test_users_own_their_directories_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = {"/tmp/zarrfs-7": 7, "/tmp/zarrfs-8": 9, "/tmp/zarrfs-x": 7, "/run/user/5/zarrfs": 5, "/tmp/other": 3}
+    names = {"/tmp": ["zarrfs-7", "zarrfs-8", "zarrfs-x", "other", "zarrfs-77"], "/run/user": ["5", "6"]}
+    monkeypatch.setattr(os, "listdir", names.__getitem__)
+    with mock.patch.object(records, "_owner", owners.get):
+        assert records.users_with_records() == [5, 7]
+
+
+@root_only
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_directory_that_another_user_has_put_there(
+    inner: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any user can create it in /tmp: it hides no records, and none are read from it."""
+    foreign = tmp_path / "zarrfs-0"
+    (foreign / "staged").mkdir(parents=True, mode=0o700)
+    (foreign / "staged/bad.json").write_text("{")
+    os.chmod(foreign, 0o700)
+    os.chown(foreign / "staged" if inner else foreign, 12345, 12345)
+    both = [str(tmp_path / "state/staged"), str(foreign / "staged")]
+    monkeypatch.setattr(records, "places", lambda: both)
+    record = add_record()
+    assert records.found() == [record]
+    both.reverse()
+    assert records.found() == [record]
+    with pytest.raises(MountError, match="nobody else can write to"):
+        records.home()
+
+
+def test_names_in_tmp_that_are_no_uids(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"/tmp": ["zarrfs-²", "zarrfs-" + "9" * 200, "zarrfs-7", "zarrfs-"], "/run/user": ["٣"]}
+    monkeypatch.setattr(os, "listdir", names.__getitem__)
+    with mock.patch.object(records, "_owner", {"/tmp/zarrfs-7": 7}.get):
+        assert records.users_with_records() == [7]

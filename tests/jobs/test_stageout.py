@@ -1,0 +1,38 @@
+"""Staging out: deletions in an upper directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from zarrfs.errors import SourceError
+from zarrfs.jobs import (
+    stageout,
+)
+
+
+def test_deleted_fails_if_a_directory_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that cannot be read may hide anything."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/.wh.x").write_text("")
+    assert stageout.deleted(str(tmp_path)) == ["a/x"]
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if path.endswith("b"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(SourceError, match="a/b: permission denied"):
+        stageout.deleted(str(tmp_path))
+
+
+def test_whiteouts_in_the_staging_directory_are_not_deletions(tmp_path: Path) -> None:
+    """A directory that a killed mount was removing, whiteouts and all, says nothing of the source."""
+    for path in (".wh.a", "d/.wh.b", ".zarrfs-staging/0123456789abcdef/sub/.wh.c"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert stageout.deleted(str(tmp_path)) == ["a", "d/b"]

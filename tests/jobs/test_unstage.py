@@ -1,0 +1,112 @@
+"""Unstaging: stale records, other users, damaged records."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.jobs.staged import add_record
+from zarrfs.errors import MountError
+from zarrfs.jobs import (
+    processes,
+    records,
+    unstage,
+)
+from zarrfs.jobs.records import Record
+from zarrfs.jobs.unstage import UnstageOptions, why_stale
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory away")
+
+
+def test_why_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = processes.Process(os.getpid(), 1)  # the number was given again
+    assert why_stale(add_record("/usr")) == ""
+    assert "not there" in why_stale(add_record("/1"))
+    assert "anew" in why_stale(add_record("/2", boot="another"))
+    assert "died" in why_stale(add_record("/3", state=records.MAKING, maker=gone))
+    assert why_stale(add_record("/4", state=records.MAKING)) == ""
+    assert "has ended" in why_stale(add_record("/5", owners=[gone]))
+    assert why_stale(add_record("/6", owners=[gone, records.process_here()])) == ""
+    assert "not mounted" in why_stale(add_record("/7", how="mount"))
+    monkeypatch.setattr(processes, "job_is_gone", lambda manager, job: (manager, job) == ("slurm", "5"))
+    assert "job" in why_stale(add_record("/8", manager="slurm", job="5"))
+    assert why_stale(add_record("/9", manager="slurm", job="6")) == ""
+
+
+@root_only
+def test_a_child_that_its_user_kills() -> None:
+    """Its output is cut short."""
+    def body() -> list[dict[str, object]]:
+        os.write(max(int(name) for name in os.listdir("/proc/self/fd")[:-1]), b'[{"dest": ')
+        os._exit(0)
+
+    (result,) = unstage._as_user(65534, body)
+    assert "records of user 65534" in str(result["error"])
+
+
+@root_only
+def test_a_damaged_record_of_another_user_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(damaged: list[MountError]) -> list[Record]:
+        if os.geteuid():
+            damaged.append(MountError("x.json: is damaged"))
+        return []
+
+    monkeypatch.delenv(records.VARIABLE)
+    monkeypatch.setattr(records, "users_with_records", lambda: [65534])
+    monkeypatch.setattr(unstage, "_remove_leftovers", lambda tell: None)
+    monkeypatch.setattr(records, "found", found)
+    told: list[str] = []
+    (result,) = unstage.unstage_stale(UnstageOptions(notify=told.append))
+    assert told == [result["error"]] == ["x.json: is damaged"]
+
+
+@pytest.mark.parametrize("how", ["--stale", "--all"])
+def test_a_damaged_record_does_not_keep_the_others(how: str, tmp_path: Path) -> None:
+    record = add_record()
+    if how == "--stale":
+        record.boot = "another"
+        record.save()
+    bad = tmp_path / "state/staged/bad.json"
+    bad.write_text("{")
+    done = run("unstage", how, "--report", "-")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{bad}: is damaged" in done.stderr
+    report = json.loads(done.stdout)
+    assert [one["dest"] for one in report["unstaged"]] == ["/somewhere"]
+    assert [one["error"] for one in report["failed"]] == [done.stderr.removeprefix("zarrfs: ").rstrip()]
+    assert os.listdir(bad.parent) == ["bad.json"]
+
+
+def test_a_damaged_record_is_named_if_nothing_else_is_found(tmp_path: Path) -> None:
+    add_record()
+    (tmp_path / "state/staged/bad.json").write_text("{")
+    done = run("unstage", tmp_path / "x")
+    assert (done.returncode, "bad.json: is damaged" in done.stderr) == (1, True)
+    assert run("unstage", "/somewhere").returncode == 0
+
+
+@root_only
+def test_a_child_that_its_user_blocks() -> None:
+    (result,) = unstage._as_user(65534, lambda: time.sleep(100) or [], 0.2)
+    assert "records of user 65534" in str(result["error"])
+
+
+@pytest.mark.parametrize("meanwhile", ["gone", records.ENDING])
+def test_no_keeper_for_a_record_that_is_being_unstaged(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that was read is of a moment ago."""
+    record, kept = add_record(how="mount"), []
+    monkeypatch.setattr(unstage, "ensure_keeper", kept.append)
+    other = records.found()[0]
+    if meanwhile == "gone":
+        other.remove()
+    else:
+        other.state = meanwhile
+        other.save()
+    unstage._replace_keeper(record, pytest.fail)
+    assert kept == []
+    assert [one.state for one in records.found()] == ([] if meanwhile == "gone" else [meanwhile])

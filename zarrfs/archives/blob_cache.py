@@ -1,0 +1,228 @@
+"""Verified blobs that did not come from local files: held in memory, and kept as files in cache_dir.
+
+MemoryBlobs holds them, BackgroundWriter hands them to DiskBlobs while readers go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+
+import trio
+
+from zarrfs.cache.diskfiles import BLOBS, LAYOUT, TOUCH, Layout
+from zarrfs.cache.diskspace import Space, cost
+from zarrfs.concurrency.tasks import in_background
+from zarrfs.errors import ReadError, reason_of
+from zarrfs.system.buffers import Buffer
+
+log = logging.getLogger("zarrfs.transfer")
+
+UNKNOWN = 4 << 20  # bytes reserved for a blob whose length the archive does not declare
+BACK_OFF = 30.0  # seconds without writes to the disk after one has failed
+_WRITERS = 2  # threads that write to the disk
+_PATIENCE = 30.0  # seconds that aclose() waits for them
+
+
+class MemoryBlobs:
+    """An LRU cache of blobs by blobref, bounded in bytes together with the blobs in flight.
+
+    At most a quarter of `limit` is in flight at once. A blob may be as large as the largest limit so far: when the
+    bound shrinks, its readers go on, and the blob read last stays unless the new limit is 0.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = self._largest = limit
+        self._blobs: OrderedDict[str, Buffer] = OrderedDict()
+        self.bytes = 0
+        self._in_flight = 0
+        self._landed = trio.Condition()
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+    def get(self, blobref: str) -> Buffer | None:
+        """Return the bytes of a blob and mark it as used last; None on a miss."""
+        found = self._blobs.get(blobref)
+        if found is not None:
+            self._blobs.move_to_end(blobref)
+        return found
+
+    def has(self, blobref: str) -> bool:
+        """Return whether a blob is held, without marking it as used."""
+        return blobref in self._blobs
+
+    def add(self, blobref: str, data: Buffer) -> None:
+        """Hold a blob; the caller still has its bytes reserved."""
+        if blobref not in self._blobs:
+            self._blobs[blobref] = data
+            self.bytes += len(data)
+
+    @contextlib.asynccontextmanager
+    async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
+        """Wait until `size` bytes can be in flight, and reserve them inside. ReadError if they never fit."""
+        size = min(UNKNOWN, self._largest) if size is None else size
+        if size > self._largest:
+            raise ReadError(blobref, f"a blob of {size} bytes does not fit in memory (-o memory_limit=)")
+        async with self._landed:
+            while self._in_flight and self._in_flight + size > self.limit // 4:
+                await self._landed.wait()
+            self._in_flight += size
+        try:
+            self._shrink()
+            yield
+        finally:
+            await self.release(size)
+
+    def reserve(self, size: int) -> bool:
+        """Reserve `size` bytes in flight until release(), or return False if that means waiting."""
+        if self._in_flight + size > self.limit // 4:
+            return False
+        self._in_flight += size
+        self._shrink()
+        return True
+
+    async def release(self, size: int) -> None:
+        """Give back `size` reserved bytes."""
+        self._in_flight -= size
+        self._shrink()
+        with trio.CancelScope(shield=True):
+            async with self._landed:
+                self._landed.notify_all()
+
+    def resize(self, limit: int) -> None:
+        """Set another bound, and evict down to it."""
+        self.limit, self._largest = limit, max(limit, self._largest)
+        self._shrink()
+
+    def clear(self) -> None:
+        """Drop all blobs."""
+        self._blobs.clear()
+        self.bytes = 0
+
+    def _shrink(self) -> None:
+        least = 0 < self.limit < self._largest
+        while len(self._blobs) > least and self.bytes + self._in_flight > self.limit:
+            _, data = self._blobs.popitem(last=False)
+            self.bytes -= len(data)
+
+
+class DiskBlobs:
+    """Blobs in cache_dir, one file each in `directory`, which is read like any directory of blobs.
+
+    They share the bound of the blocks there (zarrfs.cache.diskspace) and are evicted with them, least recently used
+    first. Readers verify what they find: nothing in the directory is trusted. Methods are thread-safe, but for
+    close(), block, and raise nothing about the disk.
+    """
+
+    def __init__(self, cache_dir: str, size: int, min_free: int) -> None:
+        """Keep blobs within the bounds of DiskCache, in bytes. Nothing on the disk is touched yet."""
+        self._layout = Layout(cache_dir)
+        self._space = Space(self._layout, size, min_free)
+        self._cache_dir = cache_dir
+        self.directory = os.path.normpath(os.path.join(cache_dir, LAYOUT, BLOBS))
+        self._until = 0.0  # monotonic; nothing is written before
+        self._reported: set[str] = set()
+        self._counts = dict.fromkeys(("writes", "bytes_written", "dropped", "errors"), 0)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def put(self, blobref: str, data: Buffer) -> None:
+        """Write a verified blob if there is room, replacing a file of its name."""
+        if self._closed or time.monotonic() < self._until:
+            self._count("dropped")
+            return
+        try:
+            written = self._put(blobref, data)
+        except OSError as exc:
+            self._count("errors")
+            self._until = time.monotonic() + BACK_OFF
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._space.full()  # the next write makes room first
+            else:
+                self._layout.forget()  # the directory may have been removed
+                self._space.forget()
+            reason = reason_of(exc)
+            if reason not in self._reported:
+                self._reported.add(reason)
+                log.warning("cache_dir=%s: %s; no blobs are kept there for now", self._cache_dir, reason)
+            return
+        self._count("writes" if written else "dropped", len(data) if written else 0)
+
+    def touch(self, blobref: str) -> None:
+        """Mark a blob as used. Call it before the file is opened: one that changes while read is verified again."""
+        with contextlib.suppress(OSError):
+            path = os.path.join(self.directory, blobref)
+            if time.time() - os.stat(path, follow_symlinks=False).st_mtime > TOUCH:
+                self._layout.touch(blobref)
+
+    def stats(self) -> dict[str, int]:
+        """Return counters since the start."""
+        return {**self._counts, "evicted": self._space.evicted}
+
+    def resize(self, size: int, min_free: int) -> None:
+        """Set other bounds, in bytes."""
+        self._space.resize(size, min_free)
+
+    def close(self) -> None:
+        """Give back reserved space."""
+        self._closed = True
+        try:
+            self._space.close()
+        finally:
+            self._layout.forget()
+
+    def _count(self, counter: str, written: int = 0) -> None:
+        with self._lock:
+            self._counts[counter] += 1
+            self._counts["bytes_written"] += written
+
+    def _put(self, blobref: str, data: Buffer) -> bool:
+        count, taken = cost(len(data)), 0
+        if not self._space.take(count):
+            return False
+        try:
+            taken = self._layout.put(blobref, [data] if len(data) else [])
+        finally:
+            self._space.done(count, taken)
+        return True
+
+
+class BackgroundWriter:
+    """Writes blobs to `disk` in background tasks, while `memory` has room for the blobs that wait."""
+
+    def __init__(self, disk: DiskBlobs, memory: MemoryBlobs) -> None:
+        self._disk, self._memory = disk, memory
+        self._threads = trio.CapacityLimiter(_WRITERS)
+        self._writes = 0
+        self._ended = trio.Event()
+
+    async def write(self, blobref: str, data: Buffer) -> None:
+        """Write a blob later; before returning, if there is no memory for waiting."""
+        if not self._memory.reserve(len(data)):
+            await trio.to_thread.run_sync(self._disk.put, blobref, data, limiter=self._threads)
+            return
+        self._writes += 1
+        in_background(self._write, blobref, data)
+
+    async def _write(self, blobref: str, data: Buffer) -> None:
+        try:
+            await trio.to_thread.run_sync(self._disk.put, blobref, data, limiter=self._threads)
+        finally:
+            self._writes -= 1
+            await self._memory.release(len(data))
+            self._ended.set()
+
+    async def aclose(self) -> None:
+        """Wait up to 30 s for writes under way, and close the disk."""
+        with trio.move_on_after(_PATIENCE):
+            while self._writes:
+                self._ended = trio.Event()
+                await self._ended.wait()
+        await trio.to_thread.run_sync(self._disk.close)

@@ -1,0 +1,220 @@
+"""Blobs in local files, one in each or many in a tar, verified when they are first read.
+
+A changed size, mtime or ctime shows that a file has changed: the kernel sets them before it changes a byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import trio
+
+from zarrfs.archives.blobrefs import hash_of, hash_of_file
+from zarrfs.cache.diskfiles import Handle
+from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash, reason_of
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import read_cached
+from zarrfs.system.othermounts import OTHER_MOUNTS
+
+MAX_VERDICTS = 65_536  # verified blobs remembered, open or not
+WHOLE_MAX = 4 << 20  # bytes of a blob that whole() returns
+ANOTHER_HASH = "its bytes have another hash than its name says"
+_TICK_NS = 20_000_000  # more than the resolution of file times (10 ms at 100 Hz)
+
+
+class BlobLocation(NamedTuple):
+    """The location of a blob: a file of its own, or bytes from `start` on of an open `file`."""
+
+    path: str
+    start: int = 0
+    size: int | None = None  # None: up to the end
+    file: Handle | None = None
+
+    def shown(self, blobref: str) -> str:
+        """Return the name of the blob in errors."""
+        return self.path if self.size is None else f"{self.path}: {blobref}"
+
+
+class Identity(NamedTuple):
+    """Fields that change when a file is changed or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class OpenBlob:
+    """A verified blob of `size` bytes: those from `start` on of a descriptor, or `data`. Errors name it `shown`."""
+
+    __slots__ = ("data", "fd", "identity", "retired", "shown", "size", "start", "users")
+
+    def __init__(
+        self, shown: str, size: int, fd: int = -1, start: int = 0, identity: Identity | None = None,
+        data: Buffer | None = None,
+    ) -> None:  # fmt: skip
+        self.shown, self.size, self.fd, self.start, self.identity, self.data = shown, size, fd, start, identity, data
+        self.users = 0
+        self.retired = False  # its last user closes it
+
+
+class BlobFiles:
+    """Opens, verifies and reads blobs. Methods block and are thread-safe."""
+
+    def __init__(self) -> None:
+        self.forbidden_device: int | None = None  # st_dev of the mount that reads
+        self.hashed = self.hashed_bytes = 0
+        self._verdicts: OrderedDict[tuple[str, int, Identity], bool] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
+        """Open the blob at a location and verify its length and hash; in a worker thread of trio.
+
+        Raises the errors of BlobReader.
+        """
+        shown = location.shown(blobref)
+        with _about(shown):
+            fd = _opened(location.path) if location.file is None else os.dup(location.file)
+            try:
+                status, size = self._status(fd, location, shown, declared)
+                identity = _identity(status)
+                self._verify(fd, location.start, size, shown, blobref, identity)
+                return OpenBlob(shown, size, fd, location.start, identity)
+            except BaseException:
+                os.close(fd)
+                raise
+
+    def whole(self, location: BlobLocation, blobref: str, declared: int | None) -> memoryview | None:
+        """Return the verified bytes of a blob; None if they are more than WHOLE_MAX. Raises as examine()."""
+        shown = location.shown(blobref)
+        try:
+            fd = _opened(location.path) if location.file is None else location.file
+            try:
+                _, size = self._status(fd, location, shown, declared)
+                if size > WHOLE_MAX:
+                    return None
+                data: Buffer = os.pread(fd, size, location.start)
+                if len(data) != size:
+                    data, _ = _fill(fd, bytearray(data), location.start, size)
+            finally:
+                if location.file is None:
+                    os.close(fd)
+        except OSError as exc:  # not _about(), which would take a tenth of the time
+            raise _read_error(shown, exc) from exc
+        if hash_of(data, blobref) != blobref:
+            raise WrongHash(shown, ANOTHER_HASH)
+        self.count(size)
+        return memoryview(data)
+
+    def count(self, size: int) -> None:
+        """Count a hashed blob of `size` bytes."""
+        with self._lock:
+            self.hashed += 1
+            self.hashed_bytes += size
+
+    def _status(self, fd: int, location: BlobLocation, shown: str, declared: int | None) -> tuple[os.stat_result, int]:
+        """Return the result of fstat, and the length of the blob, which must be the declared one."""
+        status = os.fstat(fd)
+        if status.st_dev == self.forbidden_device:
+            raise Loop(shown, "lies in the mount that refers to it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ReadError(shown, "not a regular file")
+        size = status.st_size if location.size is None else location.size
+        if declared is not None and size != declared:
+            raise wrong_length(shown, size, declared)
+        return status, size
+
+    def _verify(self, fd: int, start: int, size: int, shown: str, blobref: str, identity: Identity) -> None:
+        """Raise WrongHash unless the bytes have the hash in `blobref`. Verdicts are cached until the file changes."""
+        known = (blobref, start, identity)
+        with self._lock:
+            right = self._verdicts.get(known)
+            if right is not None:
+                self._verdicts.move_to_end(known)
+        if right is None:
+            # a write within a tick of the last one changes no time: let the tick pass before reading the first byte
+            age = time.time_ns() - identity.ctime_ns
+            if age < _TICK_NS:
+                time.sleep(min(_TICK_NS, _TICK_NS - age) / 1e9)
+            right = hash_of_file(fd, blobref, size, start) == blobref
+            if _identity(os.fstat(fd)) != identity:
+                raise TargetChanged(shown, "changed while it was verified")
+            self.count(size)
+            with self._lock:
+                self._verdicts[known] = right
+                if len(self._verdicts) > MAX_VERDICTS:
+                    self._verdicts.popitem(last=False)
+        if not right:
+            raise WrongHash(shown, ANOTHER_HASH)
+
+
+async def read(blob: OpenBlob, offset: int, length: int) -> Buffer | None:
+    """Read `length` bytes of a blob in a file; return None if the file has changed. Raises as examine()."""
+    with _about(blob.shown):
+        data, identity = await _pread(blob.fd, blob.start + offset, length)
+    if identity != blob.identity:
+        return None
+    if len(data) != length:
+        raise OutOfRange(blob.shown, f"ends before byte {offset + length}")
+    return data
+
+
+def wrong_length(shown: str, size: int, declared: int) -> OutOfRange:
+    """Return the error about a blob of another length than the archive declares."""
+    return OutOfRange(shown, f"a blob of {size} bytes, where the archive says {declared}")
+
+
+@contextlib.contextmanager
+def _about(shown: str) -> Iterator[None]:
+    """Raise OSErrors of the block as ReadErrors about a blob."""
+    try:
+        yield
+    except OSError as exc:
+        raise _read_error(shown, exc) from exc
+
+
+def _read_error(shown: str, exc: OSError) -> ReadError:
+    if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+        return TargetMissing(shown, "no such blob")
+    return (AccessDenied if exc.errno in (errno.EACCES, errno.EPERM) else ReadError)(shown, reason_of(exc))
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _opened(path: str) -> int:
+    # opening a fifo must not block; symlinks are followed, as the hash decides
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if not OTHER_MOUNTS.present():
+        return os.open(path, flags)
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        OTHER_MOUNTS.enter(found, path)
+        return os.open(f"/proc/self/fd/{found}", flags)
+    finally:
+        os.close(found)
+
+
+async def _pread(fd: int, offset: int, length: int) -> tuple[Buffer, Identity]:
+    """Return up to `length` bytes, and the identity of the file after reading them."""
+    data = read_cached(fd, offset, length)
+    if len(data) == length:
+        return data, _identity(os.fstat(fd))
+    return await trio.to_thread.run_sync(_fill, fd, data, offset, length)
+
+
+def _fill(fd: int, data: bytearray, offset: int, length: int) -> tuple[Buffer, Identity]:
+    """Read after `data` until there are `length` bytes or the file ends; blocks."""
+    while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
+        data += more
+    return data, _identity(os.fstat(fd))

@@ -1,0 +1,396 @@
+"""BlobReader: reads blobs from their sources, and returns no byte of a blob before its hash is verified.
+
+Source: RFC 10 (blobrefs). A blob source is a directory with a file per blob, named by its blobref, or a BlobSource
+(blob_sources.py). Blobs of those are fetched whole, verified and held in memory, and with cache_dir= also written to
+its directory of blobs (blob_cache.py).
+
+A blob in a directory, or in a tar that is a local file, is verified in place (blob_files.py): when it is first read,
+and again whenever its file changes, which is checked after every read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import trio
+
+from zarrfs.archives import blob_files
+from zarrfs.archives.blob_cache import BackgroundWriter, DiskBlobs, MemoryBlobs
+from zarrfs.archives.blob_files import ANOTHER_HASH, BlobFiles, BlobLocation, OpenBlob, wrong_length
+from zarrfs.archives.blob_sources import BlobSource, BlobSources, DumpSource, in_thread
+from zarrfs.archives.blobrefs import canonical, hash_of
+from zarrfs.config.options import Options
+from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import memory_limit
+
+log = logging.getLogger("zarrfs")
+
+MAX_OPEN = 128  # open descriptors: one more closes the least recently used
+_WARNINGS = 65_536  # warnings remembered, each being logged once
+_HASHING = 4  # blobs hashed at once
+_ATTEMPTS = 3  # a blob that changes under a reader as often is an error
+
+
+class _Queue:
+    """The readers that wait until one blob is verified."""
+
+    __slots__ = ("lock", "readers")
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.readers = 0
+
+
+class BlobReader:
+    """A TargetReader for blobrefs: its URLs are blobrefs, or those of blobrefs.sized().
+
+    Errors, none of which becomes ENOENT: TargetMissing (in no source), WrongHash, OutOfRange (another length),
+    AccessDenied, TargetChanged (it keeps changing), Loop (it lies in the mount that reads), ReadError (not a regular
+    file, or an error of the disk).
+    """
+
+    def __init__(self, sources: tuple[str, ...], options: Options | None = None) -> None:
+        """Read from `sources`, as -o blobs= names them, in that order. No server is contacted yet."""
+        options = options or Options()
+        self._factory = BlobSources(options)
+        # a directory is a path
+        self._sources: list[str | BlobSource] = [self._factory.find(source) for source in sources]
+        remote = [number for number, source in enumerate(self._sources) if not _is_local(source)]
+        self._disk: DiskBlobs | None = None
+        if remote and options.cache_dir is not None and options.cache != "none":
+            self._disk = DiskBlobs(options.cache_dir, options.cache_size, options.cache_min_free)
+            self._sources.insert(remote[0], self._disk.directory)
+        self.remote = bool(remote)
+        self._timeout = options.read_timeout
+        self._memory = MemoryBlobs(memory_limit(options) * 3 // 4)  # the rest is for BlobSources
+        self._writer = None if self._disk is None else BackgroundWriter(self._disk, self._memory)
+        self._ahead = min(options.prefetch, self._memory.limit // 4)  # bytes
+        self._files = BlobFiles()
+        self._open: OrderedDict[str, OpenBlob] = OrderedDict()
+        self._queues: dict[str, _Queue] = {}
+        self._limiter = trio.CapacityLimiter(_HASHING)
+        self._warned: set[str] = set()
+        self._closed = False
+        self._reads = 0
+        self._fetched: dict[str, list[int]] = {}  # by kind of source: [blobs, bytes]
+
+    # -- the TargetReader protocol
+
+    @property
+    def forbidden_device(self) -> int | None:
+        """st_dev of the mount that reads, in which no blob may lie."""
+        return self._files.forbidden_device
+
+    @forbidden_device.setter
+    def forbidden_device(self, device: int | None) -> None:
+        self._files.forbidden_device = device
+        for source in self._sources:
+            if isinstance(source, DumpSource):
+                source.forbidden_device = device
+
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        blobref, declared = _split(url)
+        try:
+            return await self._read(blobref, declared, offset, length)
+        except ReadError as exc:
+            exc.about(blobref, offset, length)
+            raise
+
+    async def _read(self, blobref: str, declared: int | None, offset: int, length: int) -> Buffer:
+        for _ in range(_ATTEMPTS):
+            blob = await self._acquire(blobref, declared)
+            if offset + length > blob.size:
+                self._release(blob)
+                raise OutOfRange(blob.shown, f"has {blob.size} bytes, not {offset + length}")
+            try:
+                data = (
+                    await blob_files.read(blob, offset, length)
+                    if blob.data is None else memoryview(blob.data)[offset : offset + length]
+                )  # fmt: skip
+            finally:
+                self._release(blob)
+            if data is not None:
+                self._reads += 1
+                return data
+            self._retire(blobref, blob)
+        raise TargetChanged(blob.shown, "keeps changing")
+
+    async def get_ready(self, url: str) -> None:
+        """As TargetReader.get_ready: read the headers of local tars, so that DumpSource.locate() finds blobs."""
+        for source in self._sources:
+            if isinstance(source, DumpSource) and source.local:
+                with contextlib.suppress(ReadError), self._in_time(source, url):  # the reader gets the error
+                    await source.get_ready()
+
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """As TargetReader.prefetch. Blobs in local files are left to the page cache."""
+        if not self.remote:
+            return
+        room, urls = self._ahead, {url: None for url, _, _ in wanted}
+        async with trio.open_nursery() as nursery:
+            for url in urls:
+                with contextlib.suppress(ReadError):
+                    blobref, declared = _split(url)
+                    known = blobref in self._open or blobref in self._queues or self._memory.has(blobref)
+                    if declared is None or known:
+                        continue
+                    room -= declared
+                    if room < 0:
+                        break
+                    nursery.start_soon(self._fetch_ahead, blobref, declared)
+
+    async def _fetch_ahead(self, blobref: str, declared: int) -> None:
+        with contextlib.suppress(ReadError):
+            self._release(await self._acquire(blobref, declared))
+
+    async def size(self, url: str, begin: bool = False) -> int:
+        blob = await self._acquire(*_split(url))
+        self._release(blob)
+        return blob.size
+
+    def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
+        """Return all bytes of a small blob in a directory or a local tar, verified; blocks, in any thread.
+
+        None means that read() may still find it. Raises as read() if there are directories alone, with wrong blobs.
+        """
+        blobref, declared = _split(url)
+        failures: list[ReadError] = []
+        elsewhere = False
+        for source in self._sources:
+            elsewhere = elsewhere or not isinstance(source, str)  # read() also searches tars
+            try:
+                location = self._locate(source, blobref)
+                data = None if location is None else self._files.whole(location, blobref, declared)
+            except ReadError as exc:
+                failures.append(exc)
+                continue
+            if location is not None:
+                if only_sound and any(not isinstance(failure, TargetMissing) for failure in failures):
+                    return None
+                self._warn(failures, blobref, location.path)
+                return data
+        if not elsewhere:
+            _raise_gravest(failures)
+        return None
+
+    def _locate(self, source: str | BlobSource, blobref: str) -> BlobLocation | None:
+        """Return location a blob should be in a local source, or None; blocks, in any thread. Raises ReadError."""
+        if isinstance(source, str):
+            if self._disk is not None and source == self._disk.directory:
+                self._disk.touch(blobref)
+            return BlobLocation(os.path.join(source, blobref))
+        return source.locate(blobref) if isinstance(source, DumpSource) else None
+
+    def resolve(self, url: str) -> str:
+        """Return the file read for `url`: the first that exists, else that of the first source, directories last."""
+        blobref, _ = _split(url)
+        paths = self._paths(blobref)
+        remote = [f"{source.shown}: {blobref}" for source in self._sources if not isinstance(source, str)]
+        if len(paths) + len(remote) > 1:
+            paths = [path for path in paths if os.path.exists(path)] or remote or paths
+        return (paths + remote)[0] if paths or remote else blobref
+
+    def _paths(self, blobref: str) -> list[str]:
+        return [os.path.join(source, blobref) for source in self._sources if isinstance(source, str)]
+
+    def adjust(self, options: Options) -> None:
+        """As TargetReader.adjust."""
+        self._timeout = options.read_timeout
+        self._memory.resize(memory_limit(options) * 3 // 4)
+        self._ahead = min(options.prefetch, self._memory.limit // 4)
+        self._factory.adjust(options)
+        if self._disk is not None:
+            self._disk.resize(options.cache_size, options.cache_min_free)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters, for the log."""
+        remote: dict[str, Any] = {}
+        if not all(isinstance(source, str) for source in self._sources):
+            remote = {
+                **self._factory.stats(),
+                "blobs_fetched": {kind: count for kind, (count, _) in self._fetched.items()},
+                "blob_bytes_fetched": {kind: count for kind, (_, count) in self._fetched.items()},
+                "blobs_held": len(self._memory), "blob_bytes_held": self._memory.bytes,
+            }
+        if self._disk is not None:
+            remote["blob_disk"] = self._disk.stats()
+        return {
+            **remote, "blob_reads": self._reads, "blobs_open": len(self._open),
+            "blobs_verified": self._files.hashed, "blob_bytes_verified": self._files.hashed_bytes,
+        }  # fmt: skip
+
+    async def aclose(self) -> None:
+        self._closed = True
+        while self._open:
+            self._retire(*next(iter(self._open.items())))
+        self._memory.clear()
+        for source in self._sources:
+            if not isinstance(source, str):
+                await source.aclose()
+        await self._factory.aclose()
+        if self._writer is not None:
+            await self._writer.aclose()
+
+    # -- open blobs; these methods run on the loop
+
+    async def _acquire(self, blobref: str, declared: int | None) -> OpenBlob:
+        """Return the verified blob with one more user; only one of several waiting readers verifies it."""
+        blob = self._take(blobref)
+        if blob is None:
+            queue = self._queues.setdefault(blobref, _Queue())
+            queue.readers += 1
+            try:
+                async with queue.lock:
+                    blob = self._take(blobref)
+                    if blob is None:
+                        blob = await self._find(blobref, declared)
+                        if blob.data is None:
+                            self._keep(blobref, blob)
+            finally:
+                queue.readers -= 1
+                if not queue.readers:
+                    del self._queues[blobref]
+        if declared is not None and blob.size != declared:
+            self._release(blob)
+            raise wrong_length(blob.shown, blob.size, declared)
+        return blob
+
+    def _take(self, blobref: str) -> OpenBlob | None:
+        if self._closed:
+            raise ReadError(blobref, "the reader is closed")
+        blob = self._open.get(blobref)
+        if blob is not None:
+            self._open.move_to_end(blobref)
+            blob.users += 1
+            return blob
+        data = self._memory.get(blobref)
+        return None if data is None else _in_memory(blobref, data)
+
+    def _keep(self, blobref: str, blob: OpenBlob) -> None:
+        blob.users += 1
+        self._open[blobref] = blob
+        if self._closed:
+            self._retire(blobref, blob)
+        elif len(self._open) > MAX_OPEN:
+            self._retire(*next(iter(self._open.items())))
+
+    def _retire(self, blobref: str, blob: OpenBlob) -> None:
+        """Forget an open blob; its last user closes it."""
+        if self._open.get(blobref) is blob:
+            del self._open[blobref]
+        if not blob.retired:
+            blob.retired = True
+            if not blob.users:
+                os.close(blob.fd)
+
+    def _release(self, blob: OpenBlob) -> None:
+        if blob.data is not None:
+            return
+        blob.users -= 1
+        if blob.retired and not blob.users:
+            os.close(blob.fd)
+
+    # -- finding
+
+    async def _find(self, blobref: str, declared: int | None) -> OpenBlob:
+        """Return the blob from the first source that has the right one, or raise the gravest error."""
+        failures: list[ReadError] = []
+        for source in self._sources:
+            try:
+                blob = await self._look(source, blobref, declared)
+            except ReadError as exc:
+                failures.append(exc)
+            else:
+                self._warn(failures, blobref, blob.shown)
+                return blob
+        _raise_gravest(failures)
+        shown = ", ".join(source if isinstance(source, str) else source.shown for source in self._sources)
+        raise TargetMissing(blobref, f"no such blob: in none of {shown}" if shown else "no such blob: no blobs= given")
+
+    async def _look(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob:
+        if _is_local(source):
+            if isinstance(source, DumpSource):
+                with self._in_time(source, blobref):
+                    await source.get_ready()
+            try:
+                blob = await trio.to_thread.run_sync(self._examine, source, blobref, declared, limiter=self._limiter)
+            except (WrongHash, OutOfRange):
+                if not isinstance(source, str):
+                    with contextlib.suppress(TargetMissing):  # the tar may have it as another member
+                        return await self._fetch(source, blobref, declared)
+                raise
+            if blob is not None:
+                return blob
+        assert not isinstance(source, str)
+        return await self._fetch(source, blobref, declared)
+
+    @contextlib.contextmanager
+    def _in_time(self, source: BlobSource, blobref: str) -> Iterator[None]:
+        """Raise ReadError if the block takes longer than -o read_timeout=."""
+        try:
+            with trio.fail_after(self._timeout):
+                yield
+        except trio.TooSlowError:
+            location, limit = f"{source.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
+            raise ReadError(location, f"not read within {limit}") from None
+
+    def _examine(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob | None:
+        """Open a blob in a local source; return None if its location is unknown. In a worker thread."""
+        location = self._locate(source, blobref)
+        return None if location is None else self._files.examine(location, blobref, declared)
+
+    async def _fetch(self, source: BlobSource, blobref: str, declared: int | None) -> OpenBlob:
+        """Fetch a blob from a BlobSource, verify it, and hold it in memory."""
+        async with self._memory.room(blobref, declared):
+            with self._in_time(source, blobref):
+                data = await source.fetch(blobref, declared)
+            if await in_thread(self._limiter, hash_of, data, blobref) != blobref:
+                raise WrongHash(f"{source.shown}: {blobref}", ANOTHER_HASH)
+            count = self._fetched.setdefault(source.kind.value, [0, 0])
+            count[0], count[1] = count[0] + 1, count[1] + len(data)
+            self._files.count(len(data))
+            if not self._closed:
+                self._memory.add(blobref, data)
+            if self._writer is not None:
+                await self._writer.write(blobref, data)
+        return _in_memory(f"{source.shown}: {blobref}", data)
+
+    def _warn(self, failures: list[ReadError], blobref: str, path: str) -> None:
+        """Log once for each failing source or bad blob that `path` was read instead."""
+        for failure in failures:
+            bad = isinstance(failure, WrongHash | OutOfRange | TargetChanged)
+            what = failure.where if bad else failure.where.replace(blobref, "")
+            known = isinstance(failure, TargetMissing) or what in self._warned
+            if not known and len(self._warned) < _WARNINGS:
+                self._warned.add(what)
+                log.warning("%s; read from %s instead", failure, path)
+
+
+def _raise_gravest(failures: list[ReadError]) -> None:
+    """Raise the first failure other than TargetMissing, if there is one."""
+    for failure in failures:
+        if not isinstance(failure, TargetMissing):
+            raise failure
+
+
+def _in_memory(path: str, data: Buffer) -> OpenBlob:
+    return OpenBlob(path, len(data), data=data)
+
+
+def _is_local(source: str | BlobSource) -> bool:
+    """Return whether blobs of a source are read in place."""
+    return isinstance(source, str) or (isinstance(source, DumpSource) and source.local)
+
+
+def _split(url: str) -> tuple[str, int | None]:
+    """Return (blobref, declared length or None) of a URL."""
+    blobref, _, length = url.partition(":")
+    if canonical(blobref) != blobref:
+        raise ReadError(url, "not a blobref")
+    return blobref, int(length) if length else None

@@ -1,0 +1,377 @@
+"""Sources of blobs other than directories: a URL prefix, a database, a dump tar, a Flux instance.
+
+A source returns all bytes of a blob, and its caller verifies them. BlobReader reads directories itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import stat
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import trio
+
+from zarrfs.archives.blob_files import BlobLocation, wrong_length
+from zarrfs.archives.blobrefs import LARGEST, hash_of
+from zarrfs.archives.dump_reader import DumpIndex, Member, Steps, go_through, lay_out, run, run_remote
+from zarrfs.archives.source_kinds import DUMP, BlobSourceKind, is_remote_dump, source_kind
+from zarrfs.cache.diskfiles import Handle
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.documents.compressed import is_tar
+from zarrfs.errors import Loop, OutOfRange, ReadError, TargetMissing, UsageError, reason_of
+from zarrfs.store.uri import path_of_uri
+from zarrfs.system.buffers import Buffer
+from zarrfs.system.memory import memory_limit
+
+if TYPE_CHECKING:
+    from zarrfs.archives.content_database import ContentDatabase
+    from zarrfs.archives.flux import FluxBlobs
+    from zarrfs.store.remotefiles import RemoteFiles
+
+T = TypeVar("T")
+
+
+class BlobSource(Protocol):
+    """A source of whole blobs."""
+
+    kind: BlobSourceKind
+    shown: str
+
+    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
+        """Return the bytes of a blob, not verified; the archive declares their number, or None.
+
+        Raises TargetMissing if there is no such blob, OutOfRange if it has another length, or another ReadError.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release descriptors and connections."""
+        ...
+
+
+class BlobSources:
+    """Creates blob sources; those behind URLs share one RemoteFiles, made when it is first used."""
+
+    def __init__(self, options: Options) -> None:
+        # blobs are cached whole by BlobReader, never as blocks of a URL
+        quarter = memory_limit(options) // 4  # for headers of tars: blobs have the rest
+        self._options = dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter)
+        self.slots = trio.CapacityLimiter(options.host_requests)  # threads that wait for a source
+        self._files: RemoteFiles | None = None
+
+    def find(self, name: str) -> BlobSource | str:
+        """Return the source of this name; the path for a directory, and for a file that is no source any more."""
+        if is_remote_dump(name):
+            return DumpSource(name.removeprefix(DUMP), self)
+        path = path_of_uri(name)
+        if path is not None and os.path.isdir(path):
+            return os.path.abspath(path)
+        try:
+            kind = source_kind(name)
+        except UsageError:
+            return os.path.abspath(path or name)
+        if kind is BlobSourceKind.DATABASE:
+            from zarrfs.archives.content_database import ContentDatabase
+
+            return DatabaseSource(ContentDatabase(os.path.abspath(path or name)), self.slots)
+        if kind is BlobSourceKind.FLUX:
+            from zarrfs.archives.flux import FluxBlobs
+
+            return FluxSource(FluxBlobs(), self.slots, self._options.request_timeout)
+        if kind is BlobSourceKind.DUMP:
+            return DumpSource(os.path.abspath(path or name), self)
+        return UrlSource(name, self)
+
+    def files(self) -> RemoteFiles:
+        """Return the reader of URLs."""
+        if self._files is None:
+            from zarrfs.store.remotefiles import RemoteFiles
+
+            self._files = RemoteFiles(self._options)
+        return self._files
+
+    async def bytes_of(self, url: str, start: int, stop: int, shown: str, total: int | None = None) -> Buffer:
+        """Fetch the bytes [start, stop) of `url` in parts of part_size=, uncached.
+
+        Raises OutOfRange if it ends before, or if the server reports another size than `total`.
+        """
+        files = self.files()
+        system, path = await files.find(url)
+        ranges, part = files.blocks.ranges, self._options.part_size
+
+        async def fetch(at: int) -> Buffer:
+            end = min(at + part, stop)
+            found = await ranges.fetch(system, path, at, end)
+            size = at + len(found.data) if found.total is None else found.total
+            if (total is not None and found.total not in (None, total)) or len(found.data) != end - at:
+                raise OutOfRange(shown, f"has {size} bytes, not {stop if total is None else total}")
+            return found.data
+
+        if stop - start <= part:
+            return await fetch(start)
+        buffer = bytearray(stop - start)
+
+        async def put(at: int) -> None:
+            data = await fetch(at)
+            buffer[at - start : at - start + len(data)] = data
+
+        await at_once(put, range(start, stop, part))
+        return buffer
+
+    async def size(self, url: str) -> int:
+        """Return the size of `url` in bytes."""
+        return await self.files().size(url)
+
+    def adjust(self, options: Options) -> None:
+        """Apply changed options."""
+        quarter = memory_limit(options) // 4
+        self._options = dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter)
+        self.slots.total_tokens = options.host_requests
+        if self._files is not None:
+            self._files.adjust(self._options)
+
+    def stats(self) -> dict[str, Any]:
+        """Return counters of requests."""
+        return {} if self._files is None else {"remote": self._files.stats()}
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        if self._files is not None:
+            await self._files.aclose()
+
+
+class UrlSource:
+    """Blobs at PREFIX/BLOBREF; or, if PREFIX turns out to be a tar, its members."""
+
+    kind = BlobSourceKind.URL
+
+    def __init__(self, url: str, sources: BlobSources) -> None:
+        self.shown = without_secrets(url)
+        self._url, self._sources = url, sources
+        self._dump: DumpSource | None = None
+        self._looked = not url.partition("?")[0].lower().endswith(".tar")
+        self._looking = trio.Lock()
+
+    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
+        """As BlobSource.fetch."""
+        if not self._looked:
+            async with self._looking:
+                await self._look()
+        if self._dump is not None:
+            return await self._dump.fetch(blobref, declared)
+        url = blob_url(self._url, blobref)
+        shown = without_secrets(url)
+        if declared == 0:
+            return b""
+        length = await self._sources.size(url) if declared is None else declared
+        if length > LARGEST:
+            raise OutOfRange(shown, f"{length} bytes are more than a blob may have")
+        return await self._sources.bytes_of(url, 0, length, shown, length)
+
+    async def _look(self) -> None:
+        """Detect whether the URL is a tar."""
+        if self._looked:
+            return
+        with contextlib.suppress(TargetMissing):
+            head = bytes(await self._sources.bytes_of(self._url, 0, 512, self.shown))
+            if is_tar(head):
+                self._dump = DumpSource(self._url, self._sources)
+        self._looked = True
+
+    async def aclose(self) -> None:
+        """As BlobSource.aclose: BlobSources has the connections."""
+
+
+class DatabaseSource:
+    """The content.sqlite of a stopped Flux instance."""
+
+    kind = BlobSourceKind.DATABASE
+
+    def __init__(self, database: ContentDatabase, slots: trio.CapacityLimiter) -> None:
+        self.shown, self._database, self._slots = database.shown, database, slots
+
+    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
+        """As BlobSource.fetch."""
+        return await in_thread(self._slots, self._database.load, blobref, declared)
+
+    async def aclose(self) -> None:
+        """As BlobSource.aclose."""
+        self._database.close()
+
+
+class FluxSource:
+    """The running Flux instance."""
+
+    kind = BlobSourceKind.FLUX
+
+    def __init__(self, blobs: FluxBlobs, slots: trio.CapacityLimiter, timeout: float) -> None:
+        self.shown, self._blobs, self._slots, self._timeout = blobs.shown, blobs, slots, timeout
+
+    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
+        """As BlobSource.fetch."""
+        data = await in_thread(self._slots, self._blobs.load, blobref, self._timeout)
+        if declared is not None and len(data) != declared:
+            raise wrong_length(f"flux:{blobref}", len(data), declared)
+        return data
+
+    async def aclose(self) -> None:
+        """As BlobSource.aclose."""
+        self._blobs.close()
+
+
+class DumpSource:
+    """A tar of flux dump, local or behind a URL."""
+
+    kind = BlobSourceKind.DUMP
+
+    def __init__(self, name: str, sources: BlobSources) -> None:
+        self._sources = sources
+        self._name, self.local = name, "://" not in name
+        self.shown = without_secrets(name)
+        self._index: DumpIndex | None = None
+        self._whole: DumpIndex | None = None  # of a local tar: the index of all headers
+        self._going = threading.Lock()
+        self._reading, self._searching = trio.Lock(), trio.Lock()
+        self.forbidden_device: int | None = None  # st_dev of the mount that reads
+        # opened before anything is mounted over it; abandoned threads may still use it after aclose()
+        self._file: Handle | None = None
+        self._failure = "is closed"
+        if self.local:
+            try:
+                self._file = Handle(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+            except OSError as exc:
+                self._failure = reason_of(exc)
+
+    def locate(self, blobref: str) -> BlobLocation | None:
+        """Return where a blob should be in a local tar; None if unknown, as before get_ready()."""
+        file, found = self._file, None if self._index is None else self._index.known(blobref)
+        return None if file is None or found is None else BlobLocation(self._name, found.offset, found.size, file)
+
+    async def get_ready(self) -> DumpIndex:
+        """Return the index, and make it on the first call. Raises ReadError."""
+        async with self._reading:
+            if self._index is None:
+                self._index = await self._indexed()
+            return self._index
+
+    async def fetch(self, blobref: str, declared: int | None) -> Buffer:
+        """As BlobSource.fetch; the bytes are verified."""
+        index, where = await self.get_ready(), f"{self.shown}: {blobref}"
+        hint = index.known(blobref)
+        fits = hint is not None and declared in (None, hint.size)  # a document may declare two lengths for a blob
+        data = await self._matching(hint, blobref) if hint is not None and fits else None
+        if data is None and (blobref, declared) not in index.absent:
+            async with self._searching:  # one at a time: members hashed on the way are indexed for the next
+                data = await self._searched(index, blobref, declared, hint)
+        if data is not None:
+            if declared is not None and len(data) != declared:
+                raise wrong_length(where, len(data), declared)
+            return data
+        if index.fault:
+            raise ReadError(where, f"not in the tar, which is {index.fault}")
+        raise TargetMissing(where, "no such blob")
+
+    async def _searched(
+        self, index: DumpIndex, blobref: str, declared: int | None, wrong: Member | None
+    ) -> Buffer | None:
+        """Search all members for a blob; `wrong` is known to be another."""
+        if not index.complete:
+            index = self._index = await self._complete()
+        found = index.known(blobref)  # by another search meanwhile
+        if found is not None and found != wrong and (data := await self._matching(found, blobref)) is not None:
+            return data
+        for length in index.lengths() if declared is None else [declared]:
+            for member in index.candidates(length):
+                if (data := await self._matching(member, blobref)) is not None:
+                    return data
+        index.absent.add((blobref, declared))
+        return None
+
+    async def _matching(self, member: Member, blobref: str) -> Buffer | None:
+        """Return the bytes of a member if they are the blob, and index the member by its blobref."""
+        if member.size > LARGEST:
+            return None
+        data = await self._read(member.offset, member.size)
+        found = await in_thread(self._sources.slots, hash_of, data, blobref)
+        assert self._index is not None
+        self._index.found(found, member)
+        return data if found == blobref else None
+
+    async def _indexed(self) -> DumpIndex:
+        index = DumpIndex()
+        if self.local:
+            laid_out = await in_thread(self._sources.slots, self._run_local, lay_out, index)
+        else:
+            laid_out = await self._run_remote(lay_out, index)
+        return index if laid_out else await self._complete()
+
+    async def _complete(self) -> DumpIndex:
+        """Return the index of all headers. Raises ReadError."""
+        if self.local:
+            return await in_thread(self._sources.slots, self._complete_local)
+        index = DumpIndex()
+        await self._run_remote(go_through, index)
+        return index
+
+    def _complete_local(self) -> DumpIndex:
+        with self._going:  # an abandoned thread finishes its index for the next caller
+            if self._whole is None:
+                index = DumpIndex()
+                self._run_local(go_through, index)
+                self._whole = index
+            return self._whole
+
+    async def _run_remote(self, steps: Callable[[int, DumpIndex], Steps[T]], index: DumpIndex) -> T:
+        files = self._sources.files()
+        size = await files.size(self._name)
+        return await run_remote(steps(size, index), files, self._name, size)
+
+    def _run_local(self, steps: Callable[[int, DumpIndex], Steps[T]], index: DumpIndex) -> T:
+        file = self._file
+        if file is None:
+            raise ReadError(self.shown, self._failure)
+        try:
+            status = os.fstat(file)
+        except OSError as exc:
+            raise ReadError(self.shown, reason_of(exc)) from exc
+        if status.st_dev == self.forbidden_device:
+            raise Loop(self.shown, "lies in the mount that refers to it")
+        if not stat.S_ISREG(status.st_mode):
+            raise ReadError(self.shown, "not a regular file")
+        return run(steps(status.st_size, index), lambda offset, length: self._pread(file, offset, length))
+
+    async def _read(self, offset: int, length: int) -> Buffer:
+        if self._file is not None:
+            return await in_thread(self._sources.slots, self._pread, self._file, offset, length)
+        return await self._sources.bytes_of(self._name, offset, offset + length, self.shown)
+
+    def _pread(self, file: Handle, offset: int, length: int) -> bytes:
+        try:
+            data = os.pread(file, length, offset)
+        except OSError as exc:
+            raise ReadError(self.shown, reason_of(exc)) from exc
+        if len(data) != length:
+            raise ReadError(self.shown, f"ends before byte {offset + length}")
+        return data
+
+    async def aclose(self) -> None:
+        """As BlobSource.aclose."""
+        self._file = None
+
+
+def blob_url(name: str, blobref: str) -> str:
+    """Return the URL of a blob below a prefix: its name goes into the first link of a chain, before a query."""
+    link, mark, rest = name.partition("::") if "://[" not in name else (name, "", "")
+    path, question, query = link.partition("?")
+    return f"{path.rstrip('/')}/{blobref}{question}{query}{mark}{rest}"
+
+
+async def in_thread(slots: trio.CapacityLimiter, function: Callable[..., T], *args: Any) -> T:
+    """Run `function(*args)` in a thread, which is abandoned if its caller is cancelled."""
+    return await trio.to_thread.run_sync(function, *args, limiter=slots, abandon_on_cancel=True)

@@ -1,0 +1,99 @@
+"""The kinds of blob sources (-o blobs=), told by their names and first bytes, before any blob is read.
+
+The child that compiles archives checks them, so this module imports no event loop.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+from collections.abc import Iterable
+
+from zarrfs.documents.compressed import is_compressed, is_tar
+from zarrfs.errors import UsageError, reason_of
+from zarrfs.store.uri import path_of_uri
+
+_HEAD = 512  # bytes that tell the type of a file
+_SQLITE = b"SQLite format 3\0"
+DUMP = "dump:"  # prefix of a URL that is a dump tar, whatever its name
+NO_BLOBS = "blobs; none given: -o blobs=DIR"  # ends the warning that files cannot be read
+FLUX = "flux:"  # prefix of documents of the running Flux instance; alone, that instance as a source of blobs
+
+
+class BlobSourceKind(enum.StrEnum):
+    """The kind of a blob source."""
+
+    DIRECTORY = "directory"
+    URL = "url"
+    DATABASE = "database"  # the content.sqlite of a stopped Flux instance
+    DUMP = "dump"  # a tar that flux dump has written
+    FLUX = "flux"  # the running Flux instance
+
+
+def is_flux(text: str) -> bool:
+    """Return whether a source is a document of the running Flux instance: flux:NAME, flux:job/ID."""
+    return text.startswith(FLUX)
+
+
+def is_remote_dump(source: str) -> bool:
+    """Return whether a blob source is declared to be a dump tar behind a URL: dump:URL."""
+    return source.startswith(DUMP) and "://" in source
+
+
+def absolute(source: str) -> str:
+    """Return a blob source by a name that does not depend on the working directory."""
+    path = None if is_flux(source) or is_remote_dump(source) else path_of_uri(source)
+    return source if path is None else os.path.abspath(path)
+
+
+def source_kind(source: str) -> BlobSourceKind:
+    """Return the kind of a blob source, by its name and the first bytes of a file. No server is contacted.
+
+    Raises UsageError for a name that is no blob source, or a file that cannot be read.
+    """
+    if source == FLUX:
+        return BlobSourceKind.FLUX
+    if is_flux(source):
+        raise _unusable(source, "the running Flux instance is flux: and nothing else")
+    if is_remote_dump(source):
+        return BlobSourceKind.DUMP
+    path = path_of_uri(source)
+    if path is None:
+        return BlobSourceKind.URL
+    try:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            return BlobSourceKind.DIRECTORY
+        if stat.S_ISREG(status.st_mode):
+            return _file_kind(source, path)
+    except OSError as exc:
+        raise _unusable(source, reason_of(exc)) from None
+    raise _unusable(source, "not a directory")
+
+
+def check_sources(sources: Iterable[str]) -> None:
+    """Raise UsageError for the first name that is no blob source."""
+    for source in sources:
+        source_kind(source)
+
+
+def _file_kind(source: str, path: str) -> BlobSourceKind:
+    with open(path, "rb") as file:
+        head = file.read(_HEAD)
+    if head.startswith(_SQLITE):
+        from zarrfs.archives.content_database import fault_of
+
+        fault = fault_of(path)
+        if fault:
+            raise _unusable(source, fault)
+        return BlobSourceKind.DATABASE
+    if is_tar(head):
+        return BlobSourceKind.DUMP
+    if is_compressed(head):
+        raise _unusable(source, "is compressed: a dump tar is read in pieces, so decompress it first")
+    raise _unusable(source, "not a directory, nor a content.sqlite of Flux, nor a tar of flux dump")
+
+
+def _unusable(source: str, why: str) -> UsageError:
+    return UsageError(f"option blobs={source}: {why}")

@@ -1,0 +1,446 @@
+"""Directory trees as entries of an archive: walked, read, hashed, and put into blobs.
+
+TreeWalk cuts a tree into tasks; EntryReader does them, in the processes of zarrfs.system.workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from zarrfs.archives.blob_writer import ALGORITHMS, BlobDirectory
+from zarrfs.archives.document_writer import PATH_MAX, SPECIAL_FILES, blobs_rule, cut, encoded, inline_content, joined
+from zarrfs.archives.dump_writer import BlobSpan, TaskBlobs, check_name
+from zarrfs.errors import SourceError, UsageError, reason_of
+from zarrfs.store.destination import is_utf8
+from zarrfs.system.sparse import each_extent
+
+REGION_MAX = 64 << 20  # bytes of a blob at most: each process holds one
+_JOBS_MAX = 8  # processes by default: more of them wait for each other at the directory of blobs
+BATCH = 64  # files of one task
+MANY = 4096  # regions: a file of more is cut into tasks, and so is one with more data than a task has room for
+PIECE = 32 << 10  # bytes: a larger file is written to the document in pieces
+_PAGE = 4096  # bytes that one read(2) returns from a single moment
+
+# Some names of a directory: (entry of the directory itself, its path, its (device, inode), regular files, other names)
+DirectoryPart = tuple[bytes | None, str, tuple[int, int] | None, list[str], list[str]]
+FileIdentity = tuple[int, int, int, int, int]  # device, inode, size, mtime and ctime in ns
+# Encoded entries, and their blobs in the memory of the task
+EntryBatch = tuple[bytes, list[BlobSpan]]
+# A file too large for a task that has others: its path, its fields so far, its identity when it was opened
+LargeFile = tuple[str, dict[str, Any], FileIdentity]
+# In the order of the document; then counts of files and bytes, and warnings
+Result = tuple[list[EntryBatch | LargeFile], int, int, list[str]]
+
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+@dataclass(frozen=True)
+class CreateOptions:
+    """Options of `zarrfs archive create`. Sizes are in bytes."""
+
+    blobs: str | None = None  # the directory of blobs
+    dump: str | None = None  # name of the archive in a dump tar, which holds the blobs, too; None: a document alone
+    algorithm: str = "sha1"
+    inline: int = 1024  # files of up to this size are in the document itself
+    region: int = 1 << 20  # size of a blob at most
+    dictionary: bool = False
+    all_inline: bool = False
+    skip_unsupported: bool = False  # leave out, with a warning, files that no archive can hold
+    sync: bool = False  # flush blobs to the disk before the document appears
+    jobs: int | None = None  # processes that read and hash; None: one per CPU, up to 8
+    excludes: tuple[str, ...] = ()  # globs for names at any depth, or with a "/" for paths; subtrees included
+    leave_out: Callable[[str], bool] | None = None  # returns whether a path is left out silently, subtree included
+    own: frozenset[tuple[int, int]] = frozenset()  # (device, inode) of the outputs, which are left out
+
+    def check(self) -> None:
+        """Raise UsageError for options that contradict each other or are out of range."""
+        if self.algorithm not in ALGORITHMS:
+            raise UsageError(f"{self.algorithm}: is not a hash of blobs ({', '.join(ALGORITHMS)})")
+        if not 1 <= self.region <= REGION_MAX:
+            raise UsageError(f"a region of {self.region:,} bytes: it has 1 to {REGION_MAX:,}")
+        if self.dump is not None:
+            check_name(self.dump)
+            if self.blobs is not None:
+                raise UsageError("a tar has the blobs in it: --blobs has nothing to do")
+        if self.all_inline and self.blobs is not None:
+            raise UsageError("--inline puts everything into the document: --blobs has nothing to do")
+
+    def processes(self) -> int:
+        """Return the number of processes that read and hash."""
+        return self.jobs or min(len(os.sched_getaffinity(0)), _JOBS_MAX)
+
+
+class EntryReader:
+    """Reads entries below the directory `base`, which is open as `descriptor`."""
+
+    def __init__(
+        self, descriptor: int, base: str, options: CreateOptions, blobs: BlobDirectory | TaskBlobs | None
+    ) -> None:
+        self._descriptor, self._base = descriptor, base
+        self._options, self._blobs = options, blobs
+        self._entries: list[bytes] = []
+        self._found: list[EntryBatch | LargeFile] = []
+        self._files = self._bytes = 0
+        self._warnings: list[str] = []
+
+    def run(self, task: tuple[str, Any], memory: memoryview) -> Any:
+        """Do a task of a worker process; blobs for a dump tar go to `memory`, shared with its parent.
+
+        ("parts", list of DirectoryPart) returns a Result; ("regions", (path, identity, regions)) returns the regions
+        as a blobvec, and their blobs in `memory`.
+        """
+        if self._blobs is not None:
+            self._blobs.use(memory)
+        kind, value = task
+        return self.entries(value) if kind == "parts" else self._regions(*value)
+
+    def entries(self, parts: list[DirectoryPart]) -> Result:
+        """Read and encode the entries of some directories. SourceError names an entry that cannot be read."""
+        self._found, self._entries, self._warnings, self._files, self._bytes = [], [], [], 0, 0
+        for own, directory, identity, files, others in parts:
+            if own is not None:
+                self._entries.append(own)
+            if not files and not others:
+                continue
+            named = identity is None  # the directory of a path on the command line may be a symlink
+            with self.opened(directory, os.O_RDONLY | os.O_DIRECTORY, named) as descriptor:
+                if identity is not None:
+                    status = os.fstat(descriptor)
+                    if (status.st_dev, status.st_ino) != identity:
+                        raise changed(self._base, directory)
+                prefix = f"{directory}/" if directory else ""
+                for names, add in (files, self._add_file), (others, self._add_other):
+                    for name in names:
+                        self._add(descriptor, name, prefix + name, add)
+        self._join()
+        return self._found, self._files, self._bytes, self._warnings
+
+    @contextlib.contextmanager
+    def opened(self, path: str, flags: int = _FILE, follow: bool = False) -> Iterator[int]:
+        """Open a path below the base. Raises SourceError."""
+        flags |= os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+        with reading(self._base, path):
+            descriptor = os.open(path or ".", flags, dir_fd=self._descriptor)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def refuse(self, path: str, rule: str, warn: Callable[[str], None]) -> None:
+        """Raise SourceError for an entry that no archive can hold, or warn if those are to be left out."""
+        if not self._options.skip_unsupported:
+            raise failed(self._base, path, f"{rule} (--skip-unsupported leaves it out)")
+        warn(f"{failed(self._base, path, rule)}: left out")
+
+    # -- one entry
+
+    def _add(self, directory: int, name: str, path: str, add: Callable[[int, str, str], str | None]) -> None:
+        try:
+            rule = path_rule(path) or add(directory, name, path)
+        except OSError as exc:
+            raise failed(self._base, path, exc) from exc
+        if rule is not None:
+            self.refuse(path, rule, self._warnings.append)
+
+    def _add_other(self, directory: int, name: str, path: str) -> str | None:
+        # not opened: opening a device may have an effect
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
+            what = SPECIAL_FILES.get(stat.S_IFMT(status.st_mode))
+            if what is None:
+                raise changed(self._base, path)
+            return f"{what}, which no archive can hold"
+        target = os.readlink(name, dir_fd=directory)
+        if not is_utf8(target):
+            return "a symbolic link whose target is not UTF-8, which no archive can hold"
+        rule = time_rule(status.st_mtime_ns)
+        if rule is None:
+            self._emit(path, self._fields(status) | {"data": target})
+        return rule
+
+    def _add_file(self, directory: int, name: str, path: str) -> str | None:
+        descriptor = os.open(name, _FILE, dir_fd=directory)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise changed(self._base, path)
+            rule = time_rule(status.st_mtime_ns)
+            if rule is None and not status.st_size and os.pread(descriptor, 1, 0):
+                rule = "bytes in a file whose size is 0, as of /proc, which no archive can hold"
+            if rule is None:
+                fields = self._fields(status)
+                fields["size"] = status.st_size
+                self._add_content(descriptor, path, fields, status)
+                self._files += 1
+            return rule
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _fields(status: os.stat_result) -> dict[str, Any]:
+        return {"mode": status.st_mode, "mtime": status.st_mtime_ns // 10**9}
+
+    def _emit(self, path: str, fields: dict[str, Any]) -> None:
+        self._entries.append(encoded(path, fields, self._options.dictionary))
+
+    def _join(self) -> None:
+        """Join the entries since the last call: the parent only passes them on."""
+        if self._entries:
+            self._found.append((joined(self._entries), self._blob_spans()))
+            self._entries = []
+
+    def _blob_spans(self) -> list[BlobSpan]:
+        return self._blobs.take() if self._blobs is not None else []
+
+    # -- what is in a file
+
+    def _add_content(self, descriptor: int, path: str, fields: dict[str, Any], status: os.stat_result) -> None:
+        size, options = status.st_size, self._options
+        if not size or (not status.st_blocks and not any(each_extent(descriptor, size))):
+            self._emit(path, fields)
+            return
+        inline = options.all_inline or size <= options.inline
+        if not inline and self._blobs is None:
+            raise UsageError(f"{path}: {blobs_rule(size)}")
+        if size <= PIECE and (inline or (size <= options.region and _is_dense(descriptor, size))):
+            fields |= self._small(descriptor, path, status, inline)
+        else:
+            found = None if inline else self._blobvec(descriptor, path, status)
+            if found is None:
+                self._join()
+                self._found.append((path, fields, identity_of(status)))
+                return
+            if found:
+                fields |= {"encoding": "blobvec", "data": found}
+        self._emit(path, fields)
+
+    def _small(self, descriptor: int, path: str, status: os.stat_result, inline: bool) -> dict[str, Any]:
+        """Read a file by one call; return its fields `encoding` and `data`."""
+        size = status.st_size
+        view = memoryview(bytearray(size + 1)) if self._blobs is None else self._blobs.buffer(size + 1)
+        data = view[: os.preadv(descriptor, [view], 0)]
+        if len(data) != size or (size > _PAGE and identity_of(os.fstat(descriptor)) != identity_of(status)):
+            raise changed(self._base, path)
+        self._bytes += size
+        if inline:
+            return inline_content(bytes(data))
+        assert self._blobs is not None
+        return {"encoding": "blobvec", "data": [[0, size, self._blobs.put(data)]]}
+
+    def _blobvec(self, descriptor: int, path: str, status: os.stat_result) -> list[list[Any]] | None:
+        """Read a file into blobs and return its blobvec; None if it is too large for this task."""
+        assert self._blobs is not None
+        size = status.st_size
+        room = self._blobs.room()
+        if min(size, status.st_blocks * 512) > room:
+            return None
+        regions: list[tuple[int, int]] = []
+        taken = 0
+        for start, stop in cut(each_extent(descriptor, size), self._options.region):
+            regions.append((start, stop))
+            taken += stop - start
+            if taken > room or len(regions) > MANY:
+                return None
+        found = [self._region(descriptor, path, start, stop) for start, stop in regions]
+        if identity_of(os.fstat(descriptor)) != identity_of(status):
+            raise changed(self._base, path)
+        self._bytes += taken
+        return found
+
+    def _region(self, descriptor: int, path: str, start: int, stop: int) -> list[Any]:
+        assert self._blobs is not None
+        length, at = stop - start, 0
+        view = self._blobs.buffer(length)
+        while at < length:
+            count = os.preadv(descriptor, [view[at:]], start + at)
+            if not count:
+                raise changed(self._base, path)
+            at += count
+        return [start, length, self._blobs.put(view)]
+
+    def _regions(
+        self, path: str, identity: FileIdentity, regions: list[tuple[int, int]]
+    ) -> tuple[list[list[Any]], list[BlobSpan]]:
+        """Read some regions of a large file into blobs."""
+        with self.opened(path) as descriptor, reading(self._base, path):
+            found = [self._region(descriptor, path, start, stop) for start, stop in regions]
+            if identity_of(os.fstat(descriptor)) != identity:
+                raise changed(self._base, path)
+        return found, self._blob_spans()
+
+
+def _is_dense(descriptor: int, size: int) -> bool:
+    """Return whether a file certainly has no hole."""
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) == size
+    except OSError:  # a file system that does not report holes
+        return False
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """Return the fields that differ once a file was replaced or changed."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def named(paths: Iterable[str]) -> list[str]:
+    """Normalise paths, and drop duplicates and paths below other paths. Raises UsageError."""
+    found: dict[str, None] = {}
+    for path in paths:
+        if not path or "\0" in path:
+            raise UsageError("an empty path" if not path else f"{path!r}: a path with a NUL")
+        if path.startswith("/"):
+            more = f"say -C / {path.lstrip('/') or '.'}"
+            raise UsageError(f"{path}: paths in an archive are relative: {more}, or -C with its directory")
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise UsageError(f"{path}: no path in an archive has .. in it: use -C to start elsewhere")
+        found["/".join(parts)] = None
+    return [path for path in found if not any(above in found for above in _above(path))]
+
+
+def _above(path: str) -> Iterator[str]:
+    if path:
+        yield ""
+        yield from (path[:at] for at, character in enumerate(path) if character == "/")
+
+
+class TreeWalk:
+    """Walks the directory that `reader` reads, without opening files."""
+
+    def __init__(self, descriptor: int, base: str, options: CreateOptions, reader: EntryReader) -> None:
+        self._descriptor, self._base, self._options, self._reader = descriptor, base, options, reader
+        self._inodes = {inode for _device, inode in options.own}
+        self._leave_out = [] if options.leave_out is None else [options.leave_out]
+        if options.excludes:
+            from zarrfs.store.keyglobs import Globs
+
+            self._leave_out.append(Globs(options.excludes).match)
+
+    def tasks(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[tuple[str, list[DirectoryPart]]]:
+        """Yield tasks for EntryReader.run, in an order that depends on names alone. Raises SourceError, UsageError."""
+        batch: list[DirectoryPart] = []
+        count = 0
+        for part in self.parts(paths, warn):
+            batch.append(part)
+            count += len(part[3]) + len(part[4]) + 1
+            if count >= BATCH:
+                yield "parts", batch
+                batch, count = [], 0
+        if batch:
+            yield "parts", batch
+
+    def parts(self, paths: Iterable[str], warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
+        """Yield parts of directories, of up to BATCH names each. Raises as tasks()."""
+        for path in paths:
+            if any(leave_out(path) for leave_out in self._leave_out):
+                continue
+            with reading(self._base, path):
+                status = os.stat(path or ".", dir_fd=self._descriptor, follow_symlinks=False)
+            directory, _, name = path.rpartition("/")
+            if (status.st_dev, status.st_ino) in self._options.own:
+                raise UsageError(f"{path or '.'}: is written meanwhile, so it cannot be archived")
+            if stat.S_ISDIR(status.st_mode):
+                yield from self._below(path, warn)
+            elif stat.S_ISREG(status.st_mode):
+                yield None, directory, None, [name], []
+            else:
+                yield None, directory, None, [], [name]
+
+    def _below(self, top: str, warn: Callable[[str], None]) -> Iterator[DirectoryPart]:
+        waiting = [top]
+        while waiting:
+            path = waiting.pop()
+            rule = path_rule(path)
+            if rule is not None:
+                self._reader.refuse(path, rule, warn)
+                continue
+            with self._reader.opened(path, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+                status = os.fstat(descriptor)
+                rule = time_rule(status.st_mtime_ns)
+                if rule is not None:
+                    self._reader.refuse(path, rule, warn)
+                    continue
+                with reading(self._base, path):
+                    files, others, directories = self._sorted(descriptor, path, warn)
+            waiting += reversed(directories)
+            own = None
+            if path:  # RFC 37 has no entry for the root
+                fields = {"mode": status.st_mode, "mtime": status.st_mtime_ns // 10**9}
+                own = encoded(path, fields, self._options.dictionary)
+            identity = status.st_dev, status.st_ino
+            for at in range(0, len(files) or 1, BATCH):
+                yield own, path, identity, files[at : at + BATCH], []
+                own = None
+            for at in range(0, len(others), BATCH):
+                yield None, path, identity, [], others[at : at + BATCH]
+
+    def _sorted(
+        self, descriptor: int, path: str, warn: Callable[[str], None]
+    ) -> tuple[list[str], list[str], list[str]]:
+        """Return the regular files, the other names, and the paths of the subdirectories, each sorted."""
+        files: list[str] = []
+        others: list[str] = []
+        directories: list[str] = []
+        prefix = f"{path}/" if path else ""
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                name = entry.name
+                if self._leave_out and any(leave_out(prefix + name) for leave_out in self._leave_out):
+                    continue
+                if entry.inode() in self._inodes and self._is_own(entry):
+                    warn(f"{failed(self._base, prefix + name, 'is written meanwhile')}: left out")
+                elif entry.is_file(follow_symlinks=False):
+                    files.append(name)
+                elif entry.is_dir(follow_symlinks=False):
+                    directories.append(prefix + name)
+                else:
+                    others.append(name)
+        return sorted(files), sorted(others), sorted(directories)
+
+    def _is_own(self, entry: os.DirEntry[str]) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            status = entry.stat(follow_symlinks=False)
+            return (status.st_dev, status.st_ino) in self._options.own
+        return False
+
+
+def failed(base: str, path: str, rule: str | OSError) -> SourceError:
+    """Return the error about an entry of the directory `base`."""
+    if isinstance(rule, FileNotFoundError | NotADirectoryError):
+        rule = "no such file or directory (or it is gone meanwhile)"
+    elif isinstance(rule, OSError):
+        rule = reason_of(rule)
+    return SourceError(path or ".", rule) if base == "." else SourceError(base, rule, path or ".")
+
+
+@contextlib.contextmanager
+def reading(base: str, path: str) -> Iterator[None]:
+    """Raise OSErrors of the block as SourceErrors about an entry."""
+    try:
+        yield
+    except OSError as exc:
+        raise failed(base, path, exc) from exc
+
+
+def changed(base: str, path: str) -> SourceError:
+    """Return the error about an entry that changed while it was read."""
+    return failed(base, path, "changed while it was read: archive it when nothing writes to it")
+
+
+def path_rule(path: str) -> str | None:
+    """Return why an archive cannot hold an entry of this path, or None."""
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        return "a name that is not UTF-8, which no archive can hold"
+    return f"a path over {PATH_MAX:,} bytes, which no archive can hold" if size > PATH_MAX else None
+
+
+def time_rule(mtime_ns: int) -> str | None:
+    """Return why an archive cannot hold an entry of this mtime, or None."""
+    return None if -(2**63) <= mtime_ns < 2**63 else "a time that does not fit 64 bits of nanoseconds"

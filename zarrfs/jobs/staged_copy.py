@@ -1,0 +1,202 @@
+"""Staging a source for a job as a copy, or as symlinks to files that this node can read anyway."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import IO, TYPE_CHECKING
+
+from zarrfs.config.options import Options, Parsed
+from zarrfs.copying.copy_report import Choice, Report
+from zarrfs.copying.staging_journal import forget, kept
+from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
+from zarrfs.jobs import nodelocal, stagein
+from zarrfs.jobs.records import Record
+from zarrfs.jobs.unstage import UnstageOptions, unstage
+from zarrfs.sources import fingerprint
+from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.uri import path_of_uri
+
+if TYPE_CHECKING:
+    from zarrfs.copying.copy_threads import Done
+    from zarrfs.documents.plan import Plan
+
+TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # modules imported while the source is planned
+_FIELDS = {"key", "size", "mtime_ns", "sha256", "how"}  # of a line of a manifest
+_LINE = 1 << 16  # bytes of a line at most
+SUMS = ".sha256"  # suffix of a manifest for sha256sum -c
+
+
+@dataclasses.dataclass(frozen=True)
+class StageCopyOptions:
+    """Options of staging a copy."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    jobs: int | None = None
+    keep_going: bool = False
+    manifest: str | None = None  # None: none
+    sync: bool = False
+
+
+@contextlib.contextmanager
+def staged(
+    request: stagein.StageRequest, parsed: Parsed, notify: Callable[[str], None], report: Report
+) -> Iterator[Record]:
+    """Begin the record of a copy that the block makes at `record.place`; then link to it, and start its keeper.
+
+    If the block fails, or `report` has failures, complete files stay at DEST for the next run to continue from; a
+    node-local directory is removed.
+    """
+    record = stagein.begin(request, parsed, notify)
+    try:
+        stagein.make_directories(record)
+        yield record
+        record.note = kept(record.place, record.mark) or {}
+        stagein.hold_and_link(record)
+        if not report.bad:
+            forget(record.place, record.mark)  # a run after a kill before this line continues from the journal
+    except BaseException:
+        with contextlib.suppress(ZarrfsError, OSError):
+            _restore(record) if record.note else unstage(record, UnstageOptions())
+        raise
+
+
+def _restore(record: Record) -> None:
+    """Keep the record of a copy that was complete before a failed second run, with the files of that run."""
+    record.mark = record.note["mark"]
+    record.note = kept(record.place, record.mark) or record.note
+    stagein.hold_and_link(record)
+    forget(record.place, record.mark)
+
+
+async def write(
+    record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: Report
+) -> int:
+    """Write `store`, as far as `copying` selects it, to the path of a record; return the number of symlinks made.
+
+    Raises UsageError, SourceError as materialise().
+    """
+    from zarrfs.copying.copy import materialise
+
+    linking = _Links(store, record, options) if record.how == "link" else None
+    version = plan.source, fingerprint(plan), plan.mtime_ns
+    mark = json.dumps([*version, record.how])
+    record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
+    record.save()
+    choice = Choice(
+        include=copying.include, exclude=copying.exclude, jobs=copying.jobs, keep_going=copying.keep_going,
+        mark=record.mark, sync=copying.sync, sums=copying.manifest is not None, unfinished=True,
+    )  # fmt: skip
+    with _manifest(copying.manifest, record) as note:
+        await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)
+    return 0 if linking is None else linking.count
+
+
+class _Links:
+    """Decides which files can be symlinks: those that are a whole local file in a directory that stays."""
+
+    def __init__(self, store: Store, record: Record, options: Options) -> None:
+        self._store, self.count = store, 0
+        removed = [os.environ.get(name) for name in (nodelocal.FLUX, "SLURM_TMPDIR")]
+        removed += [options.cache_dir, options.upperdir, record.local or None]
+        places = {os.path.realpath(path) for path in removed if path}
+        # a directory that is removed together with the links is fine
+        self._removed = {path for path in places if not nodelocal.beneath(os.path.realpath(record.place), path)}
+        self._removed |= {os.path.realpath(record.place)}
+
+    async def link(self, key: str, info: Info) -> str | None:
+        """Return the target of a symlink in place of a copy, or None to copy the file."""
+        import trio
+
+        where = await self._store.locate(key)
+        path = path_of_uri(where["url"]) if set(where) == {"url"} else None
+        if path is None or not path.startswith("/"):
+            return None
+        await self._store.info(key)  # raises if it may not be read, or does not exist
+        if not await trio.to_thread.run_sync(self._stays, path):
+            return None
+        self.count += 1
+        return path
+
+    def _stays(self, path: str) -> bool:
+        """Return whether a path is a readable file in a directory that stays. Blocks: a file server may not answer."""
+        real = os.path.realpath(path)
+        # an unreadable file is copied, so that the error is reported
+        readable = os.path.isfile(real) and os.access(real, os.R_OK, effective_ids=True)
+        return readable and not any(nodelocal.beneath(real, place) for place in self._removed)
+
+
+@contextlib.contextmanager
+def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], None]]:
+    """Give a function that adds a file to the manifest, which appears whole after the block. Raises UsageError."""
+    if path is None:
+        yield lambda done: None
+        return
+    path = os.path.abspath(path)
+    if nodelocal.beneath(os.path.realpath(path), os.path.realpath(record.dest)):
+        raise UsageError(f"--manifest {path}: lies in {record.dest}, of which it tells")
+    if os.path.isdir(path):
+        raise UsageError(f"--manifest {path}: is a directory")
+    own = record.told and path == record.manifest
+    if os.path.lexists(path) and not own and not _is_manifest(path):
+        raise UsageError(f"--manifest {path}: is there already, and no manifest of ours: it stays")
+    record.told = own
+    record.manifest, new = path, record.unfinished(path)
+    record.save()
+    try:
+        with _about(path), open(new, "x", encoding="utf-8", errors="surrogateescape") as file:
+            # the function converts errors, too: a nursery would wrap them
+            yield _about(path)(_manifest_writer(file, record.place, path.endswith(SUMS)))
+            file.flush()
+            os.fsync(file.fileno())
+        with _about(path):
+            os.rename(new, path)
+        record.told = True
+        record.save()
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+
+
+def _is_manifest(path: str) -> bool:
+    """Return whether a file is a JSON manifest of a copy. A list of checksums may come from another program."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not status.st_size:
+                return stat.S_ISREG(status.st_mode)  # the manifest of an empty copy
+            first = json.loads(file.readline(_LINE))
+            return isinstance(first, dict) and first.keys() == _FIELDS
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """Raise OSErrors of the block as MountErrors about a manifest."""
+    try:
+        yield
+    except OSError as exc:
+        raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from exc
+
+
+def _manifest_writer(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
+    def note(done: Done) -> None:
+        if done.kind is not Kind.FILE and done.how != "linked":
+            return
+        if not sums:
+            status = os.stat(os.path.join(place, done.key))  # not every source has sizes and times
+            about = {"key": done.key, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+            escape = not done.key.isprintable()  # a name that is not UTF-8 would be invalid JSON
+            file.write(json.dumps({**about, "sha256": done.sha256, "how": done.how}, ensure_ascii=escape) + "\n")
+        elif done.sha256 is not None:
+            escaped = done.key.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+            file.write(f"{'' if escaped == done.key else chr(92)}{done.sha256}  {escaped}\n")
+
+    return note

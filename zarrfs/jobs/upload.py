@@ -1,0 +1,259 @@
+"""Uploading files to a URL, by any writable protocol of fsspec: concurrently, each verified, none sent twice."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import contextlib
+import glob
+import hashlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from zarrfs.config import urls
+from zarrfs.config.options import Options
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import ReadError, SourceError, UsageError, reason_of
+from zarrfs.jobs.stageout import StageOutReport, Tree, TreeFile, files, holds
+from zarrfs.net.answers import Transient
+from zarrfs.net.openers import class_of
+from zarrfs.net.reach import Trust
+from zarrfs.net.systems import failure, raise_from
+from zarrfs.store.whiteouts import PREFIX, RECORD
+
+_JOBS = 16  # files at once by default
+_PAUSE = 0.5  # seconds before a request is repeated, doubled each time
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class _Destination(NamedTuple):
+    """The directory or prefix that files are sent to."""
+
+    fs: Any
+    path: str  # without a slash at its end
+    family: str  # the first name of its protocol
+    shown: str
+
+
+class UploadOptions(NamedTuple):
+    """The URL of an upload, and its options."""
+
+    url: str
+    jobs: int | None = None  # files at once
+    keep_going: bool = False  # collect failures; otherwise the first one ends the upload
+    skip_unsupported: bool = False  # leave out entries other than files and directories
+
+
+def send(tree: Tree, how: UploadOptions, options: Options, done: StageOutReport) -> None:
+    """Copy the files of `tree` to a URL, or the whole tree to a directory; blocks.
+
+    Files that an earlier run sent, and that still exist there, are skipped.
+
+    Raises UsageError for a URL that cannot be written to, SourceError for an entry that no URL can hold, and for the
+    first file that could not be sent; with `keep_going` those are in `done`.
+    """
+    destination = _destination(how.url, options)
+    local = destination.family == "file"
+    if local and (source := holds(tree, destination.path)) is not None:
+        raise UsageError(f"--to {destination.shown}: lies in {source}, which is to be copied")
+    pending = list(files(tree, done, local, how.keep_going))
+    if done.left_out and not how.skip_unsupported:
+        rule = "neither a file nor a directory (--skip-unsupported leaves it out)"
+        raise SourceError(tree.base, rule, done.left_out[0])
+    done.expected_files, done.expected_bytes = len(pending), sum(file.size for file in pending)
+    if local:
+        done.empty_directories.clear()
+        done.failed.clear()  # the copy finds them itself
+        _copy(tree, destination, how, done)
+        return
+    pool = concurrent.futures.ThreadPoolExecutor(how.jobs or _JOBS)
+    with _journal(tree.upper, destination.shown) as journal, pool as threads:
+        waiting = {threads.submit(_send_one, tree, destination, file, options, journal): file for file in pending}
+        try:
+            for future in concurrent.futures.as_completed(waiting):
+                file = waiting[future]
+                try:
+                    done.skipped += not future.result()
+                except (ReadError, SourceError) as exc:
+                    if not how.keep_going:
+                        raise SourceError(destination.shown, f"cannot be written: {exc}", file.key) from exc
+                    done.failed.append({"key": file.key, "reason": str(exc)})
+                else:
+                    done.files += 1
+                    done.bytes += file.size
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: StageOutReport) -> None:
+    """Copy a tree to a directory, as `zarrfs archive extract`: modes, times, symlinks, holes and empty directories."""
+    import trio
+
+    from zarrfs.copying.copy import Choice, Report, materialise
+    from zarrfs.copying.copy_threads import Done
+    from zarrfs.store.api import Kind
+    from zarrfs.store.directory import FileSystemStore
+
+    def count(found: Done) -> None:
+        if found.kind is Kind.FILE:
+            status = os.lstat(os.path.join(tree.base, found.key))
+            if (status.st_size, status.st_mtime_ns) != (found.size, found.mtime_ns):
+                changed.append(found.key)
+            done.skipped += found.how == "kept"
+            done.files += 1
+            done.bytes += found.size
+        elif found.kind is Kind.SYMLINK:
+            done.links += 1
+
+    async def body() -> None:
+        store = FileSystemStore(tree.base)
+        try:
+            await materialise(store, destination.path, choice, report, count)
+        finally:
+            await store.aclose()
+
+    report, changed = Report(), list[str]()
+    ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount hides them itself
+    unsupported = tuple(f"/{glob.escape(key)}" for key in done.left_out)
+    choice = Choice("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
+    try:
+        os.makedirs(os.path.dirname(destination.path), exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"--to {destination.shown}: {reason_of(exc)}") from exc
+    trio.run(body)
+    done.failed += [{"key": bad.key, "reason": bad.reason} for bad in report.failed]
+    done.failed += [{"key": key, "reason": "has changed while it was copied"} for key in changed]
+    if done.failed and not how.keep_going:
+        raise SourceError(destination.shown, done.failed[0]["reason"], done.failed[0]["key"])
+
+
+class _Journal:
+    """The journal of sent files, which a later run skips."""
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, int]] = {}
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                with contextlib.suppress(ValueError, KeyError):  # the last line may be cut short
+                    found = json.loads(line)
+                    self._known[found["key"]] = (found["size"], found["mtime_ns"])
+        self._file = open(path, "a", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
+
+    def has(self, file: TreeFile) -> bool:
+        """Return whether this version of a file has been sent."""
+        return self._known.get(file.key) == (file.size, file.mtime_ns)
+
+    def note(self, file: TreeFile) -> None:
+        """Append a file that was sent and verified."""
+        with self._lock:
+            self._file.write(f"\n{json.dumps(file._asdict(), ensure_ascii=False)}")
+            self._file.flush()
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._file.close()
+
+
+@contextlib.contextmanager
+def _journal(upper: str, shown: str) -> Iterator[_Journal]:
+    name = f"{RECORD}-sent-{hashlib.sha256(os.fsencode(shown)).hexdigest()[:16]}"
+    try:
+        journal = _Journal(os.path.join(upper, name))
+    except OSError as exc:
+        raise SourceError(upper, f"cannot note what was sent: {reason_of(exc)}") from exc
+    with contextlib.closing(journal):
+        yield journal
+
+
+def _destination(url: str, options: Options) -> _Destination:
+    protocols = urls.protocols(url) or ["file"]
+    family = urls.names(protocols[0])[0]
+    if len(protocols) > 1 or family == "http":
+        raise UsageError(f"--to {without_secrets(url)}: cannot be written to")
+    try:
+        class_ = class_of(protocols[0], family)
+        given, _ = Trust(options).given(url)
+        fs = class_(**{**class_._get_kwargs_from_urls(url), **given}, skip_instance_cache=True)
+    except ReadError as exc:
+        raise UsageError(f"--to {exc}") from None
+    except Exception as exc:
+        raise UsageError(f"--to {without_secrets(url)}: cannot be used with these options: {exc}") from exc
+    return _Destination(fs, class_._strip_protocol(url).rstrip("/"), family, without_secrets(url).rstrip("/"))
+
+
+def _send_one(tree: Tree, destination: _Destination, file: TreeFile, options: Options, journal: _Journal) -> bool:
+    """Send a file unless it is there; return whether it was sent. Raises ReadError, SourceError."""
+    path = f"{destination.path}/{file.key}"
+    source = os.path.join(tree.base, file.key)
+    pause = _PAUSE
+    for left in range(options.retries, -1, -1):
+        try:
+            if journal.has(file) and _size(destination, path) == file.size:
+                return False
+            _put(destination, source, path)
+            _verify(destination, source, file, path)
+            journal.note(file)
+        except Exception as exc:
+            found = failure(exc, f"{destination.shown}/{file.key}", options.request_timeout)
+            if not isinstance(found, Transient):
+                raise_from(found, exc)
+            if not left:
+                raise ReadError(f"{destination.shown}/{file.key}", str(found)) from exc
+            time.sleep(pause)
+            pause *= 2
+        else:
+            return True
+    raise AssertionError("not reached")
+
+
+def _put(destination: _Destination, source: str, path: str) -> None:
+    if destination.family not in urls.BUCKETS:
+        destination.fs.makedirs(os.path.dirname(path), exist_ok=True)
+    destination.fs.put_file(source, path)
+
+
+def _size(destination: _Destination, path: str) -> int | None:
+    """Return the size of a file at the destination; None if there is none."""
+    try:
+        return int(_info(destination, path)["size"])
+    except FileNotFoundError:
+        return None
+
+
+def _info(destination: _Destination, path: str) -> dict[str, Any]:
+    destination.fs.invalidate_cache(os.path.dirname(path))
+    found: dict[str, Any] = destination.fs.info(path)
+    return found
+
+
+def _verify(destination: _Destination, source: str, file: TreeFile, path: str) -> None:
+    """Raise ReadError unless the file did not change, and its size, and MD5 if the server has one, are right there."""
+    status = os.lstat(source)
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+        raise ReadError(source, "has changed while it was sent")
+    info = _info(destination, path)
+    if info.get("size") != file.size:
+        raise ReadError(f"{destination.shown}/{file.key}", f"has {info.get('size')} bytes there, not {file.size}")
+    found = md5_of_info(info)
+    if found and found != _md5_of(source):
+        raise ReadError(f"{destination.shown}/{file.key}", "has other bytes there than those that were sent (MD5)")
+
+
+def md5_of_info(info: dict[str, Any]) -> str:
+    """Return the MD5 in the info of a file, hexadecimal, or "". The ETag of a multipart upload is none."""
+    tag = str(info.get("ETag") or "").strip('"')
+    if _MD5.fullmatch(tag) and not info.get("ServerSideEncryption", info.get("SSEKMSKeyId")):
+        return tag
+    found = info.get("md5Hash") or (info.get("content_settings") or {}).get("content_md5")
+    return (base64.b64decode(found) if isinstance(found, str) else bytes(found)).hex() if found else ""
+
+
+def _md5_of(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
