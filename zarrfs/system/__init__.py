@@ -1,4 +1,4 @@
-"""What Linux offers: files below a directory, locks, sparse files, mounts, memory, signals, processes.
+"""Linux system interfaces: confined lookups, sparse files, mounts, memory, signals, processes.
 
 Knows the system calls and nothing of stores, keys or documents.
 """
