@@ -2,11 +2,11 @@
 
 Of the processor time of a short command nine tenths are the start of Python and imports. What is forked is a process
 of its own with its own streams, environment, working directory and end, and its daemons are, too. It differs from a
-program that is started in what execve(2) does, in /proc/PID/cmdline, and in what is imported already; tests that are
-about these start PROGRAM. Those of the documentation's commands, of users, units and jobs do in any case.
+program that is started in what execve(2) does and in what is imported already; tests that are about these start
+PROGRAM. Those of the documentation's commands, of users and of units do in any case.
 
 Whatever else a process inherits has to be as it was when the server was started, and so have variables that Python, C
-and SQLite read once; else start() says that it cannot. So it does where coverage is measured, and with
+and SQLite read once; else run() says that it cannot. So it does where coverage is measured, and with
 ZARRFS_TESTS_EXEC=1, with which every test starts programs.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -35,8 +36,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-_READ_ONCE = ("LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_", "TMPDIR")
+_READ_ONCE = ("LANG", "LC_", "LD_", "MALLOC_", "GLIBC_", "PYTHON", "COVERAGE_", "SQLITE_")
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapEff", "NoNewPrivs", "Cpus_allowed")
+_ROOM = 8192  # bytes for a command line
 _STARTING = threading.Lock()
 
 
@@ -100,7 +102,7 @@ class _Server:
         self._requests, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from tests import forkserver; forkserver.serve()"], stdin=its,
+                [sys.executable, "-c", "from tests import forkserver; forkserver.serve()", "-" * _ROOM], stdin=its,
                 stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[1],
             )  # fmt: skip
 
@@ -163,6 +165,14 @@ def serve() -> None:
             poll.register(ended, select.POLLIN)
 
 
+def _show(command: Sequence[str]) -> None:
+    """Let /proc/PID/cmdline be `command`, written over that of the server (proc_pid_cmdline(5))."""
+    with open("/proc/self/stat", "rb") as file:
+        start, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
+    room = end - start
+    ctypes.memmove(start, b"\0".join(map(os.fsencode, command))[: room - 1].ljust(room, b"\0"), room)
+
+
 def _import_all() -> None:
     """Import zarrfs, and what its HTTP takes; but for numpy, which starts threads, and a fork has those of nobody."""
     import zarrfs
@@ -205,6 +215,7 @@ def _be_program(descriptors: Sequence[int]) -> NoReturn:
     with open("/proc/self/comm", "w") as file:
         file.write("zarrfs")
     sys.argv = asked["command"]
+    _show([sys.executable, *sys.argv])
     sys.path[0] = os.path.dirname(sys.argv[0])
     from zarrfs.cli import main
 
