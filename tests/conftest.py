@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests import forkserver
 
 DATA = Path(__file__).parent / "data"
 PROGRAM = os.path.join(os.path.dirname(sys.executable), "zarrfs")
@@ -73,10 +75,18 @@ def _no_names_of_others() -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def run(*arguments: object, program: Sequence[str] = (PROGRAM,), **more: object) -> subprocess.CompletedProcess[str]:
-    """Run zarrfs; output captured, status not checked."""
+def run(
+    *arguments: object, program: Sequence[str] = (PROGRAM,), cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None, **more: object,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run zarrfs; output captured, status not checked. It is forked where it may be: see tests/forkserver.py."""
+    command = [*program, *map(str, arguments)]
+    if command[0] == PROGRAM and not more:
+        done = forkserver.run(command, cwd, os.environ if env is None else env, 120)
+        if done is not None:
+            return done
     return subprocess.run(
-        [*program, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **more
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=env, **more
     )  # type: ignore[call-overload,no-any-return]
 
 

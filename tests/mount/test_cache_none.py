@@ -54,6 +54,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
     monkeypatch.setenv("HOME", str(found.base / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(found.base / "cache"))
     monkeypatch.setenv("TMPDIR", str(found.base / "tmp"))
+    monkeypatch.setenv("ZARRFS_TESTS_EXEC", "1")  # SQLite reads TMPDIR when it is imported
     monkeypatch.chdir(found.base / "cwd")
     before = set(os.listdir(MEMORY))
     yield found

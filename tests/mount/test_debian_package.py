@@ -30,7 +30,7 @@ mount --bind /sys "$1/root/sys"
 mount -t tmpfs tmp "$1/root/tmp"
 cp "$2" "$1/root/tmp/zarrfs.deb"
 rm -f "$1/root/sbin/mount.zarrfs" "$1/root/sbin/mount.fuse.zarrfs"
-rm -rf "$1/root/var/cache/zarrfs" "$1/root/etc/zarrfs"
+rm -rf "$1/root/var/cache/zarrfs" "$1/root/etc/zarrfs" "$1/root/var/lib/man-db/auto-update"  # the last for mandb(8)
 mount --bind "$1/upper" "$1/root/mnt"
 exec chroot "$1/root" /bin/bash -ec "$3"
 """
@@ -38,13 +38,14 @@ exec chroot "$1/root" /bin/bash -ec "$3"
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package, built from this checkout."""
+    """The package, built from this checkout, with the smallest of extras: to compile and pack s3 takes a minute."""
     for program in ("dpkg-deb", "/usr/bin/python3"):
         if shutil.which(program) is None:
             pytest.skip(f"there is no {program}: this is no Debian")
     into = tmp_path_factory.mktemp("deb")
     environment = {**os.environ, "DEB_COMPRESSION": "none"}
-    subprocess.run([ROOT / "scripts/build-deb", "--extras", "s3", into], env=environment, check=True, timeout=600)
+    del environment["XDG_CACHE_HOME"]  # of the tests; pip has what it needs in its own: pyfuse3 is compiled once
+    subprocess.run([ROOT / "scripts/build-deb", "--extras", "flux", into], env=environment, check=True, timeout=600)
     (found,) = into.glob("zarrfs_*.deb")
     return found
 
@@ -98,7 +99,7 @@ def test_an_extra_that_is_none_is_an_error_before_anything_is_built(arguments: l
 
 
 @pytest.mark.timeout(700)
-def test_it_is_installed_used_removed_and_purged(package: Path, layer: Path) -> None:
+def test_it_is_installed_used_removed_and_purged_and_a_mount_outlives_that(package: Path, layer: Path) -> None:
     told = on_a_copy(
         package, layer,
         f"""
@@ -118,11 +119,14 @@ def test_it_is_installed_used_removed_and_purged(package: Path, layer: Path) -> 
         man -w zarrfs mount.zarrfs zarrfs.toml
         grep -l /usr/bin/zarrfs /lib/systemd/system/zarrfs@.service
         echo '# mine' >> /etc/zarrfs/zarrfs.toml
+        zarrfs mount /tmp/refs.json /tmp/mnt
         dpkg -r zarrfs > /dev/null
         tail -n 1 /etc/zarrfs/zarrfs.toml
         test ! -e /usr/bin/zarrfs && test ! -e /sbin/mount.zarrfs && test ! -e /usr/lib/zarrfs
         mkdir -p /var/cache/zarrfs/blocks
         dpkg -P zarrfs > /dev/null
+        cat /tmp/mnt/a/b; echo
+        umount /tmp/mnt
         {NAMES} > /tmp/after
         diff /tmp/before /tmp/after && echo nothing is left
         """,
@@ -132,21 +136,4 @@ def test_it_is_installed_used_removed_and_purged(package: Path, layer: Path) -> 
     assert lines[3] == "kind:      references"
     assert "/usr/share/man/man1/zarrfs.1.gz" in told
     assert "/lib/systemd/system/zarrfs@.service" in told
-    assert lines[-2:] == ["# mine", "nothing is left"]
-
-
-@pytest.mark.timeout(700)
-def test_a_mount_outlives_the_removal_of_the_package(package: Path, layer: Path) -> None:
-    told = on_a_copy(
-        package, layer,
-        """
-        dpkg --force-unsafe-io -i /tmp/zarrfs.deb > /dev/null
-        mkdir /tmp/mnt
-        echo '{"version": 1, "refs": {"a/b": "hello"}}' > /tmp/refs.json
-        zarrfs mount /tmp/refs.json /tmp/mnt
-        dpkg -P zarrfs > /dev/null 2>&1
-        cat /tmp/mnt/a/b; echo
-        umount /tmp/mnt
-        """,
-    )  # fmt: skip
-    assert told == "hello\n"
+    assert lines[-3:] == ["# mine", "hello", "nothing is left"]
