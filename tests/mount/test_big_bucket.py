@@ -63,7 +63,7 @@ class Bucket:
         self.pages.append(query.get("start-after", ""))
         time.sleep(self.delay)
         if self.expires and "continuation-token" in query:
-            return 400, b"<Error><Code>InvalidArgument</Code><Message>The continuation token is expired</Message></Error>"
+            return 400, b"<Error><Code>InvalidArgument</Code><Message>The token has expired</Message></Error>"
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
         most = min(int(query.get("max-keys", self.most)), self.most)
         after = max(query.get("start-after", ""), query.get("continuation-token", ""))
@@ -214,7 +214,7 @@ def test_a_continuation_token_that_expires(bucket: Bucket) -> None:
     using(bucket, check)
 
 
-OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, by one tag": (b"longer", ""), "tag": (b"xyz", "3")}
+OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, one tag": (b"longer", ""), "tag": (b"xyz", "3")}
 
 
 @pytest.mark.parametrize("stale", ["error", "reread"])

@@ -262,6 +262,8 @@ class Operations(ShownOperations):
                 data = await read_file(file.descriptor, off, size)
             elif version.validated is not None and file.validator is not None:
                 data = await version.validated.get_same(file.key, file.validator, off, size)
+                if off == 0 and file.validator.info.identity is None:
+                    await self._grown(version, file)
             else:
                 data = await version.values.get(file.key, off, size)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
@@ -382,6 +384,15 @@ class Operations(ShownOperations):
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
+
+    async def _grown(self, version: Version, file: OpenFile) -> None:
+        """Tell the kernel of a larger size, with stale=reread: it would cut the new version at the end of the old."""
+        assert file.validator is not None
+        info = await version.values.info(file.key)
+        if (info.size or 0) > (file.validator.info.size or 0):
+            file.validator = file.validator._replace(info=info)
+            with contextlib.suppress(OSError):  # forgotten meanwhile
+                pyfuse3.notify_store(InodeT(file.inode), info.size or 0, b"")
 
     async def _ask_size(self, key: str) -> None:
         """A size is asked for: of many names, one after the other, or because the value is to be read."""

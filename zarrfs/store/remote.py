@@ -379,11 +379,9 @@ class FsspecStore:
             raise
         if entry.html and not key.lower().endswith((".html", ".htm")):
             # some servers show a directory's listing without redirecting to its name with "/"
-            with_slash = await self.files.listing_at(system, path)
-            if with_slash is not None:
-                entry = Entry(entry.name, True)
-            elif looked:
+            if looked or await self.files.listing_at(system, path) is None:
                 raise ReadError(key, "the server answers with an HTML page, as for names that it does not have")
+            entry = Entry(entry.name, True)
         if entry.size is None and not entry.directory:
             raise ReadError(key, "the server does not tell its size")
         if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):

@@ -45,6 +45,7 @@ class Web:
     def __init__(self, trust: Trust, make: Callable[[dict[str, Any]], Any]) -> None:
         self._trust, self._make = trust, make  # `make`: fsspec's file system for HTTP, from options
         self._systems: dict[tuple[str, bool], Any] = {}
+        self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
     @contextlib.asynccontextmanager
     async def request(
