@@ -61,7 +61,7 @@ def bucket(s3: S3) -> Iterator[list[str]]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if found := re.search(r'"((?:GET|HEAD) [^ ]+)', record.getMessage()):
+            if found := re.search(r'"(?:\x1b\[[0-9;]*m)*((?:GET|HEAD) [^ ]+)', record.getMessage()):
                 seen.append(found[1])
 
     handler, logger = Handler(), logging.getLogger("werkzeug")

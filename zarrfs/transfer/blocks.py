@@ -48,8 +48,8 @@ class Blocks:
     """The blocks of one RemoteFiles."""
 
     def __init__(self, options: Options) -> None:
-        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
         self.ranges = Ranges(options, self._keep_run)
+        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options), self._is_paid)
         self._heap = heap()
         self._options = options
         self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
@@ -156,6 +156,11 @@ class Blocks:
         self._runs.ahead = min(options.prefetch, self.cache.max_bytes // 4)
         if self._disk is not None:
             self._disk.resize(options.cache_size, options.cache_min_free)
+
+    def _is_paid(self, key: Hashable) -> bool:
+        """Return whether a small block that was to come ahead has been asked for: it may be wanted yet."""
+        assert isinstance(key, tuple)
+        return (*key[:2], *key[3:]) in self.ranges.sent_ahead
 
     def stats(self) -> dict[str, Any]:
         """Counters."""
