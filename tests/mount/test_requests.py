@@ -145,16 +145,25 @@ def test_sizes_of_a_listing_are_asked_for_many_at_once(
         assert (root / "v122").stat().st_size == 123
 
 
+@pytest.mark.parametrize("cached", [False, True])
 def test_whole_values_take_a_request_each(
-    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path
+    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path, cached: bool
 ) -> None:
+    """On a disk, too; and what is there takes none."""
+    document = references_to(nginx.plain.url)
+    option = f"cache_dir={tmp_path / 'cache'}" if cached else "cache=on"
     names = random.Random(1).sample(range(WHOLE), WHOLE // 2)
     before = len(nginx.log.read_text().splitlines())
-    with mounted(references_to(nginx.plain.url), tmp_path / "mnt", "prefetch=0B") as root:
+    with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
         with ThreadPoolExecutor(16) as readers:
             found = list(readers.map(lambda number: len((root / f"v{number:03}").read_bytes()), names))
         assert found == [number + 1 for number in names]
-    assert len(nginx.log.read_text().splitlines()) - before <= 1.02 * len(names)
+    after = len(nginx.log.read_text().splitlines())
+    assert after - before <= 1.02 * len(names)
+    if cached:
+        with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
+            assert [len((root / f"v{number:03}").read_bytes()) - 1 for number in names] == names
+        assert len(nginx.log.read_text().splitlines()) == after
 
 
 def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
