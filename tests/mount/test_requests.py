@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import random
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,6 +114,48 @@ def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
 
     requests = served.during(action)
     assert len(requests) <= OVERHEAD * VALUES, unusual(requests)
+
+
+@pytest.fixture(params=["/", "/old/"])
+def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Iterator[tuple[str, list[str]]]:
+    """(URL of a store that has moved to another server, below a prefix or not; requests that the first one got)."""
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(301)
+            self.send_header("Location", f"{nginx.plain.url}/{self.path.removeprefix(request.param)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+    make(nginx.plain.root / f"{tmp_path.name}-moved", 3, True)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}{request.param}{tmp_path.name}-moved", seen
+        server.shutdown()
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_a_redirect_is_followed_once(
+    moved: tuple[str, list[str]], client: str, nginx: Nginx, tmp_path: Path
+) -> None:
+    """A server that has moved for good is asked for the first names, and where it leads for all others."""
+    url, seen = moved
+    before = len(nginx.log.read_text().splitlines())
+    with mounted(url, tmp_path / "mnt", f"retries=0,client={client}") as root:
+        read_all(root)
+        assert not (root / "x/c/300/0/0").exists()
+    assert len(seen) <= 10, seen
+    assert len(nginx.log.read_text().splitlines()) - before <= OVERHEAD * VALUES
 
 
 WHOLE = 200

@@ -20,6 +20,7 @@ from zarrfs.options import Options
 from zarrfs.redaction import without_secrets
 from zarrfs.transfer import http, identity
 from zarrfs.transfer.answers import Entry, Fetched, Page, Transient, checked_page
+from zarrfs.transfer.moved import Moved
 from zarrfs.transfer.storeoptions import Unserved, bucket, configured, why_not_plain
 from zarrfs.transfer.systems import PAGE, OnLoop, System, WebPaths, store_host
 from zarrfs.transfer.trust import Trust
@@ -235,10 +236,23 @@ class FastWeb(WebPaths, _Fast):
     options of its own that another must not see.
     """
 
-    def __init__(self, options: Options, trust: Trust, fallback: Callable[[], Awaitable[System]]) -> None:
+    def __init__(
+        self, options: Options, trust: Trust, fallback: Callable[[], Awaitable[System]], moved: Moved
+    ) -> None:
         super().__init__(options, fallback)
-        self._trust = trust
+        self._trust, self._moved = trust, moved
         self._why = _why_not(options, trust)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        onward, guessed = (path, False) if self._why else self._moved.onward(path)
+        try:
+            return await super().fetch(onward, start, stop)
+        except TargetMissing:
+            if not guessed:
+                raise
+        self._moved.stays(path)
+        return await super().fetch(path, start, stop)
 
     def _split(self, path: str) -> tuple[str, str]:
         if self._why:

@@ -18,6 +18,7 @@ from typing import Any
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.redaction import without_secrets
 from zarrfs.transfer.addresses import is_public, literal
+from zarrfs.transfer.moved import PERMANENT, Moved
 from zarrfs.transfer.trust import Trust
 from zarrfs.transfer.urls import web_place
 
@@ -42,8 +43,9 @@ def met_public(address: str) -> bool:
 class Web:
     """Requests of one RemoteFiles: a session of aiohttp for each set of options, made by fsspec."""
 
-    def __init__(self, trust: Trust, make: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(self, trust: Trust, make: Callable[[dict[str, Any]], Any], moved: Moved) -> None:
         self._trust, self._make = trust, make  # `make`: fsspec's file system for HTTP, from options
+        self._moved = moved
         self._systems: dict[tuple[str, bool], Any] = {}
         self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
@@ -57,9 +59,16 @@ class Web:
         """
         where = without_secrets(url)
         hops = [self._parsed(url, where)]
+        moved, guessed = self._moved.onward(url)
+        if moved != url:
+            hops.append(self._parsed(moved, where))
         while True:
             response, most = await self._send(method, hops, headers, where)
             async with response:
+                if guessed and response.status in (404, 410):
+                    self._moved.stays(url)
+                    hops, guessed = hops[:1], False
+                    continue
                 onward = _onward(response, hops[-1], where) if most else None
                 if onward is None:
                     yield response, hops
@@ -67,6 +76,8 @@ class Web:
                 if slash and onward.raw_path == hops[0].raw_path + "/":
                     yield response, [*hops, onward]
                     return
+            if response.status in PERMANENT:
+                self._moved.learn(str(hops[-1]), str(onward))
             if len(hops) > most:
                 raise ReadError(where, f"is redirected more than {most} times")
             hops.append(onward)
