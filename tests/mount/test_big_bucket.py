@@ -20,10 +20,13 @@ import trio
 
 from tests.mount.mounting import daemon_pid, mounted
 from tests.mount.test_semantics import error_of
+from tests.servers import GCS, gcs
 from tests.store_contract import keys, listed
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.options import Options
 from zarrfs.store.remote import FsspecStore
+
+__all__ = ["gcs"]
 
 DELAY = 0.03  # seconds until a page comes
 _HEAD = "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult><Name>b</Name>"
@@ -147,11 +150,14 @@ def bucket(server: Bucket) -> Bucket:
     return server
 
 
-def using(bucket: Bucket, check: Any, **more: Any) -> Any:
+def using(bucket: Bucket | GCS, check: Any, **more: Any) -> Any:
     """`check(store)` of the store at the bucket's x."""
 
     async def main() -> Any:
-        store = FsspecStore("s3://b/x", bucket.options(**more))
+        if isinstance(bucket, Bucket):
+            store = FsspecStore("s3://b/x", bucket.options(**more))
+        else:
+            store = FsspecStore(f"gs://{bucket.bucket}/x", Options(retries=0, storage={"gcs": bucket.options}, **more))
         try:
             return await check(store)
         finally:
@@ -285,6 +291,36 @@ def test_a_large_tree_is_listed_side_by_side(bucket: Bucket) -> None:
 
     using(bucket, check)
     assert len(bucket.pages) < 2 * 60 + 40
+
+
+def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:
+    """By obstore, which asks as for S3."""
+    bucket.keys = [f"x/{number:04}" for number in range(10_000)]
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == [key[2:] for key in bucket.keys]
+        assert bytes(await store.get("0312")) == b"abc"
+
+    using(GCS(bucket.endpoint, "b", {"endpoint_url": bucket.endpoint, "token": "anon"}), check)
+    assert len(bucket.pages) <= 20
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_pages_of_an_emulator_of_google(gcs: GCS, client: str) -> None:
+    """It ignores from where obstore wants a page, and is then asked by the other interface."""
+    names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
+    for name in names:
+        gcs.put(f"x/{name}", b"abc")
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == names
+        assert {info.name for info in await listed(store, "a11")} == {str(number) for number in range(100)}
+        assert bytes(await store.get("a11/99")) == b"abc"
+        with pytest.raises(NotFound):
+            await store.info("a11/100")
+        assert await store.is_flat()
+
+    using(gcs, check, client=client)
 
 
 @pytest.mark.promise("S54")
