@@ -293,6 +293,17 @@ def test_a_large_tree_is_listed_side_by_side(bucket: Bucket) -> None:
     assert len(bucket.pages) < 2 * 60 + 40
 
 
+def test_a_walk_through_arrays_asks_for_pages_alone(bucket: Bucket) -> None:
+    """The tops of large directories are listed, and none of what is below them."""
+    bucket.keys = sorted(f"x/a{array}/c/{row}/{at}" for array in range(4) for row in range(100) for at in range(100))
+
+    async def check(store: FsspecStore) -> None:
+        assert len(await keys(store)) == 40_000
+
+    using(bucket, check)
+    assert len(bucket.pages) < 2 * 40 + 40
+
+
 def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:
     """By obstore, which asks as for S3."""
     bucket.keys = [f"x/{number:04}" for number in range(10_000)]

@@ -250,7 +250,7 @@ class FsspecStore:
             self._ahead.discard(prefix)
         elif prefix not in self._listings:
             self._walked = self._walked + 1 if prefix and self.names.listed(split_key(prefix)[0]) else 0
-        if self._walked >= _WALK and not self.immutable:
+        if self._walked >= _WALK and not self.immutable and not await self.is_flat():  # else pages come ahead
             self._list_ahead(prefix)
         if (asking := self._listings.get(prefix)) is not None:
             await asking.wait()
