@@ -1,16 +1,20 @@
 """Zarr stores at a URL: `scripts/bench stores`. A store of 300 chunks, 30 ms away, is read, walked and copied.
 
-The server lists directories. Each sample is a fresh mount that has kept nothing of an earlier one (`cache=none`).
+It lies on nginx over https, which lists directories, and on S3 (moto behind nginx). Each sample is a fresh mount that
+has kept nothing of an earlier one (`cache=none`). Requests are counted at nginx.
 """
 
 from __future__ import annotations
 
+import http.client
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import peers
@@ -22,25 +26,68 @@ from remote_data import LATE, Tree
 MB = 1e6
 SHAPE = (300, 361, 720)  # float32, a chunk a time step
 SIZE = SHAPE[0] * SHAPE[1] * SHAPE[2] * 4
+VALUES = SHAPE[0] + 2  # and two documents
+MILLION = 100  # arrays, rows in each, and chunks in each row
+_MODULES = "/usr/lib/nginx/modules"  # where Debian has them
+_CONFIG = """
+load_module {modules}/ndk_http_module.so;
+load_module {modules}/ngx_http_lua_module.so;
+daemon off; worker_processes 1; {user}
+pid {directory}/pid; error_log {directory}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+    access_log {directory}/access.log; sendfile on; keepalive_requests 1000000; client_max_body_size 0;
+    client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    upstream moto {{ server 127.0.0.1:{moto}; keepalive 64; }}
+    server {{
+        listen 127.0.0.1:{https} ssl; ssl_certificate {directory}/crt; ssl_certificate_key {directory}/key;
+        ssl_session_cache shared:S:1m; root {root}; autoindex on; access_by_lua_block {{ ngx.sleep({delay}) }}
+    }}
+    server {{
+        listen 127.0.0.1:{s3}; access_by_lua_block {{ ngx.sleep({delay}) }}
+        location / {{
+            proxy_pass http://moto; proxy_http_version 1.1;
+            proxy_set_header Connection ""; proxy_set_header Host $http_host;
+        }}
+    }}
+}}
+"""
 _READ = """
 import sys, time, zarr
-where, at_once = sys.argv[1:]
-zarr.config.set({"async.concurrency": int(at_once)})
+where, how, endpoint = sys.argv[1:]
+at_once = 10 if how == "dask" else int(how)
+zarr.config.set({"async.concurrency": at_once})
+store = where
+if where.startswith("s3:"):
+    from obstore.store import S3Store
+    bucket, _, prefix = where.removeprefix("s3://").partition("/")
+    made = S3Store(bucket, prefix=prefix, endpoint=endpoint, access_key_id="a", secret_access_key="b",
+                   region="us-east-1", client_options={"allow_http": True})
+    store = zarr.storage.ObjectStore(made, read_only=True)
 begun = time.perf_counter()
-zarr.open_group(where, mode="r")["x"][:].sum()
+array = zarr.open_group(store, mode="r", use_consolidated=False)["x"]
+if how == "dask":
+    import dask
+    import dask.array
+    from multiprocessing.pool import ThreadPool
+    with dask.config.set(scheduler="threads", pool=ThreadPool(16)):
+        dask.array.from_zarr(array).sum().compute()
+else:
+    array[:].sum()
 print(time.perf_counter() - begun)
 """
 WALKS = {"find": ["find", "."], "du -s": ["du", "-s", "."], "ls -lR": ["ls", "-lR", "."]}
-WALK_LIMIT = 3.0  # seconds
 
 NOTES = f"""\
-One float32 array {SHAPE} in chunks of a time step, zstd, Zarr v3, from nginx that answers after {LATE} ms. Readers are
-new processes of zarr-python, with 10 and 64 chunks at a time; MB/s are of decoded bytes. "fsspec" reads in process.
+One float32 array {SHAPE} in chunks of a time step, zstd, Zarr v3, from nginx that answers after {LATE} ms: over https,
+and as S3 (moto behind it). Readers are new processes of zarr-python, with 10 and 64 chunks at a time, and of dask with
+16 threads; MB/s are of decoded bytes. "fsspec" and "obstore" read in process.
 """
 
 
 class Stores(Tree):
-    """A server with a store, whose directories are listed."""
+    """Servers of a store: over https, whose directories are listed, and as S3."""
 
     def __init__(self, directory: Path, size: int) -> None:
         super().__init__(directory, size)
@@ -54,17 +101,84 @@ class Stores(Tree):
         for step in range(SHAPE[0]):
             field = 280 + 20 * np.sin(yy / 60 + step / 9) + 5 * np.cos(xx / 40) + rng.normal(0, 0.2, SHAPE[1:])
             array[step] = field.astype("f4").round(2)
+        self.https = self.endpoint = ""
+        self._moto: subprocess.Popen[bytes] | None = None
 
-    @property
-    def store(self) -> str:
-        """The URL of the store, 30 ms away."""
-        return f"{self.urls[LATE]}/x.zarr"
+    def start(self) -> None:
+        """Start nginx and moto; peers.Unavailable where one cannot."""
+        program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+        if program is None or not Path(f"{_MODULES}/ngx_http_lua_module.so").exists():
+            raise peers.Unavailable("nginx with its Lua module is not installed")
+        os.chmod(self.directory, 0o755)
+        https, s3, moto = free_ports(3)
+        _certificate(self.directory)
+        config = self.directory / "nginx.conf"
+        text = _CONFIG.format(
+            modules=_MODULES, directory=self.directory, root=self.www, https=https, s3=s3, moto=moto,
+            delay=LATE / 1000, user="user root;" if os.geteuid() == 0 else "",
+        )  # fmt: skip
+        config.write_text(text)
+        os.environ["SSL_CERT_FILE"] = str(self.directory / "crt")  # of readers and daemons
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(moto)]
+        self._moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._nginx = subprocess.Popen([program, "-c", config, "-e", self.directory / "early.log"])
+        for port in (https, s3, moto):
+            self._wait_for(port)
+        self.https, self.endpoint = f"https://localhost:{https}", f"http://127.0.0.1:{s3}"
+        self._upload()
+
+    def stop(self) -> None:
+        """Stop them."""
+        super().stop()
+        if self._moto is not None:
+            self._moto.terminate()
+            self._moto.wait()
+
+    def requests(self) -> int:
+        """How many requests nginx has answered so far."""
+        return (self.directory / "access.log").read_bytes().count(b"\n")
+
+    def places(self) -> dict[str, tuple[str, str]]:
+        """The store on each server: (URL, -o options)."""
+        s3 = f"s3.endpoint_url={self.endpoint},s3.key=a,s3.secret=b,cache=none"
+        return {"https": (f"{self.https}/x.zarr", "cache=none"), "S3": ("s3://data/x.zarr", s3)}
+
+    def _upload(self) -> None:
+        import boto3
+
+        client = boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name="us-east-1", aws_access_key_id="a",
+            aws_secret_access_key="b",
+        )  # fmt: skip
+        client.create_bucket(Bucket="data")
+        for path in sorted((self.www / "x.zarr").rglob("*")):
+            if path.is_file():
+                client.put_object(Bucket="data", Key=str(path.relative_to(self.www)), Body=path.read_bytes())
 
 
-def _read(where: str, at_once: int) -> float:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at the moment."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _certificate(directory: Path) -> None:
+    command: list[str | Path] = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", directory / "key",
+        "-out", directory / "crt", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+def _read(run: Stores, where: str, how: str) -> float:
     """MB/s of a new process that reads the array."""
     remote_peers.settle()
-    command = [sys.executable, "-c", _READ, where, str(at_once)]
+    command = [sys.executable, "-c", _READ, where, how, run.endpoint]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise peers.Unavailable((done.stderr.strip().splitlines() or ["the reader failed"])[-1])
@@ -72,55 +186,136 @@ def _read(where: str, at_once: int) -> float:
 
 
 def measure_read(run: Stores, rounds: int) -> Iterator[Result]:
-    """Reading all of the array."""
-    for at_once, limit in ((10, 1.1), (64, 0.9)):
+    """Reading all of the array, and the requests that this takes."""
+    for server, (url, options) in run.places().items():
+        peer, hows = ("fsspec", ("10", "64", "dask")) if server == "https" else ("obstore", ("10",))
+        for how in hows:
+            counts: list[float] = []
 
-        def ours(at_once: int = at_once) -> float:
-            with remote_peers.mounted(run, run.store, "cache=none") as place:
-                return _read(place.prefix, at_once)
+            def ours(how: str = how, url: str = url, options: str = options, counts: list[float] = counts) -> float:
+                before = run.requests()
+                with remote_peers.mounted(run, url, options) as place:
+                    found = _read(run, place.prefix, how)
+                counts.append((run.requests() - before) / VALUES)
+                return found
 
-        samples = in_turns(rounds, {"ours": ours, "fsspec": lambda at_once=at_once: _read(run.store, at_once)})
-        yield result(f"all chunks, {at_once} at a time", "MB/s", samples["ours"], "fsspec", samples["fsspec"], limit)
+            samples = in_turns(rounds, {"ours": ours, peer: lambda how=how, url=url: _read(run, url, how)})
+            limit = 0.9 if server == "S3" else {"10": 1.1, "64": 0.9, "dask": 1.0}[how]
+            what = "dask, 16 threads" if how == "dask" else f"{how} at a time"
+            yield result(f"{server}, all chunks, {what}", "MB/s", samples["ours"], peer, samples[peer], limit)
+            yield Result(f"{server}, requests a value", "", counts, limit=1.05, at_most=True)
 
 
 def measure_walks(run: Stores, rounds: int) -> Iterator[Result]:
     """Going through all names."""
+    for server, (url, options) in run.places().items():
 
-    def walk(command: list[str]) -> float:
-        with remote_peers.mounted(run, run.store, "cache=none") as place:
-            begun = time.perf_counter()
-            subprocess.run(command, cwd=place.prefix, stdout=subprocess.DEVNULL, timeout=300, check=True)
-            return time.perf_counter() - begun
+        def walk(command: list[str], url: str = url, options: str = options) -> float:
+            with remote_peers.mounted(run, url, options) as place:
+                begun = time.perf_counter()
+                subprocess.run(command, cwd=place.prefix, stdout=subprocess.DEVNULL, timeout=300, check=True)
+                return time.perf_counter() - begun
 
-    samples = in_turns(rounds, {name: lambda command=command: walk(command) for name, command in WALKS.items()})
-    for name in WALKS:
-        yield Result(name, "s", samples[name], limit=WALK_LIMIT, at_most=True)
+        samples = in_turns(rounds, {name: lambda command=command: walk(command) for name, command in WALKS.items()})
+        for name in WALKS:
+            yield Result(f"{server}, {name}", "s", samples[name], limit=1.0 if server == "S3" else 3.0, at_most=True)
 
 
 def measure_copy(run: Stores, rounds: int) -> Iterator[Result]:
-    """`cp -r` of a mount, and `zarrfs stage --copy`, beside each other."""
+    """Copies of the store on S3: `cp -r` of a mount, `zarrfs stage --copy`, `zarrfs check`; and `rclone copy`."""
+    url, options = run.places()["S3"]
+    counts: dict[str, list[float]] = {}
 
-    def copied() -> float:
-        with tempfile.TemporaryDirectory(dir=run.directory) as place, remote_peers.mounted(
-            run, run.store, "cache=none"
-        ) as mount:
-            begun = time.perf_counter()
-            subprocess.run(["cp", "-r", mount.prefix, f"{place}/copy"], timeout=300, check=True)
-            return time.perf_counter() - begun
-
-    def staged() -> float:
-        place = tempfile.mkdtemp(dir=run.directory)
+    def timed(name: str, action: Callable[[str], list[str | Path]]) -> float:
+        place, before = tempfile.mkdtemp(dir=run.directory), run.requests()
         try:
             begun = time.perf_counter()
-            command = [peers.ZARRFS, "stage", "--copy", run.store, f"{place}/copy", "-o", "cache=none"]
-            subprocess.run(command, stdout=subprocess.DEVNULL, timeout=300, check=True)
+            subprocess.run(action(f"{place}/copy"), stdout=subprocess.DEVNULL, timeout=300, check=True)
             return time.perf_counter() - begun
         finally:
             shutil.rmtree(place)
+            counts.setdefault(name, []).append((run.requests() - before) / VALUES)
 
-    samples = in_turns(rounds, {"cp": copied, "stage": staged})
-    yield Result("cp -r", "s", samples["cp"])
-    yield result("stage --copy", "s", samples["stage"], "cp -r", samples["cp"])
+    def copied() -> float:
+        with remote_peers.mounted(run, url, options) as mount:
+            return timed("cp -r", lambda place: ["cp", "-r", mount.prefix, place])
+
+    def cloned(place: str) -> list[str | Path]:
+        if shutil.which("rclone") is None:
+            raise peers.Unavailable("rclone is not installed")
+        remote = f":s3,provider=Other,endpoint='{run.endpoint}',access_key_id=a,secret_access_key=b:data/x.zarr"
+        return ["env", "-u", "AWS_CA_BUNDLE", "rclone", "copy", "-q", remote, place]
+
+    commands = {"stage --copy": lambda place: [peers.ZARRFS, "stage", "--copy", url, place, "-o", options],
+                "check": lambda place: [peers.ZARRFS, "check", url, "-o", options], "rclone copy": cloned}  # fmt: skip
+    samplers = {name: lambda name=name, action=action: timed(name, action) for name, action in commands.items()}
+    samples = in_turns(rounds, {"cp -r": copied, **samplers})
+    for name in ("cp -r", "stage --copy", "check"):
+        found = result(f"S3, {name}", "s", samples[name], "rclone copy", samples["rclone copy"], 1.2)
+        found.at_most = True
+        yield found
+        yield Result(f"S3, {name}, requests a value", "", counts.get(name, []), limit=1.05, at_most=True)
 
 
-MEASURES = {"read": measure_read, "walks": measure_walks, "copy": measure_copy}
+def measure_million(run: Stores, rounds: int) -> Iterator[Result]:
+    """`find` over a bucket of a million keys, whose pages come after 30 ms, beside one page after the other."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", _MILLION.format(root=str(peers.HERE.parent.parent), count=MILLION, delay=LATE / 1000)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        endpoint = server.stdout.readline().strip()
+        memory: list[float] = []
+
+        def found() -> float:
+            options = f"s3.endpoint_url={endpoint},s3.key=a,s3.secret=b,cache=none,type=zarr"
+            with remote_peers.mounted(run, "s3://b/x", options) as place:
+                begun = time.perf_counter()
+                done = subprocess.run(["find", "."], cwd=place.prefix, stdout=subprocess.PIPE, timeout=600, check=True)
+                took = time.perf_counter() - begun
+                lines = done.stdout.count(b"\n")
+                if lines != 1 + MILLION * 2 + MILLION**2 + MILLION**3:
+                    raise peers.Unavailable(f"{lines} names")
+                status = Path(f"/proc/{place.pid}/status").read_text()
+                memory.append(int(status.split("VmHWM:")[1].split()[0]) / 1000)
+                return took
+
+        samples = in_turns(rounds, {"find": found, "pages": lambda: _pages(endpoint)})
+        yield result("S3, find of 10^6 keys, speed-up", "1/s", [1 / one for one in samples["find"]],
+                     "one page after the other", [1 / one for one in samples["pages"]], 6.0)  # fmt: skip
+        yield Result("memory of the daemon", "MB", memory, limit=150, at_most=True)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+_MILLION = """
+import sys, time
+sys.path.insert(0, {root!r})
+from tests.mount.test_big_bucket import Bucket
+bucket, numbers = Bucket(), range({count})
+bucket.keys = sorted(f"x/a{{array:02}}/c/{{row}}/{{at}}" for array in numbers for row in numbers for at in numbers)
+bucket.delay = {delay}
+print(bucket.endpoint, flush=True)
+time.sleep(100_000)
+"""
+
+
+def _pages(endpoint: str) -> float:
+    """Seconds that a client takes who asks for one page after the other."""
+    connection = http.client.HTTPConnection(endpoint.removeprefix("http://"))
+    begun, after, keys = time.perf_counter(), "", 0
+    while True:
+        connection.request("GET", f"/b?list-type=2&prefix=x/&start-after={after}")
+        body = connection.getresponse().read()
+        keys += body.count(b"<Key>")
+        if b"<IsTruncated>true" not in body:
+            break
+        after = body.rpartition(b"<Key>")[2].partition(b"<")[0].decode()
+    if keys != MILLION**3:
+        raise peers.Unavailable(f"{keys} keys")
+    return time.perf_counter() - begun
+
+
+MEASURES = {"read": measure_read, "walks": measure_walks, "copy": measure_copy, "million": measure_million}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import bisect
+import errno
 import http.server
+import os
+import re
 import threading
 import time
 import urllib.parse
@@ -16,20 +19,30 @@ import pytest
 import trio
 
 from tests.mount.mounting import daemon_pid, mounted
+from tests.mount.test_semantics import error_of
+from tests.servers import GCS, gcs
 from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.remote import FsspecStore
+
+__all__ = ["gcs"]
 
 DELAY = 0.03  # seconds until a page comes
 _HEAD = "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult><Name>b</Name>"
 
 
 class Bucket:
-    """ListObjectsV2 over sorted `keys`, and values of three bytes. `fault` may change a page: (number, keys, more)."""
+    """ListObjectsV2 over sorted `keys`, and values of three bytes. `fault` may change a page: (number, keys, more).
+
+    `changed`: values, and their tags, that are others than the listing says. `most`: keys of a page. `expires`: no
+    continuation token is accepted.
+    """
 
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.changed: dict[str, tuple[bytes, str]] = {}
+        self.most, self.expires = 1000, False
         self.pages: list[str] = []  # what was asked for
         self.delay = 0.0
         self.fault: Callable[[int, list[str], bool], tuple[int, list[str], bool]] | None = None
@@ -39,6 +52,11 @@ class Bucket:
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
+    @property
+    def option(self) -> str:
+        """What -o says of this server."""
+        return f"s3.endpoint_url={self.endpoint},s3.key=a,s3.secret=b,type=zarr"
+
     def options(self, **more: Any) -> Options:
         storage = {"s3": {"endpoint_url": self.endpoint, "key": "a", "secret": "b"}}
         return Options(retries=0, storage=storage, **more)
@@ -47,7 +65,10 @@ class Bucket:
         """(status, body) of a listing."""
         self.pages.append(query.get("start-after", ""))
         time.sleep(self.delay)
-        prefix, delimiter, most = query.get("prefix", ""), query.get("delimiter"), int(query.get("max-keys", 1000))
+        if self.expires and "continuation-token" in query:
+            return 400, b"<Error><Code>InvalidArgument</Code><Message>The token has expired</Message></Error>"
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        most = min(int(query.get("max-keys", self.most)), self.most)
         after = max(query.get("start-after", ""), query.get("continuation-token", ""))
         at = max(bisect.bisect_right(self.keys, after) if after else 0, bisect.bisect_left(self.keys, prefix))
         found, directories = list[str](), list[str]()
@@ -98,10 +119,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "list-type" in query:
             status, body = self.owner.page(query)
         elif key in self.owner.keys[bisect.bisect_left(self.owner.keys, key) :][:1]:
-            status, body = 200, b"abc"
-            headers = {"ETag": f'"{tag(key)}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-            if self.headers.get("Range"):
-                status, headers["Content-Range"] = 206, "bytes 0-2/3"
+            value, told = self.owner.changed.get(key, (b"abc", tag(key)))
+            status, body = 200, value
+            headers = {"ETag": f'"{told}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+            if match := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                start, stop = int(match[1]), min(int(match[2]) + 1, len(value))
+                status, body = (206, value[start:stop]) if start < stop else (416, b"")
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(value)}"
         else:
             status, body = 404, b""
         self.send_response(status)
@@ -121,15 +145,19 @@ def server() -> Bucket:
 @pytest.fixture
 def bucket(server: Bucket) -> Bucket:
     server.keys, server.delay, server.fault = [], 0.0, None
+    server.changed, server.most, server.expires = {}, 1000, False
     server.pages.clear()
     return server
 
 
-def using(bucket: Bucket, check: Any, **more: Any) -> Any:
+def using(bucket: Bucket | GCS, check: Any, **more: Any) -> Any:
     """`check(store)` of the store at the bucket's x."""
 
     async def main() -> Any:
-        store = FsspecStore("s3://b/x", bucket.options(**more))
+        if isinstance(bucket, Bucket):
+            store = FsspecStore("s3://b/x", bucket.options(**more))
+        else:
+            store = FsspecStore(f"gs://{bucket.bucket}/x", Options(retries=0, storage={"gcs": bucket.options}, **more))
         try:
             return await check(store)
         finally:
@@ -167,6 +195,48 @@ def test_a_listing_that_goes_wrong_is_no_shorter_directory(bucket: Bucket, fault
         assert sorted(await keys(store)) == sorted(key[2:] for key in ARRAY)
 
     using(bucket, check)
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_page_that_fails_is_an_error_to_ls(bucket: Bucket, tmp_path: Path, status: int) -> None:
+    """What is known is shown; reading the rest of a directory fails, and a page that is served later completes it."""
+    bucket.keys = sorted(f"x/{name}{at:04}" for name in "ab" for at in range(1500))
+    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0") as root:
+        bucket.fault = lambda number, found, more: (status if found and found[-1] > "x/a1200" else 200, found, more)
+        assert error_of(os.listdir, root) == (errno.EACCES if status == 403 else errno.EIO)
+        assert (root / "a0100").read_bytes() == b"abc"
+        bucket.fault = None
+        assert len(os.listdir(root)) == 3000
+
+
+def test_a_continuation_token_that_expires(bucket: Bucket) -> None:
+    """A server whose pages are shorter is asked for the rest by the last key instead."""
+    bucket.keys, bucket.most, bucket.expires = sorted(ARRAY), 300, True
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == sorted(key[2:] for key in ARRAY)
+        assert sorted(await keys(store, "a03")) == sorted(key[2:] for key in ARRAY if key.startswith("x/a03"))
+
+    using(bucket, check)
+
+
+OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, one tag": (b"longer", ""), "tag": (b"xyz", "3")}
+
+
+@pytest.mark.parametrize("stale", ["error", "reread"])
+@pytest.mark.parametrize("other", list(OTHERS))
+def test_a_value_that_is_another_than_was_listed(bucket: Bucket, tmp_path: Path, other: str, stale: str) -> None:
+    """An error to who has it by the listing, and then the new version; or that at once. Never a mix."""
+    bucket.keys = ["x/a", "x/b"]
+    value, told = OTHERS[other]
+    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0,stale={stale}") as root:
+        assert {path.name: path.stat().st_size for path in root.iterdir()} == {"a": 3, "b": 3}
+        bucket.changed["x/a"] = value, told or tag("x/a")
+        if stale == "error":
+            assert error_of((root / "a").read_bytes) == errno.EIO
+        assert (root / "a").read_bytes() == value
+        assert (root / "a").stat().st_size == len(value)
+        assert (root / "b").read_bytes() == b"abc"
 
 
 def test_keys_that_no_path_can_have_are_left_out(bucket: Bucket) -> None:
@@ -223,13 +293,53 @@ def test_a_large_tree_is_listed_side_by_side(bucket: Bucket) -> None:
     assert len(bucket.pages) < 2 * 60 + 40
 
 
+def test_a_walk_through_arrays_asks_for_pages_alone(bucket: Bucket) -> None:
+    """The tops of large directories are listed, and none of what is below them."""
+    bucket.keys = sorted(f"x/a{array}/c/{row}/{at}" for array in range(4) for row in range(100) for at in range(100))
+
+    async def check(store: FsspecStore) -> None:
+        assert len(await keys(store)) == 40_000
+
+    using(bucket, check)
+    assert len(bucket.pages) < 2 * 40 + 40
+
+
+def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:
+    """By obstore, which asks as for S3."""
+    bucket.keys = [f"x/{number:04}" for number in range(10_000)]
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == [key[2:] for key in bucket.keys]
+        assert bytes(await store.get("0312")) == b"abc"
+
+    using(GCS(bucket.endpoint, "b", {"endpoint_url": bucket.endpoint, "token": "anon"}), check)
+    assert len(bucket.pages) <= 20
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_pages_of_an_emulator_of_google(gcs: GCS, client: str) -> None:
+    """It ignores from where obstore wants a page, and is then asked by the other interface."""
+    names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
+    for name in names:
+        gcs.put(f"x/{name}", b"abc")
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == names
+        assert {info.name for info in await listed(store, "a11")} == {str(number) for number in range(100)}
+        assert bytes(await store.get("a11/99")) == b"abc"
+        with pytest.raises(NotFound):
+            await store.info("a11/100")
+        assert await store.is_flat()
+
+    using(gcs, check, client=client)
+
+
 @pytest.mark.promise("S54")
 def test_a_million_keys(bucket: Bucket, tmp_path: Path) -> None:
     """The top is a page or two, a lookup a few; the daemon's memory is bounded."""
     hundred = range(100)
     bucket.keys = sorted(f"x/a{array:02}/c/{row}/{at}" for array in hundred for row in hundred for at in hundred)
-    option = f"s3.endpoint_url={bucket.endpoint},s3.key=a,s3.secret=b,type=zarr"
-    with mounted("s3://b/x", tmp_path / "mnt", option) as root:
+    with mounted("s3://b/x", tmp_path / "mnt", bucket.option) as root:
         bucket.pages.clear()
         assert len(list(root.iterdir())) == 100
         assert len(bucket.pages) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import random
 import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +63,7 @@ def bucket(s3: S3) -> Iterator[list[str]]:
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if found := re.search(r'"((?:GET|HEAD) [^ ]+)', record.getMessage()):
+            if found := re.search(r'"(?:\x1b\[[0-9;]*m)*((?:GET|HEAD) [^ ]+)', record.getMessage()):
                 seen.append(found[1])
 
     handler, logger = Handler(), logging.getLogger("werkzeug")
@@ -114,6 +116,48 @@ def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
     assert len(requests) <= OVERHEAD * VALUES, unusual(requests)
 
 
+@pytest.fixture(params=["/", "/old/"])
+def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Iterator[tuple[str, list[str]]]:
+    """(URL of a store that has moved to another server, below a prefix or not; requests that the first one got)."""
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(301)
+            self.send_header("Location", f"{nginx.plain.url}/{self.path.removeprefix(request.param)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+    make(nginx.plain.root / f"{tmp_path.name}-moved", 3, True)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}{request.param}{tmp_path.name}-moved", seen
+        server.shutdown()
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_a_redirect_is_followed_once(
+    moved: tuple[str, list[str]], client: str, nginx: Nginx, tmp_path: Path
+) -> None:
+    """A server that has moved for good is asked for the first names, and where it leads for all others."""
+    url, seen = moved
+    before = len(nginx.log.read_text().splitlines())
+    with mounted(url, tmp_path / "mnt", f"retries=0,client={client}") as root:
+        read_all(root)
+        assert not (root / "x/c/300/0/0").exists()
+    assert len(seen) <= 10, seen
+    assert len(nginx.log.read_text().splitlines()) - before <= OVERHEAD * VALUES
+
+
 WHOLE = 200
 
 
@@ -145,16 +189,25 @@ def test_sizes_of_a_listing_are_asked_for_many_at_once(
         assert (root / "v122").stat().st_size == 123
 
 
+@pytest.mark.parametrize("cached", [False, True])
 def test_whole_values_take_a_request_each(
-    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path
+    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path, cached: bool
 ) -> None:
+    """On a disk, too; and what is there takes none."""
+    document = references_to(nginx.plain.url)
+    option = f"cache_dir={tmp_path / 'cache'}" if cached else "cache=on"
     names = random.Random(1).sample(range(WHOLE), WHOLE // 2)
     before = len(nginx.log.read_text().splitlines())
-    with mounted(references_to(nginx.plain.url), tmp_path / "mnt", "prefetch=0B") as root:
+    with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
         with ThreadPoolExecutor(16) as readers:
             found = list(readers.map(lambda number: len((root / f"v{number:03}").read_bytes()), names))
         assert found == [number + 1 for number in names]
-    assert len(nginx.log.read_text().splitlines()) - before <= 1.02 * len(names)
+    after = len(nginx.log.read_text().splitlines())
+    assert after - before <= 1.02 * len(names)
+    if cached:
+        with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
+            assert [len((root / f"v{number:03}").read_bytes()) - 1 for number in names] == names
+        assert len(nginx.log.read_text().splitlines()) == after
 
 
 def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import http.server
+import io
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
+from tests.conftest import run
 from tests.mount.mounting import daemon_pid, mounted
 from tests.mount.test_semantics import error_of
 from tests.servers import Nginx, nginx
@@ -34,6 +40,52 @@ def store(nginx: Nginx, tmp_path: Path) -> str:
     large[3, 4] = 7
     zarr.consolidate_metadata(group.store)
     return f"{nginx.plain.url}/{name}"
+
+
+@pytest.fixture(params=["<title>App</title><a href='/'>Home</a>", "<title>App</title><a href='about'>About</a>"])
+def page_for_all(request: pytest.FixtureRequest, store: str, nginx: Nginx) -> Iterator[str]:
+    """The URL of the store on a server that answers with a page for every name that it does not have."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(nginx.plain.root))
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+        def send_head(self) -> Any:
+            if os.path.isfile(self.translate_path(self.path)):
+                return super().send_head()
+            page = f"<!doctype html>{request.param}".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            return io.BytesIO(page)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{store.rpartition('/')[2]}"
+        server.shutdown()
+
+
+@pytest.mark.promise("S54")
+def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tmp_path: Path) -> None:
+    """Such a page is neither a value, nor a directory, nor what is absent: to read it is EIO, not the fill value."""
+    done = run("ls", page_for_all)
+    assert done.returncode != 0
+    assert not done.stdout
+    assert "no listing" in done.stderr or "HTML page" in done.stderr
+    with mounted(page_for_all, tmp_path / "mnt", "retries=0,cache=none") as root:
+        assert error_of(os.listdir, root) == errno.EIO
+        assert error_of((root / "sparse/c/1").read_bytes) == errno.EIO
+    (nginx.plain.root / page_for_all.rpartition("/")[2] / ".zmetadata").write_text("{}")
+    with mounted(page_for_all, tmp_path / "mnt", "retries=0,cache=none") as root:
+        for name in ("dense/c/7", "dense/c/1/7", "dense/c/x", "sparse/c/1", "none/zarr.json", ".zgroup"):
+            assert error_of((root / name).read_bytes) in (errno.EIO, errno.ENOENT), name
+        assert error_of(os.stat, root / "sparse/c/3") == errno.EIO
+        assert error_of((root / "sparse/c/3").read_bytes) == errno.EIO
+        assert (root / "dense/c/1/1").read_bytes()
 
 
 def requests(nginx: Nginx) -> int:

@@ -6,6 +6,7 @@ Time is simulated, the order of readers random by a seed: the shares below are w
 from __future__ import annotations
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import trio.lowlevel
 from tests.unit.keyreaders import CHUNK, TINY, Outcome, RecordingStore, a_store, grid, listed, read_all
 from zarrfs.errors import ReadError
 from zarrfs.prefetch.readahead import KeyReadAhead
+from zarrfs.store import readahead
 
 SQUARE = grid(100, 100)
 
@@ -96,6 +98,20 @@ def test_what_chunks_are_called(form: dict[str, str], tmp_path: Path) -> None:
     """Between 9 and 10 the order of the grid is not that of names."""
     keys = grid(5, 4, 30, **form)
     check(read_all(a_store(tmp_path, keys), keys), 0.99)
+
+
+def test_in_the_order_of_names_nothing_is_fetched_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 99, which comes last, chunk 100 would be next: it was read long ago. Asking for names costs requests."""
+    monkeypatch.setattr(readahead, "ReferenceStore", type("Nothing", (), {}))
+    keys = grid(400, 1, 1, separator="/", prefix="b/c/")
+    outcome = read_all(a_store(tmp_path, keys), sorted(keys))
+    asked = Counter(key for batch in outcome.batches for key in batch)
+    assert not [key for key, times in asked.items() if times > 1 and key >= "b/c/1" and key < "b/c/2"], outcome
+
+
+
+def test_all_is_read_again(square: RecordingStore) -> None:
+    assert read_all(square, SQUARE[:1000] * 2).share >= 0.99
 
 
 def test_holes(tmp_path: Path) -> None:

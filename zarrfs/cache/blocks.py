@@ -48,8 +48,8 @@ class Blocks:
     """The blocks of one RemoteFiles."""
 
     def __init__(self, options: Options) -> None:
-        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options))
         self.ranges = Ranges(options, self._keep_run)
+        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options), self._is_paid)
         self._heap = heap()
         self._options = options
         self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
@@ -110,7 +110,7 @@ class Blocks:
     async def begin(self, wanted: Wanted) -> int | None:
         """The size of a target, whose first block, `wanted`, comes into the cache with it; None: ask. ReadError."""
         if self._disk is not None:
-            return None
+            return await self._begin_on_disk(self._disk, wanted)
         most = wanted.stop
         async with self._beginning:
             if not self.cache.reserve(most):
@@ -123,6 +123,22 @@ class Blocks:
         if found.total is not None and found.ranged:
             self.cache.put_ahead(wanted._replace(stop=min(most, found.total)).key, found.data)
         return found.total
+
+    async def _begin_on_disk(self, disk: DiskCache, wanted: Wanted) -> int | None:
+        """As begin(): what the disk has is not asked for, and what comes goes there."""
+        known, kept = await trio.to_thread.run_sync(
+            lambda: (disk.version(wanted.target, self._oldest()), disk.version(wanted.target, 0.0)),
+            limiter=self._readers,
+        )
+        if known is not None or kept is not None:  # of long ago: ask, and perhaps the bytes are right
+            return None if known is None else known.size
+        async with self._beginning:
+            await self.get(wanted._replace(alone=True), 0)
+        pin = self._pins.get(wanted.at)
+        if pin is not None and pin.size is not None:
+            self.cache.rename(wanted.key, wanted._replace(stop=min(wanted.stop, pin.size)).key)
+            return pin.size
+        return None
 
     async def prefetch(self, wanted: Sequence[Wanted]) -> None:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
@@ -156,6 +172,11 @@ class Blocks:
         self._runs.ahead = min(options.prefetch, self.cache.max_bytes // 4)
         if self._disk is not None:
             self._disk.resize(options.cache_size, options.cache_min_free)
+
+    def _is_paid(self, key: Hashable) -> bool:
+        """Return whether a small block that was to come ahead has been asked for: it may be wanted yet."""
+        assert isinstance(key, tuple)
+        return (*key[:2], *key[3:]) in self.ranges.sent_ahead
 
     def stats(self) -> dict[str, Any]:
         """Counters."""

@@ -60,8 +60,9 @@ class BlockCache(Generic[V]):
     one that is larger than everything runs alone. Failures are handed to those who wait and not kept.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int, is_paid: Callable[[Hashable], bool] = lambda key: False) -> None:
+        """`is_paid`: whether the fetch of a block goes on when nobody waits for it: its request has been sent."""
+        self.max_bytes, self._is_paid = max_bytes, is_paid
         self._fresh: OrderedDict[Hashable, V] = OrderedDict()  # fetched ahead and not read so far, oldest first
         self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
         self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
@@ -260,7 +261,7 @@ class BlockCache(Generic[V]):
     def _leave(self, key: Hashable, flight: _Flight[V]) -> None:
         """One who waited for a flight does so no more."""
         flight.waiters -= 1
-        if not flight.waiters and not flight.done.is_set():
+        if not flight.waiters and not flight.done.is_set() and not self._is_paid(key):
             flight.scope.cancel()
             self._take_off(key, flight)
             self._waste(key)

@@ -48,7 +48,7 @@ from zarrfs.fuse.xattrs import (
     first_of,
 )
 from zarrfs.prefetch.recording import Recorder
-from zarrfs.store.api import Info, Kind, Store, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
 from zarrfs.system.othermounts import OTHER_MOUNTS
@@ -259,6 +259,8 @@ class Operations(ShownOperations):
             else:
                 assert file.value is not None
                 data = await file.value.read(off, size)
+                if off == 0 and file.value.info.identity is None and not version.store.immutable:
+                    await self._grown(version, file.key, file.inode, file.value)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
             raise ReadError(file.key, "removed while open") from None
         if version.pusher is not None and off == 0 and size >= READ_AHEAD:
@@ -368,6 +370,14 @@ class Operations(ShownOperations):
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
+
+    async def _grown(self, version: Version, key: str, inode: int, value: Value) -> None:
+        """Tell the kernel of a larger size, with stale=reread: it would cut the new version at the end of the old."""
+        info = await version.values.info(key)
+        if (info.size or 0) > value.size:
+            value.info = info
+            with contextlib.suppress(OSError):  # forgotten meanwhile
+                pyfuse3.notify_store(InodeT(inode), info.size or 0, b"")
 
     async def _ask_size(self, key: str) -> None:
         """A size is asked for: of many names, one after the other, or because the value is to be read."""

@@ -26,9 +26,10 @@ import trio
 from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
-from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net import http
 from zarrfs.net.answers import Entry, Fetched, Transient
+from zarrfs.net.moved import PERMANENT, Moved
 from zarrfs.net.reach import Trust
 from zarrfs.net.storeoptions import why_not_plain
 from zarrfs.net.systems import System, WebPaths, failure, raise_from
@@ -76,6 +77,14 @@ class _Unserved(Exception):
     """An answer that is not simple, or none."""
 
 
+class _Onward(_Unserved):
+    """An answer that is a permanent redirect."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__("a redirect")
+        self.location = location
+
+
 class _Host:
     """A server: its addresses, and connections that wait for the next request."""
 
@@ -95,8 +104,10 @@ class DirectWeb(WebPaths):
     immutable = False
     tells = True
 
-    def __init__(self, options: Options, trust: Trust, next_: Callable[[], Awaitable[System]]) -> None:
-        self._timeout, self._trust, self._next = options.request_timeout, trust, next_
+    def __init__(
+        self, options: Options, trust: Trust, next_: Callable[[], Awaitable[System]], moved: Moved
+    ) -> None:
+        self._timeout, self._trust, self._next, self._moved = options.request_timeout, trust, next_, moved
         self._hosts: LRU[str, _Host] = LRU(_HOSTS, lambda host: self._drop(host, math.inf))
         self._none = why_not_plain(options)
         self._kept = 0  # idle connections
@@ -108,17 +119,27 @@ class DirectWeb(WebPaths):
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
-        host, target = self._split(path)
+        onward, guessed = self._moved.onward(path)
+        host, target = self._split(onward)
         if host is None or stop is None:
             return await (await self._next()).fetch(path, start, stop)
-        where = self.shown(path)
+        where = self.shown(onward)
         try:
             # what fail_after() does, at a third of its cost
             with trio.CancelScope(deadline=trio.current_time() + self._timeout):
                 return await self._fetch(host, target, where, start, stop)
             raise trio.TooSlowError  # noqa: TRY301
+        except _Onward as exc:
+            self._moved.learn(onward, exc.location)
+            if self._moved.onward(path)[0] != onward:
+                return await self.fetch(path, start, stop)
         except _Unserved as exc:
             log.debug("%s: asked again by a library's client: %s", where, exc)
+        except TargetMissing:
+            if not guessed:
+                raise
+            self._moved.stays(path)
+            return await (await self._next()).fetch(path, start, stop)
         except Exception as exc:
             raise_from(failure(exc, where, self._timeout), exc)
         found = await (await self._next()).fetch(path, start, stop)
@@ -251,6 +272,8 @@ class DirectWeb(WebPaths):
             return Fetched(b"", http.tag(head), int(match[1]) if match else start), False
         if head.status >= 400:
             http.raise_for_status(head.status, where, head.reason, head.headers.get("Retry-After"))
+        if head.status in PERMANENT and head.headers.get("Location"):
+            raise _Onward(head.headers.get("Location"))
         if head.status != 206:
             raise _Unserved("a redirect" if head.status >= 300 else "the range is ignored")
         length = _length(head)

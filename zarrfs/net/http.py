@@ -21,6 +21,7 @@ log = logging.getLogger("zarrfs.transfer")
 
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
+_NOBODYS = "zarrfs-asks-whether-all-names-exist"
 _LISTING_MAX = 256 << 20  # bytes of a page with links
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
@@ -148,9 +149,21 @@ async def listing(web: Web, url: str) -> list[Entry] | None:
             rule = f"its listing has more than {_LISTING_MAX} bytes: use a reference set, or a server that lists none"
             raise ReadError(without_secrets(url), rule)
         base = str(response.url)
-    from zarrfs.net.webpages import listed
+    from zarrfs.net.webpages import is_titled, listed
 
-    return listed(body.decode("utf-8", "surrogateescape"), base)
+    page = body.decode("utf-8", "surrogateescape")
+    found = listed(page, base)
+    return None if found is not None and not is_titled(page) and await _answers_all(web, url) else found
+
+
+async def _answers_all(web: Web, url: str) -> bool:
+    """Return whether a server has a page for every name; it is asked once for one that nobody has."""
+    server = urlsplit(url).netloc
+    found = web.answer_all.get(server)
+    if found is None:
+        async with web.request("HEAD", child(url, _NOBODYS) + "/", {}) as (response, _):
+            found = web.answer_all[server] = response.status == 200
+    return found
 
 
 def _redirected_to_directory(hops: list[Any]) -> bool:

@@ -21,6 +21,7 @@ from zarrfs.config.urls import names
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net import http, identity
 from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page
+from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
 from zarrfs.net.storeoptions import Unserved, bucket, configured, why_not_plain
 from zarrfs.net.systems import PAGE, OnLoop, System, WebPaths, store_host
@@ -235,10 +236,23 @@ class FastWeb(WebPaths, _Fast):
     options of its own that another must not see.
     """
 
-    def __init__(self, options: Options, trust: Trust, fallback: Callable[[], Awaitable[System]]) -> None:
+    def __init__(
+        self, options: Options, trust: Trust, fallback: Callable[[], Awaitable[System]], moved: Moved
+    ) -> None:
         super().__init__(options, fallback)
-        self._trust = trust
+        self._trust, self._moved = trust, moved
         self._why = _why_not(options, trust)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        onward, guessed = (path, False) if self._why else self._moved.onward(path)
+        try:
+            return await super().fetch(onward, start, stop)
+        except TargetMissing:
+            if not guessed:
+                raise
+        self._moved.stays(path)
+        return await super().fetch(path, start, stop)
 
     def _split(self, path: str) -> tuple[str, str]:
         if self._why:
@@ -327,7 +341,7 @@ class FastStore(_Fast):
         import obstore
 
         try:
-            return bool(await anext(aiter(obstore.list(store, key, chunk_size=1)), ()))
+            return bool(await _first(obstore.list(store, key, chunk_size=1)))
         except Exception as exc:
             raise_for(exc, self.shown(path))
 
@@ -342,8 +356,8 @@ class FastStore(_Fast):
 
     @property
     def flat(self) -> bool:
-        """As System.flat."""
-        return self._family == "s3"
+        """As System.flat; Azure has no listing from a key on."""
+        return self._family in ("s3", "gcs")
 
     async def page(self, path: str, after: str) -> Page:
         """As System.page."""
@@ -359,7 +373,8 @@ class FastStore(_Fast):
                     if found is not None:
                         return found
                 except ReadError as exc:
-                    if place.proven and not isinstance(exc, Refused):
+                    final = self._family == "s3" or isinstance(exc, AccessDenied | TargetMissing)
+                    if place.proven and final and not isinstance(exc, Refused):
                         raise
                     log.debug("%s: listed by fsspec's client: %s", self.shown(path), exc)
         return await (await self._fallback()).page(path, after)
@@ -372,7 +387,7 @@ class FastStore(_Fast):
         prefix = f"{key}/{within}" if within else key
         begin = {"offset": f"{key}/{after}"} if after and not within else {}
         try:
-            found = await anext(aiter(obstore.list(store, prefix, chunk_size=PAGE, **begin)), ())
+            found = await _first(obstore.list(store, prefix, chunk_size=PAGE, **begin))
         except Exception as exc:
             raise_for(exc, self.shown(path))
         objects = [(meta["path"][len(key) + 1 :], meta) for meta in found]
@@ -414,6 +429,13 @@ class FastStore(_Fast):
     def identity(self, path: str) -> str:
         """As System.identity."""
         return identity.of_store(self._family, path, self._endpoint)
+
+
+async def _first(pages: Any) -> Any:
+    """The first page; none: (). (anext() with a default is a SystemError of obstore's where there is none.)"""
+    async for page in pages:
+        return page
+    return ()
 
 
 def store_path(protocol: str, url: str) -> str | None:

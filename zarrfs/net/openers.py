@@ -16,6 +16,7 @@ from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, obstores
 from zarrfs.net.direct import DirectWeb
+from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
 from zarrfs.net.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
 from zarrfs.net.web import Web
@@ -41,6 +42,7 @@ class Openers:
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
+        self._moved = Moved()
         if options.client == "obstore" and not self._fast:
             raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
 
@@ -112,7 +114,7 @@ class Openers:
 
     async def _make_web(self) -> System:
         if self._options.client == "auto":
-            return DirectWeb(self._options, self._trust, self._library_web)
+            return DirectWeb(self._options, self._trust, self._library_web, self._moved)
         return await self._library_web()
 
     async def _library_web(self) -> System:
@@ -120,7 +122,7 @@ class Openers:
         if not self._fast:
             return await self._plain_web()
         if "obstore" not in self._systems:
-            self._systems["obstore"] = obstores.FastWeb(self._options, self._trust, self._plain_web)
+            self._systems["obstore"] = obstores.FastWeb(self._options, self._trust, self._plain_web, self._moved)
         return self._systems["obstore"]
 
     async def _plain_web(self) -> System:
@@ -128,7 +130,7 @@ class Openers:
         async with self._lock:
             if "http" not in self._systems:
                 await trio.to_thread.run_sync(class_of, "http", "http")  # imports it
-                web = Web(self._trust, functools.partial(_file_system, "http", "http"))
+                web = Web(self._trust, functools.partial(_file_system, "http", "http"), self._moved)
                 timeout, limit = self._options.request_timeout, self._options.document_limit
                 self._systems["http"] = HttpSystem(web, self._trust, timeout, limit)
             return self._systems["http"]

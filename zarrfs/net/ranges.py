@@ -46,6 +46,11 @@ class _Want:
         self.error: Exception | None = None
         self.task: _Request | None = None
 
+    @property
+    def range(self) -> tuple[int, str, int, int]:
+        """What tells a range from others."""
+        return id(self.system), self.path, self.start, self.stop
+
 
 class _Request:
     """A request in flight, and who waits for it."""
@@ -79,6 +84,7 @@ class Ranges:
         self._hosts: dict[str, _Host] = {}
         self._requests = self._repeated = self._failed = self._bytes = self._merged = 0
         self._latency = Latency()
+        self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges under way that came ahead of readers
 
     async def fetch(self, system: System, path: str, start: int, stop: int, ahead: bool = False) -> Fetched:
         """The bytes [start, stop) of a target, cut at its end. ReadError; cancellation takes nothing from others.
@@ -190,6 +196,8 @@ class Ranges:
             request = _Request(wants)
             for want in wants:
                 want.task = request
+                if want.ahead and want.stop - want.start <= _SMALL:
+                    self.sent_ahead.add(want.range)
             size = max(want.stop for want in wants) - min(want.start for want in wants)
             host.flying += 1
             host.flying_bytes += size
@@ -241,6 +249,7 @@ class Ranges:
         host.flying_bytes -= size
         for want in wants:
             want.task = None
+            self.sent_ahead.discard(want.range)
             want.done.set()
         self._send(host)
 

@@ -202,11 +202,12 @@ class CoroutineSystem:
     @property
     def flat(self) -> bool:
         """As System.flat."""
-        return self.tells
+        return self.tells or self._family == "gcs"
 
     async def page(self, path: str, after: str) -> Page:
         """As System.page."""
-        return await self._loop.call(self.shown(path), self._page, path, after)
+        page = self._page_gcs if self._family == "gcs" else self._page
+        return await self._loop.call(self.shown(path), page, path, after)
 
     def child(self, path: str, name: str) -> str:
         """As System.child."""
@@ -252,6 +253,23 @@ class CoroutineSystem:
                 about = {"name": name, "size": one["Size"], "ETag": one["ETag"], "LastModified": one["LastModified"]}
                 found.append((name, entry({**about, "type": "directory" if name.endswith("/") else "file"})))
         return checked_page(found, after, bool(answer.get("IsTruncated")), self.shown(path))
+
+    async def _page_gcs(self, path: str, after: str) -> Page:
+        """Objects: list of Google's JSON API, whose startOffset= is listed itself; without tags, as listings are."""
+        bucket, key, _ = self._fs.split_path(path.rstrip("/"))
+        prefix = f"{key}/" if key else ""
+        begin = {"startOffset": prefix + after} if after else {}
+        answer = await self._fs._call(
+            "GET", "b/{}/o", bucket, prefix=prefix, maxResults=PAGE, json_out=True, **begin
+        )
+        found = []
+        for one in answer.get("items", ()):
+            name = one["name"][len(prefix) :]
+            if name and name != after:
+                kind = "directory" if name.endswith("/") else "file"
+                when = datetime.datetime.fromisoformat(one["updated"])
+                found.append((name, entry({"name": name, "size": int(one["size"]), "mtime": when, "type": kind})))
+        return checked_page(found, after, bool(answer.get("nextPageToken")), self.shown(path))
 
     async def _fetch_sftp(self, path: str, start: int, stop: int) -> Fetched:
         """A range of a file, of which sshfs's own _cat_file would fetch all."""

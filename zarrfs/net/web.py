@@ -19,6 +19,7 @@ from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal
+from zarrfs.net.moved import PERMANENT, Moved
 from zarrfs.net.reach import Trust
 
 _REDIRECTS = 10  # as aiohttp
@@ -42,9 +43,11 @@ def met_public(address: str) -> bool:
 class Web:
     """Requests of one RemoteFiles: a session of aiohttp for each set of options, made by fsspec."""
 
-    def __init__(self, trust: Trust, make: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(self, trust: Trust, make: Callable[[dict[str, Any]], Any], moved: Moved) -> None:
         self._trust, self._make = trust, make  # `make`: fsspec's file system for HTTP, from options
+        self._moved = moved
         self._systems: dict[tuple[str, bool], Any] = {}
+        self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
     @contextlib.asynccontextmanager
     async def request(
@@ -56,9 +59,16 @@ class Web:
         """
         where = without_secrets(url)
         hops = [self._parsed(url, where)]
+        moved, guessed = self._moved.onward(url)
+        if moved != url:
+            hops.append(self._parsed(moved, where))
         while True:
             response, most = await self._send(method, hops, headers, where)
             async with response:
+                if guessed and response.status in (404, 410):
+                    self._moved.stays(url)
+                    hops, guessed = hops[:1], False
+                    continue
                 onward = _onward(response, hops[-1], where) if most else None
                 if onward is None:
                     yield response, hops
@@ -66,6 +76,8 @@ class Web:
                 if slash and onward.raw_path == hops[0].raw_path + "/":
                     yield response, [*hops, onward]
                     return
+            if response.status in PERMANENT:
+                self._moved.learn(str(hops[-1]), str(onward))
             if len(hops) > most:
                 raise ReadError(where, f"is redirected more than {most} times")
             hops.append(onward)

@@ -12,13 +12,15 @@ from zarrfs.net.answers import Entry
 
 # What nginx shows beside a name: the time in UTC, to the minute, and the size, unless that is rounded (12K).
 _BESIDE = re.compile(r"\s+(\d\d-[A-Z][a-z]{2}-\d{4} \d\d:\d\d)\s+(\d{1,18})\s*")
+_HEAD = 16 << 10  # characters of a page in which its title is
 _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 
 
 def listed(text: str, base: str) -> list[Entry] | None:
     """What a page at the URL `base` lists; None where it is a page of another kind, such as an index.html.
 
-    A listing has a title that says so, or a link to the directory above, or no links but to what is in it.
+    A listing has a title that says so; or it names something, and has a link to the directory above, or no links
+    but to what is in it. A page that a server shows for every name may have a link to its home, and lists nothing.
     """
     page = _Links()
     page.feed(text)
@@ -26,6 +28,7 @@ def listed(text: str, base: str) -> list[Entry] | None:
     found: dict[str, Entry] = {}
     here = urlsplit(base)
     prefix = here.path if here.path.endswith("/") else here.path + "/"
+    above = prefix[: prefix.rstrip("/").rfind("/") + 1]
     up = elsewhere = False
     for link, beside in page.links:
         there = urlsplit(urljoin(base, link))
@@ -35,11 +38,19 @@ def listed(text: str, base: str) -> list[Entry] | None:
             text = unquote(name, errors="surrogateescape")
             found.setdefault(text, Entry(text, True) if slash else _value(text, beside))
         elif there.netloc == here.netloc and prefix.startswith(there.path) and not there.query:
-            up = up or there.path != prefix
+            up = up or there.path in (above, above.rstrip("/"))
         else:
             elsewhere = elsewhere or not inside or bool(rest)  # not what sorts the same listing: ?C=N
-    listing = _TITLE.search(page.title) or up or (found and not elsewhere)
+    listing = _TITLE.search(page.title) or (found and (up or not elsewhere))
     return list(found.values()) if listing else None
+
+
+def is_titled(text: str) -> bool:
+    """Return whether a page says in its title that it is a listing."""
+    page = _Links()
+    page.feed(text[:_HEAD])
+    page.close()
+    return _TITLE.search(page.title) is not None
 
 
 class _Links(html.parser.HTMLParser):

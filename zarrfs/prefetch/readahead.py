@@ -30,7 +30,7 @@ _MOST = 1024  # keys ahead of one reader
 _PART = 4 << 20  # bytes: of a larger value only the beginning is fetched ahead
 _PLACES = 64  # arrays and directories, and sequences in them, that are remembered
 _RECENT = 256  # reads of a place that are remembered
-_JUST_READ = 256  # reads ago: not fetched ahead again
+_JUST_READ = 256  # reads ago: not fetched ahead again; what was read before that, only for who reads it all again
 _RUN, _RUN_MOST = 3, 16  # reads in a row that make a sequence; doubled where they did not
 _BATCHES = 2  # under way for one sequence: the half that is being read, and the next one
 _ASKED = 16  # questions to the store at once
@@ -70,6 +70,7 @@ class _Sequence:
         self.late = 0  # how far behind that reads still come
         self.strays = 0  # reads that were not expected, since one was
         self.used = self.dropped = 0
+        self.rereads = False  # its reader goes through what has been read before
         self.cost = 0.0  # bytes of a value, on average
         self.busy = self.due = False  # being continued; waiting to be
         self.batches: set[trio.CancelScope] = set()
@@ -111,6 +112,7 @@ class KeyReadAhead:
         self._places: OrderedDict[Pattern | str, _Place] = OrderedDict()
         self._tree = _Place()  # all reads, where directories have too few files each
         self._sequences: OrderedDict[_Sequence, None] = OrderedDict()  # used last at the end
+        self._rereads = False  # the last read was of what had been read before
         self._expected: dict[str, _Sequence] = {}
         self._due: deque[_Sequence | _Place] = deque()
         self._closing: list[DirectoryOrder] = []
@@ -130,6 +132,7 @@ class KeyReadAhead:
         else:
             self._places.move_to_end(name)
         again = self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ
+        self._rereads = key in self._just_read
         _renew(self._just_read, key, self._reads, 4 * _MOST)
         place.add(key, index, self._reads)
         self._tree.add(key, None, self._reads)
@@ -158,6 +161,7 @@ class KeyReadAhead:
 
     def _predicted(self, sequence: _Sequence, place: _Place, key: str, index: Index | None, size: int) -> None:
         sequence.reads(sequence.pending.pop(key))
+        sequence.rereads = self._rereads
         self._used += 1
         if size:
             sequence.weigh(size)
@@ -243,6 +247,7 @@ class KeyReadAhead:
 
     def _start(self, order: GridOrder | DirectoryOrder, place: _Place) -> _Sequence:
         sequence = _Sequence(order, place)
+        sequence.rereads = self._rereads
         place.sequences.append(sequence)
         self._sequences[sequence] = None
         if len(self._sequences) > _PLACES:
@@ -355,7 +360,8 @@ class KeyReadAhead:
             number, sequence.made = sequence.made, sequence.made + 1
             if size is not None:
                 sequence.weigh(size)
-            if self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ:
+            last = self._just_read.get(key)
+            if last is not None and not (sequence.rereads and self._reads - last >= _JUST_READ):
                 sequence.reached, sequence.strays = number + 1, 0  # the reader was faster
                 continue
             other = self._expected.get(key)

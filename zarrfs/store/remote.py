@@ -237,7 +237,7 @@ class FsspecStore(Store):
             self._ahead.discard(prefix)
         elif prefix not in self._listings:
             self._walked = self._walked + 1 if prefix and self.names.listed(split_key(prefix)[0]) else 0
-        if self._walked >= _WALK and not self.immutable:
+        if self._walked >= _WALK and not self.immutable and not await self.is_flat():  # else pages come ahead
             self._list_ahead(prefix)
         if (asking := self._listings.get(prefix)) is not None:
             await asking.wait()
@@ -366,11 +366,9 @@ class FsspecStore(Store):
             raise
         if entry.html and not key.lower().endswith((".html", ".htm")):
             # some servers show a directory's listing without redirecting to its name with "/"
-            with_slash = await self.files.listing_at(system, path)
-            if with_slash is not None:
-                entry = Entry(entry.name, True)
-            elif looked:
+            if looked or await self.files.listing_at(system, path) is None:
                 raise ReadError(key, "the server answers with an HTML page, as for names that it does not have")
+            entry = Entry(entry.name, True)
         if entry.size is None and not entry.directory:
             raise ReadError(key, "the server does not tell its size")
         if entry.tag is None and entry.mtime_ns is None and not (entry.directory or self.immutable):

@@ -1,0 +1,76 @@
+"""Moved: where servers have said, by a permanent redirect, that what they had is now: each is followed once.
+
+Source: RFC 9110, sections 15.4.2 and 15.4.9 (301 and 308). A redirect of one name is taken to hold for all names that
+it changes in the same way: those of the server where the path stays as it is, else those below the prefix that is
+another one. Of the latter a guess may be wrong, so that "not found" is asked again at the first place.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urljoin, urlsplit
+
+PERMANENT = (301, 308)
+_HOPS = 4  # one after the other that are remembered for a name
+_MOST = 64  # prefixes that are remembered
+_EXCEPTIONS = 65_536  # names that are asked for where they were
+
+
+class Moved:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[str, str] = {}  # without the "/" at the end
+        self._exceptions: set[str] = set()
+
+    def learn(self, url: str, location: str) -> None:
+        """Note that `url` is redirected for good to `location`."""
+        try:
+            here, there = urlsplit(url), urlsplit(urljoin(url, location))
+        except ValueError:
+            return
+        if there.scheme not in ("http", "https") or "@" in here.netloc + there.netloc:
+            return
+        if here.query or here.fragment or there.query or there.fragment:
+            return
+        path, path_there = here.path, there.path
+        if path != path_there:
+            names, names_there = path.split("/"), path_there.split("/")
+            same = 0
+            while same < min(len(names), len(names_there)) - 1 and names[-1 - same] == names_there[-1 - same] != "":
+                same += 1
+            if not same:
+                return
+            path, path_there = "/".join(names[:-same]), "/".join(names_there[:-same])
+        else:
+            path = path_there = ""
+        if len(self._prefixes) >= _MOST:
+            self._prefixes.pop(next(iter(self._prefixes)))
+        prefix, there_prefix = f"{here.scheme}://{here.netloc}{path}", f"{there.scheme}://{there.netloc}{path_there}"
+        if prefix != there_prefix:
+            self._prefixes[prefix] = there_prefix
+
+    def onward(self, url: str) -> tuple[str, bool]:
+        """(where to ask for `url`, whether it may be at its first place all the same)."""
+        found, guessed = url, False
+        for _ in range(_HOPS):
+            prefix = self._prefix(found)
+            if not prefix or url in self._exceptions:
+                break
+            guessed = guessed or prefix.count("/") > 2
+            found = self._prefixes[prefix] + found[len(prefix) :]
+        return found, guessed
+
+    def stays(self, url: str) -> None:
+        """Ask for `url` at its first place from now on."""
+        if len(self._exceptions) >= _EXCEPTIONS:
+            self._exceptions.clear()
+        self._exceptions.add(url)
+
+    def _prefix(self, url: str) -> str:
+        if not self._prefixes or "?" in url:
+            return ""
+        at = len(url)
+        while (at := url.rfind("/", 0, at)) > 7:
+            if url[:at] in self._prefixes:
+                return url[:at]
+        return ""
