@@ -24,7 +24,7 @@ from tests.conftest import PROGRAM, run
 from tests.unit.mergedtrees import changed, opened, write_source
 from zarrfs.copying.commit import New, commit
 from zarrfs.copying.discard import discard
-from zarrfs.store.whiteouts import RECORD
+from zarrfs.store.upper import RECORD
 
 VALUES = 128
 

@@ -28,6 +28,7 @@ from zarrfs.archives.heldblobs import HeldBlobs
 from zarrfs.cache.diskblobs import DiskBlobs
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
+from zarrfs.store.targets import TargetReader
 from zarrfs.system.blobhash import hash_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
@@ -50,13 +51,15 @@ class _Queue:
         self.readers = 0
 
 
-class BlobReader:
+class BlobReader(TargetReader):
     """A TargetReader for blobrefs: urls are `sized()` ones, or plain blobrefs.
 
     Errors, none of which is ENOENT: TargetMissing (in no place), WrongHash, OutOfRange (another length),
     AccessDenied, TargetChanged (it does not stop changing), Loop (it lies in the mount that asks), ReadError
     (no regular file, or the disk's own).
     """
+
+    has_whole = True
 
     def __init__(self, places: tuple[str, ...], options: Options | None = None) -> None:
         """Read from `places`, as -o blobs= names them, in that order. Opens nothing, and asks no server."""
@@ -68,7 +71,7 @@ class BlobReader:
         if far and options.cache_dir is not None and options.cache != "none":
             self._disk = DiskBlobs(options.cache_dir, options.cache_size, options.cache_min_free)
             self._places.insert(far[0], self._disk.directory)
-        self.remote = bool(far)
+        self._remote = bool(far)
         self._timeout = options.read_timeout
         self._held = HeldBlobs(memory_limit(options) * 3 // 4)  # Places has the rest
         self._keeping = None if self._disk is None else BlobKeeping(self._disk, self._held)
@@ -95,6 +98,10 @@ class BlobReader:
         for place in self._places:
             if isinstance(place, DumpPlace):
                 place.forbidden_device = device
+
+    @property
+    def remote(self) -> bool:
+        return self._remote
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
         blobref, declared = _split(url)
@@ -132,7 +139,7 @@ class BlobReader:
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """As TargetReader.prefetch; blobs that are local files are left to the page cache."""
-        if not self.remote:
+        if not self._remote:
             return
         room, urls = self._ahead, {url: None for url, _, _ in wanted}
         async with trio.open_nursery() as nursery:

@@ -11,8 +11,7 @@ import trio
 from zarrfs.copying.checkreport import Report, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.links import follow
-from zarrfs.store.walk import PIECE, check_length, extents, walk
+from zarrfs.store.walk import PIECE, check_length, extents, follow, walk
 
 if TYPE_CHECKING:
     from zarrfs.copying.arraycheck import ArrayChecks

@@ -16,7 +16,7 @@ from zarrfs.references.streams import NOT_UTF8, entries, reference_set, rewritte
 from zarrfs.store.api import Kind, Reference, key_rule, split_key
 from zarrfs.store.destination import is_utf8
 from zarrfs.store.overlay import Overlay
-from zarrfs.store.whiteouts import reserved
+from zarrfs.store.upper import reserved
 
 if TYPE_CHECKING:
     from zarrfs.documents.plan import Plan

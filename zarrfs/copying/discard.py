@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from zarrfs.errors import SourceError
 from zarrfs.store.destination import remove_tree
-from zarrfs.store.upper import Upper
-from zarrfs.store.whiteouts import RECORD
+from zarrfs.store.upper import RECORD, Upper
 
 
 def discard(path: str, agreed: Callable[[int], bool]) -> bool:

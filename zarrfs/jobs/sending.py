@@ -24,7 +24,7 @@ from zarrfs.net.answers import Transient
 from zarrfs.net.openers import class_of
 from zarrfs.net.reach import Trust
 from zarrfs.net.systems import failure, raise_from
-from zarrfs.store.whiteouts import PREFIX, RECORD
+from zarrfs.store.upper import PREFIX, RECORD
 
 _JOBS = 16  # files at once, unless told otherwise
 _PAUSE = 0.5  # seconds before a request is repeated; then twice as long each time

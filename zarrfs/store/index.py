@@ -1,8 +1,9 @@
-"""IndexStore: a read-only tree in an SQLite index; the bytes come from a TargetReader."""
+"""A store over an SQLite index: names come from its rows, bytes from a TargetReader."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +14,22 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
-from zarrfs.store.api import BlockingReader, Entry, Fault, Info, Kind, Part, Reference, Store, Usage, Value, split_key
-from zarrfs.store.indexentries import TARGET_MAX, entries_of
+from zarrfs.store.api import (
+    BlockingReader,
+    Entry,
+    Fault,
+    Info,
+    Kind,
+    Part,
+    PlainPart,
+    Reference,
+    Store,
+    Usage,
+    Value,
+    split_key,
+)
 from zarrfs.store.indexfile import ROOT, Place, open_database
-from zarrfs.store.targetreader import TargetReader, WholeReader
+from zarrfs.store.targets import TargetReader
 from zarrfs.system.buffers import Buffer
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
@@ -64,7 +77,7 @@ class IndexStore(Store):
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
         self._targets = targets
-        self._wholes = targets if isinstance(targets, WholeReader) else None
+
         self.mtime_ns = mtime_ns
         self._directories: LRU[str, int] = LRU(_REMEMBERED)
         self._read: LRU[int, tuple[int, int, int]] = LRU(_REMEMBERED)  # regions: run from, to, fetched to
@@ -93,7 +106,7 @@ class IndexStore(Store):
 
     async def faults(self) -> AsyncIterator[Fault]:
         # what the compiler found, and of an index that somebody else has written, every row
-        from zarrfs.store.indexcheck import row_faults
+        from zarrfs.store.indexfile import row_faults
 
         is_document = "validated" in self.meta
         for entry, rule in await self.problems():
@@ -226,7 +239,7 @@ class IndexStore(Store):
         return self._targets.stats()
 
     def blocking(self) -> BlockingReader:
-        return _IndexReader(self._db, self._directory, self._row, lambda: self.mtime_ns, self._wholes, self.remote)
+        return _IndexReader(self._db, self._directory, self._row, lambda: self.mtime_ns, self._targets)
 
     async def aclose(self) -> None:
         self._db.close()
@@ -433,10 +446,10 @@ class _IndexValue(Value):
 class _IndexReader(BlockingReader):
     def __init__(
         self, db: sqlite3.Connection, directory: Callable[[str], int], row: Callable[[str], _Row],
-        usual_ns: Callable[[], int | None], wholes: WholeReader | None, remote: bool,
+        usual_ns: Callable[[], int | None], targets: TargetReader,
     ) -> None:  # fmt: skip
-        self._db, self._directory, self._row, self._usual_ns, self._wholes = db, directory, row, usual_ns, wholes
-        self.serves_most = wholes is not None and not remote
+        self._db, self._directory, self._row, self._usual_ns, self._targets = db, directory, row, usual_ns, targets
+        self.serves_most = targets.has_whole and not targets.remote
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         # sqlite3.Error as well
@@ -446,7 +459,7 @@ class _IndexReader(BlockingReader):
         found: dict[str, list[Part] | None] = {}
         for entry in entries_of(self._db, self._directory(prefix), self._usual_ns(), names):
             parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
-            if parts and parts[0].data is None and self._wholes is None:
+            if parts and parts[0].data is None and not self._targets.has_whole:
                 parts = None
             found[entry[0]] = parts
         return found
@@ -455,7 +468,7 @@ class _IndexReader(BlockingReader):
         row = self._row(key)
         if row.place == Place.HOLE:
             return []
-        if row.place != Place.REGIONS or self._wholes is None:
+        if row.place != Place.REGIONS or not self._targets.has_whole:
             return None
         found = []
         for at, length, url, offset in self._db.execute(_PARTS, (row.ref, stop, start)):
@@ -464,4 +477,56 @@ class _IndexReader(BlockingReader):
         return found
 
     def blob(self, url: str) -> memoryview | None:
-        return None if self._wholes is None else self._wholes.whole(url, self.skip_warned)
+        return self._targets.whole(url, self.skip_warned)
+
+
+TARGET_MAX = 4095  # bytes of a symbolic link's target
+_MANY_REGIONS = 4096  # of a file: more are not held for a listing
+
+_QUERY = """
+SELECT e.name, e.kind, e.size, e.mode, e.mtime_ns, e.held, e.place, v.data, r.start, r.length, t.url, r.offset
+FROM entry e
+LEFT JOIN value v ON (e.place=0 OR e.kind=2) AND v.id=e.ref
+LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
+LEFT JOIN target t ON t.id=r.target
+WHERE e.parent=? AND {which} ORDER BY e.name, r.start
+"""
+_ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kind=0"
+
+
+def entries_of(
+    db: sqlite3.Connection, parent: int, usual_ns: int | None, names: Sequence[str] | None = None
+) -> Iterator[Entry]:
+    """All of the directory of id `parent`, or its files of some `names`; what has no time has `usual_ns`.
+
+    Of files of very many regions only those named have them. Blocks, in any thread. sqlite3.Error.
+    """
+    entry: Entry | None = None
+    last = ""
+    most = _MANY_REGIONS if names is None else 1 << 62
+    which, more = (_ALL, ()) if names is None else (_SOME, (json.dumps(names),))
+    for name, kind, size, mode, mtime_ns, held, place, data, start, length, url, offset in db.execute(
+        _QUERY.format(which=which), (parent, *more)
+    ):
+        if name == last and entry is not None:  # one more region
+            if entry[7] is not None:
+                entry[7].append((start, length, None, url, offset))
+                entry = (*entry[:7], None) if len(entry[7]) > most else entry
+            continue
+        if entry is not None:
+            yield entry
+        last, target = name, None
+        parts: list[PlainPart] | None = None
+        if kind == Kind.SYMLINK:
+            target = data.decode() if size == len(data) <= TARGET_MAX else None
+        elif kind == Kind.DIRECTORY:
+            size = 0  # not how many directories are in it
+        elif kind == Kind.FILE and place == Place.REGIONS:
+            parts = [] if start is None else [(start, length, None, url, offset)]
+        elif kind == Kind.FILE and place == Place.INLINE:
+            parts = [(0, len(data), data, "", 0)] if data else []
+        elif kind == Kind.FILE and place == Place.HOLE:
+            parts = []
+        entry = name, kind, size, mode, usual_ns if mtime_ns is None else mtime_ns, held, target, parts
+    if entry is not None:
+        yield entry

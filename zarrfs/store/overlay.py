@@ -31,10 +31,9 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.staging import RESERVED, StagedFile
-from zarrfs.store.upper import NamesLock, Upper
+from zarrfs.store.upper import RECORD, NamesLock, Upper, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
-from zarrfs.store.whiteouts import RECORD, reserved
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import same_time, write_sparse
 

@@ -1,7 +1,10 @@
-"""Upper: the directory that changes go to: real files under the names of their keys, and whiteouts.
+"""The upper directory of an overlay: changed entries under the names of their keys, and whiteouts.
 
-Nothing here follows a symbolic link: links in an upper are values, and one that somebody put there must not lead a
-write out of it. Methods are calls of the operating system, on a local file system.
+Whiteouts follow the OCI image layer specification, "Whiteouts": `.wh.NAME` hides the lower entry NAME, and
+`.wh..wh..opq` in a directory hides everything that the lower directory has.
+
+Nothing here follows a symbolic link: links in an upper directory are values, and a link that another program put
+there must not redirect a write. Methods make system calls on a local file system.
 """
 
 from __future__ import annotations
@@ -21,8 +24,27 @@ import trio
 from zarrfs.errors import SourceError
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.staging import RESERVED, Staging
-from zarrfs.store.whiteouts import OPAQUE, PREFIX, RECORD, hidden_name, reserved, whiteout_name
 from zarrfs.system.beneath import BaseDirectory
+
+PREFIX = ".wh."
+OPAQUE = ".wh..wh..opq"
+RECORD = ".zarrfs-upper"  # in the root of an upper: what it was made over; locked by who mounts it
+
+
+def whiteout_name(name: str) -> str:
+    """The name of the file that hides `name`."""
+    return PREFIX + name
+
+
+def hidden_name(name: str) -> str | None:
+    """What the whiteout `name` hides; None for what is no whiteout, or the opaque marker."""
+    return name[len(PREFIX) :] if name.startswith(PREFIX) and name != OPAQUE else None
+
+
+def reserved(name: str) -> bool:
+    """Whether `name` means something in an upper, and so cannot be a name in the merged tree."""
+    return name.startswith((PREFIX, RECORD, RESERVED))
+
 
 _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)

@@ -1,4 +1,4 @@
-"""Going through a store: every entry below a directory, their sizes and bytes."""
+"""Traversal of a store: entries below a directory, their sizes and bytes, and where symbolic links lead."""
 
 from __future__ import annotations
 
@@ -7,11 +7,61 @@ from collections.abc import AsyncIterator, Callable
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotFound, ReadError, ZarrfsError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, join_key
-from zarrfs.store.links import follow
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
+
+LINKS_MAX = 40  # as the kernel's own limit
+
+
+async def follow(store: Store, key: str) -> str | None:
+    """The key that `key` leads to through symbolic links; None where that leaves the tree or goes in circles.
+
+    Raises NotFound or NotDirectory where it leads nowhere.
+    """
+    done: list[str] = []
+    rest, links = key.split("/"), 0
+    while rest:
+        part, rest = rest[0], rest[1:]
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not done:
+                return None
+            done.pop()
+            continue
+        at = "/".join([*done, part])
+        info = await store.info(at)
+        if info.kind is Kind.SYMLINK:
+            links += 1
+            target = info.target or ""
+            if links > LINKS_MAX or target.startswith("/"):
+                return None
+            rest = [*target.split("/"), *rest]
+        elif rest and info.kind is not Kind.DIRECTORY:
+            raise NotDirectory(at)
+        else:
+            done.append(part)
+    return "/".join(done)
+
+
+async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info]:
+    """(key, Info) of what `key` is, or leads to; NotFound where it is not there.
+
+    A link that leads nowhere, or out of the store, is a ReadError: its bytes are not absent, they cannot be had.
+    """
+    info = await store.info(key, sized)
+    if info.kind is not Kind.SYMLINK:
+        return key, info
+    try:
+        target = await follow(store, key)
+        if target is not None:
+            return target, await store.info(target, sized)
+    except (NotFound, NotDirectory):
+        pass
+    raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")
+
 
 PIECE = 4 << 20
 _BATCH = 1000
