@@ -21,7 +21,7 @@ from tests.servers import Nginx
 from tests.unit.test_arraycheck import chunk_keys
 from tests.zarrsamples import SAMPLES, STORES
 from zarrfs.cli import main
-from zarrfs.copying.chunkmap import ChunkMap, packed
+from zarrfs.copying.array_survey import ChunkMap, packed
 from zarrfs.zarr.grid import Grid
 
 

@@ -123,10 +123,10 @@ def _mount(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, 
 
 
 def _copy(wish: Wish, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline) -> int:
-    from zarrfs.copying.copy_report import Report
+    from zarrfs.copying.copy_report import CopyReport
     from zarrfs.jobs import copies, stagein
 
-    progress, linked = Report(), 0
+    progress, linked = CopyReport(), 0
     manifest = None if given["no_manifest"] else given["manifest"] or f"{wish.dest.rstrip('/')}.manifest.jsonl"
     said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
     how = copies.Copying(manifest=manifest, **said)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from zarrfs.copying.checkreport import Report, Unsound
+from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.walk import PIECE, check_length, extents, follow, walk
 
 if TYPE_CHECKING:
-    from zarrfs.copying.arraycheck import ArrayChecks
-    from zarrfs.copying.twice import Digests, First
+    from zarrfs.copying.array_check import ArrayChecks
+    from zarrfs.copying.check_digests import Digests, FirstPass
 
 log = logging.getLogger("zarrfs")
 
@@ -23,7 +23,7 @@ READERS = 16  # files read at the same time
 
 
 async def check(
-    store: Store, key: str, report: Report, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
+    store: Store, key: str, report: CheckReport, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
     digests: Digests | None = None,
 ) -> None:  # fmt: skip
     """Read `key`, or everything below it, into `report`, holding no more than `memory` bytes of data.
@@ -49,12 +49,12 @@ async def check(
     await _count_absent_records(store, key, report)
 
 
-async def check_again(store: Store, key: str, report: Report, first: First, memory: int = 256 << 20) -> None:
+async def check_again(store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20) -> None:
     """Read everything once more, from a store that was opened anew, and report what is not as in the `first` pass.
 
     What cannot be read now is reported where it could be read then.
     """
-    from zarrfs.copying.twice import Digests
+    from zarrfs.copying.check_digests import Digests
 
     async def look(at: str, info: Info, piece: int) -> None:
         if info.kind is not Kind.FILE:
@@ -105,7 +105,7 @@ async def _each(
                     await send.send(found)
 
 
-async def _count_absent_records(store: Store, key: str, report: Report) -> None:
+async def _count_absent_records(store: Store, key: str, report: CheckReport) -> None:
     """Count the record files of a Parquet set that are absent; last, as all were read by then."""
     try:
         found = await store.absences(key)
@@ -115,7 +115,7 @@ async def _count_absent_records(store: Store, key: str, report: Report) -> None:
         report.absent_records = found.absent if found is not None else 0
 
 
-async def _expect(store: Store, key: str, report: Report) -> None:
+async def _expect(store: Store, key: str, report: CheckReport) -> None:
     """Note what there is to read, and what the compiler left out, where the store knows."""
     usage = await store.usage()
     if usage.counted and not key:
@@ -128,7 +128,7 @@ async def _expect(store: Store, key: str, report: Report) -> None:
     report.left_out, report.problems = len(problems), problems[: report.keep]
 
 
-async def _check_link(store: Store, key: str, report: Report) -> None:
+async def _check_link(store: Store, key: str, report: CheckReport) -> None:
     """A link is never an error: where it leads is the business of whoever made it."""
     report.links += 1
     try:
@@ -140,7 +140,7 @@ async def _check_link(store: Store, key: str, report: Report) -> None:
 
 
 async def _read(
-    store: Store, key: str, info: Info, report: Report, piece: int, digests: Digests | None
+    store: Store, key: str, info: Info, report: CheckReport, piece: int, digests: Digests | None
 ) -> None:
     """Read a file in pieces."""
     if info.size is None:
@@ -156,8 +156,9 @@ async def _read(
 
 
 async def _check_file(
-    store: Store, key: str, info: Info, report: Report, piece: int, arrays: ArrayChecks | None, digests: Digests | None
-) -> None:
+    store: Store, key: str, info: Info, report: CheckReport, piece: int, arrays: ArrayChecks | None,
+    digests: Digests | None,
+) -> None:  # fmt: skip
     bad: Exception | None = None
     try:
         if info.size is None:

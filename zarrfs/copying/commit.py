@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from zarrfs.copying.committree import Tree
+from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.output import STDOUT, Output, archive_form, compressor, form_of_name, output_format
 from zarrfs.references.streams import local_path, notes_of_many
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FORMATS = ("references", "archive", "directory", "zip")
 
 
-class New(NamedTuple):
+class NewSource(NamedTuple):
     """What is to be written, and how."""
 
     path: str
@@ -55,7 +55,7 @@ def new_format(path: str, said: str | None, kind: str) -> str:
 
 
 async def commit(
-    overlay: Overlay, plan: Plan, new: New, warn: Callable[[str], None], skip_unsupported: bool = False
+    overlay: Overlay, plan: Plan, new: NewSource, warn: Callable[[str], None], skip_unsupported: bool = False
 ) -> None:
     """Write what `overlay`, over the source of `plan`, shows to `new`; it appears under its name when it is whole.
 
@@ -67,7 +67,7 @@ async def commit(
         raise UsageError(f"{overlay.upper.path}: is the source itself, which holds its changes already")
     _check_place(new, overlay, plan)
     overlay.upper.lock(False)
-    tree = Tree(overlay, plan.source, warn, skip_unsupported)
+    tree = MergedTree(overlay, plan.source, warn, skip_unsupported)
     try:
         if new.format == "references":
             await _commit_set(tree, plan, new)
@@ -79,11 +79,11 @@ async def commit(
         raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc
 
 
-async def _commit_set(tree: Tree, plan: Plan, new: New) -> None:
-    from zarrfs.copying.commitset import Choices, DataFile, references_of
+async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
+    from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
 
     to = Output(new.path, output_format(new.path, None, "json"), new.replace, new.record_size)
-    how = Choices(new.inline, new.in_place)
+    how = ReferenceOptions(new.inline, new.in_place)
     with DataFile(to, new.relative) as data, to.opened() as writer:
         async for reference in references_of(tree, plan, to, data, how):
             writer.add(reference)
@@ -91,9 +91,9 @@ async def _commit_set(tree: Tree, plan: Plan, new: New) -> None:
         data.finish()
 
 
-async def _commit_archive(tree: Tree, new: New) -> None:
+async def _commit_archive(tree: MergedTree, new: NewSource) -> None:
     from zarrfs.archives.blob_writer import BlobDirectory
-    from zarrfs.copying.commitarchive import write_archive
+    from zarrfs.copying.commit_writers import write_archive
 
     form = archive_form(new.path)
     with contextlib.ExitStack() as stack:
@@ -105,8 +105,8 @@ async def _commit_archive(tree: Tree, new: New) -> None:
         raw.flush()
 
 
-async def _commit_files(tree: Tree, new: New) -> None:
-    from zarrfs.copying.commitfiles import write_directory, write_zip
+async def _commit_files(tree: MergedTree, new: NewSource) -> None:
+    from zarrfs.copying.commit_writers import write_directory, write_zip
 
     write = write_directory if new.format == "directory" else write_zip
     with placed(new.path, new.format, new.replace) as place:
@@ -115,7 +115,7 @@ async def _commit_files(tree: Tree, new: New) -> None:
         os.chmod(new.path, stat.S_IMODE((await tree.root()).st_mode))
 
 
-def _check_place(new: New, overlay: Overlay, plan: Plan) -> None:
+def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
     """UsageError where what is written would be part of what is read, or take its place."""
     upper, source = overlay.upper.path, local_path(plan.source)
     path = os.path.realpath(new.path)

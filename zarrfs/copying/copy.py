@@ -16,15 +16,22 @@ from typing import Any
 
 import trio
 
-from zarrfs.copying.checkreport import bad_entry
-from zarrfs.copying.copy_parts import Room, broken_rule, held, stretches, told, want
-from zarrfs.copying.copy_processes import ENTRIES, Batch, Forked, Result, note
-from zarrfs.copying.copy_report import Choice as Choice
-from zarrfs.copying.copy_report import Report as Report
-from zarrfs.copying.copy_threads import LARGE, Item, Outcome, Writer, Writing, close_all
-from zarrfs.copying.copy_threads import Done as Done
-from zarrfs.copying.staging_directory import EXISTING, Filling, Folder, InTheWay, ends_all
-from zarrfs.errors import ReadError, SourceError, TargetChanged, UsageError, ZarrfsError
+from zarrfs.concurrency.budget import MemoryBudget
+from zarrfs.copying.check_report import bad_entry
+from zarrfs.copying.copy_processes import ENTRIES, Batch, CopyProcesses, Result, note
+from zarrfs.copying.copy_report import CopiedEntry as CopiedEntry
+from zarrfs.copying.copy_report import CopyOptions as CopyOptions
+from zarrfs.copying.copy_report import CopyReport as CopyReport
+from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item, Outcome, Writing, close_all, data_bytes
+from zarrfs.copying.destination_directory import (
+    EXISTING,
+    DestinationDirectory,
+    Folder,
+    InTheWay,
+    broken_rule,
+    ends_all,
+)
+from zarrfs.errors import ReadError, SourceError, StoreError, TargetChanged, UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.keyglobs import Picking
@@ -39,21 +46,22 @@ _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread w
 _IN_FLIGHT = 4  # batches that are brought over a network while others are written
 _MEMORY = 64 << 20  # bytes that wait to be written
 _UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
+_PIECE = 4 << 20  # bytes of a large file that are requested at once
 _PIECES = 4  # of a large file, at once
 _SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
 _PROCESSES = 32  # at most, that write
-_TOLD = 1000  # failures that are kept
+_FAILURES_KEPT = 1000  # failures that are kept
 
 
 Link = Callable[[str, Info], Awaitable[str | None]]
 
 
-async def materialise(
+async def copy_store(
     store: Store,
     destination: str,
-    choice: Choice,
-    report: Report,
-    done: Callable[[Done], None] | None = None,
+    choice: CopyOptions,
+    report: CopyReport,
+    done: Callable[[CopiedEntry], None] | None = None,
     link: Link | None = None,
 ) -> None:
     """Write what `store` holds to the directory `destination`, which is made if it is missing.
@@ -66,10 +74,10 @@ async def materialise(
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
     picks = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
-    filling = await trio.to_thread.run_sync(Filling, destination, choice.existing, choice.mark, picks)
+    filling = await trio.to_thread.run_sync(DestinationDirectory, destination, choice.existing, choice.mark, picks)
     try:
         root = await store.info("")
-        run = _Run(store, filling, choice, report, done, link)
+        run = _Copy(store, filling, choice, report, done, link)
         await run.everything(root)
         try:
             if choice.sync:
@@ -83,23 +91,23 @@ async def materialise(
         raise
 
 
-class _Run:
-    """One call of materialise()."""
+class _Copy:
+    """One call of copy_store()."""
 
     def __init__(
-        self, store: Store, filling: Filling, choice: Choice, report: Report, done: Callable[[Done], None] | None,
-        link: Link | None,
+        self, store: Store, filling: DestinationDirectory, choice: CopyOptions, report: CopyReport,
+        done: Callable[[CopiedEntry], None] | None, link: Link | None,
     ) -> None:  # fmt: skip
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
         self._done, self._link = done, link
         self._reader = store.blocking()
         self._picking = Picking(choice.include, choice.exclude)
-        self._writer = Writer(filling, store, choice.sums)
+        self._writer = BatchWriter(filling, store, choice.sums)
         jobs = choice.jobs or min(4, os.cpu_count() or 1)
         self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
         self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
-        self._room = Room(_MEMORY)
+        self._budget = MemoryBudget(_MEMORY)
         self._batch: list[Item] = []
         self._batch_bytes = 0
         self._scope = trio.CancelScope()
@@ -142,7 +150,7 @@ class _Run:
         def fail(key: str, exc: Exception) -> None:
             trio.from_thread.run_sync(self._fail, key, exc)
 
-        forked = Forked(
+        forked = CopyProcesses(
             self._store, reader, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail
         )
 
@@ -210,10 +218,10 @@ class _Run:
                 below = Folder(key, info, folder)
                 self._writer.hold(folder)
                 if picked:
-                    want(below)
+                    below.want()
                 levels.append((below, picked, self._store.list_dir(key)))
             elif picked:
-                want(folder)
+                folder.want()
                 await self._add_entry(folder, key, info)
 
     async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
@@ -227,7 +235,7 @@ class _Run:
                 self._fail(key, exc)
                 return
         self._writer.hold(folder)
-        size = 0 if item.link is not None or info.kind is not Kind.FILE else held(info)
+        size = 0 if item.link is not None or info.kind is not Kind.FILE else data_bytes(info)
         if info.size is None and item.link is None:
             size = _UNKNOWN
         if size > LARGE:
@@ -265,10 +273,10 @@ class _Run:
             elif done is None:
                 missing.append(item)
             else:
-                self._note(done, held(item.info))
+                self._note(done, data_bytes(item.info))
         return missing
 
-    def _note(self, done: Done, size: int) -> None:
+    def _note(self, done: CopiedEntry, size: int) -> None:
         """An entry is there; `size`: bytes of it that are not holes."""
         report = self._report
         if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
@@ -292,10 +300,10 @@ class _Run:
         if isinstance(exc, InTheWay):
             key = exc.key or key
         self._report.bad += 1
-        if len(self._report.failed) < _TOLD:
+        if len(self._report.failed) < _FAILURES_KEPT:
             self._report.failed.append(bad_entry(key, exc))
         if not self._choice.keep_going or ends_all(exc):
-            self._fatal = told(self._filling.path, key, exc)
+            self._fatal = _source_error(self._filling.path, key, exc)
             self._scope.cancel()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -321,7 +329,7 @@ class _Run:
         a disk or a server: so there is a second thread when the first one was found waiting.
         """
         go_on = self._choice.keep_going
-        if sum(held(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
+        if sum(data_bytes(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
             outcomes, _ = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._threads)
             return outcomes
         outcomes, waited = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._small)
@@ -341,9 +349,9 @@ class _Run:
         try:
             if item.info.size is None:
                 item.info = item.info._replace(size=(await self._store.info(item.key)).size)
-            large = held(item.info) > LARGE
+            large = data_bytes(item.info) > LARGE
             if not large:
-                room = await self._room.take(held(item.info))
+                room = await self._budget.take(data_bytes(item.info))
                 with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
                     descriptor = value.fileno()
                     if descriptor is not None:
@@ -352,7 +360,7 @@ class _Run:
                         item.content = await self._parts(item, value)
                 await self._fetched.send((item, room))
         except BaseException as exc:
-            self._room.give(room)
+            self._budget.give(room)
             close_all([item])
             if not isinstance(exc, Exception):
                 raise
@@ -383,7 +391,7 @@ class _Run:
                     room += more
                 self._account(await self._written(batch))
                 batch.clear()
-                self._room.give(room)
+                self._budget.give(room)
 
     # -- large files
 
@@ -435,7 +443,7 @@ class _Run:
         key, info = writing.item.key, writing.item.info
         async with trio.open_nursery() as nursery:
             try:
-                async for low, length in stretches(self._store, key, info):
+                async for low, length in _stretches(self._store, key, info):
                     await some.acquire()
                     nursery.start_soon(one, low, length)
             except Exception as exc:
@@ -450,10 +458,37 @@ class _Run:
         else:
             at_hand = await self._in_thread(self._writer.fill, writing, parts)
         for part in parts[at_hand:]:
-            room = await self._room.take(part.length)
+            room = await self._budget.take(part.length)
             try:
                 data = await value.read(part.start, part.length)
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:
-                self._room.give(room)
+                self._budget.give(room)
+
+
+async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+    """(start, length) of pieces of what is not a hole in a file; small neighbours come together."""
+    begin = stop = 0
+    async for start, length in extents(store, key, info):
+        if start == stop and stop - begin + length <= _PIECE:
+            stop += length
+            continue
+        for at in range(begin, stop, _PIECE):
+            yield at, min(_PIECE, stop - at)
+        begin, stop = start, start + length
+    for at in range(begin, stop, _PIECE):
+        yield at, min(_PIECE, stop - at)
+
+
+def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
+    """What ends a run, as one line that names the entry."""
+    if isinstance(exc, StoreError):
+        rule = exc.reason or type(exc).__doc__ or str(exc)
+    elif isinstance(exc, ZarrfsError):
+        rule = str(exc)
+    elif isinstance(exc, OSError):
+        rule = f"cannot be written: {(exc.strerror or str(exc)).lower()}"
+    else:
+        rule = f"{type(exc).__name__}: {exc}"
+    return SourceError(destination, rule, key or "/")

@@ -1,4 +1,4 @@
-"""What the forked processes of materialise() do: they write what asks for nothing, many entries at a time.
+"""What the forked processes of copy_store() do: they write what asks for nothing, many entries at a time.
 
 That is a file whose bytes this machine has, or a link. Whatever does not go well is left to the ordinary way, which
 tells why. Threads wait for each other at every call of the system (docs/archives.md).
@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import trio
 
-from zarrfs.copying.copy_parts import broken_rule, want
-from zarrfs.copying.copy_report import Report
-from zarrfs.copying.copy_threads import LARGE, Done, Item, Writer
-from zarrfs.copying.staging_directory import Filling, Folder, InTheWay
+from zarrfs.copying.copy_report import CopiedEntry, CopyReport
+from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item
+from zarrfs.copying.destination_directory import DestinationDirectory, Folder, InTheWay, broken_rule
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import SET_IDS, BlockingReader, Entry, Info, Kind, Part, Store, join_key
 from zarrfs.store.keyglobs import Picking
@@ -44,20 +43,20 @@ Task = list[tuple[str, bool, list[Entry]]]  # of each batch: the key of its fold
 Result = tuple[bytes, list[str | None] | None]
 
 
-class Forked:
+class CopyProcesses:
     """Writes what is `picking`'s of the tree of `store` to a `filling`, in `jobs` processes.
 
     run() is for a thread of trio's, and is cancelled with it. `fail(key, exc)` is told of names that break a rule.
     """
 
     def __init__(
-        self, store: Store, reader: BlockingReader, filling: Filling, picking: Picking, jobs: int, sums: bool,
-        set_ids: bool, fail: Callable[[str, Exception], None],
+        self, store: Store, reader: BlockingReader, filling: DestinationDirectory, picking: Picking, jobs: int,
+        sums: bool, set_ids: bool, fail: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
         self._reader, self._filling, self._picking, self._fail = reader, filling, picking, fail
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
-        self._writer = Writer(filling, store, sums, lambda: None)
+        self._writer = BatchWriter(filling, store, sums, lambda: None)
         self._alone = False  # a process with no place to write in
         self._workers = Workers(
             self._write, jobs, about=filling.path, begin=self._begin, pause=trio.from_thread.check_cancelled
@@ -120,7 +119,7 @@ class Forked:
                     hold(folder)
                     below = Folder(join_key(folder.key, last[0]), _info(last), folder)
                     if picked:
-                        want(below)
+                        below.want()
                     levels.append((below, picked, self._reader.entries(below.key)))
             yield batch
 
@@ -144,7 +143,7 @@ class Forked:
             if entry[1] == Kind.DIRECTORY:
                 return entry, picked
             if picked:
-                want(folder)
+                folder.want()
                 held = held_of(entry)
                 # neither a link nor bytes that a process can have
                 unknown = not self._reader.opens_files and entry[6] is None and entry[7] is None
@@ -196,7 +195,7 @@ class Forked:
         return results
 
 
-def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], None] | None) -> None:
+def note(batch: Batch, result: Result, report: CopyReport, tell: Callable[[CopiedEntry], None] | None) -> None:
     """Count what a process has done of a batch, and `tell` of it; what it could not is left, too."""
     folder, entries, left = batch
     how, sums = result
@@ -214,7 +213,7 @@ def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], No
         for entry, number, digest in zip(entries, how, sums or [None] * len(entries), strict=True):
             if number:
                 name, kind, size, _mode, mtime_ns, *_ = entry
-                tell(Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, _HOW[number]))
+                tell(CopiedEntry(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, _HOW[number]))
 
 
 def _item(folder: Folder, entry: Entry) -> Item:

@@ -1,15 +1,16 @@
-"""What materialise() is asked for, and what has become of that; without what it takes to do it."""
+"""What copy_store() is asked for, and what has become of that; without what it takes to do it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-from zarrfs.copying.checkreport import Bad
+from zarrfs.copying.check_report import Bad
+from zarrfs.store.api import Kind
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class CopyOptions:
     """What is written, and how."""
 
     # of what is there: or overwrite, keep, update (the newer one wins), differs (the same size, mode and mtime stay)
@@ -23,11 +24,22 @@ class Choice:
     sums: bool = False  # tell the SHA-256 of files
     set_ids: bool = False  # set-user-ID and set-group-ID bits of files, too
     root: bool = False  # an empty directory that was there gets the mode and time of the root, too
-    unfinished: bool = False  # there is more to be done: a later run may take this one up, until fillingnotes.forget()
+    unfinished: bool = False  # keep the journal: a later run may resume this one, until destination_journal.forget()
+
+
+class CopiedEntry(NamedTuple):
+    """An entry that is there now."""
+
+    key: str
+    kind: Kind
+    size: int  # bytes
+    mtime_ns: int | None
+    sha256: str | None  # hexadecimal, of a file, where sums were asked for
+    how: str  # copied, linked, kept or resumed
 
 
 @dataclasses.dataclass
-class Report:
+class CopyReport:
     """What has been written so far; it grows while a run goes on."""
 
     files: int = 0  # written, links and directories apart

@@ -1,4 +1,4 @@
-"""What the worker threads of materialise() do: whole batches of entries, so that no thread is changed for a file."""
+"""What the worker threads of copy_store() do: whole batches of entries, so that no thread is changed for a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import trio
 
-from zarrfs.copying.staging_directory import Filling, Folder, Staged, ends_all
+from zarrfs.copying.copy_report import CopiedEntry
+from zarrfs.copying.destination_directory import DestinationDirectory, Folder, Staged, ends_all
 from zarrfs.store.api import BlockingReader, Info, Kind, Part, Store
 from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.extents import data_extents
@@ -24,17 +25,6 @@ log = logging.getLogger("zarrfs")
 LARGE = 8 << 20  # bytes: a larger file is written in pieces
 _HOLES = 16 << 30  # bytes of holes in a file beyond which it is not hashed: a size costs nothing, its zeros do
 _HASHED = 256 << 10  # bytes that are read and hashed at a time
-
-
-class Done(NamedTuple):
-    """An entry that is there now."""
-
-    key: str
-    kind: Kind
-    size: int  # bytes
-    mtime_ns: int | None
-    sha256: str | None  # hexadecimal, of a file, where sums were asked for
-    how: str  # copied, linked, kept or resumed
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,7 +50,7 @@ class Outcome(NamedTuple):
     """What has become of an item; neither done nor an error: its bytes are to be brought."""
 
     item: Item
-    done: Done | None = None
+    done: CopiedEntry | None = None
     error: Exception | None = None
 
 
@@ -71,14 +61,15 @@ class Writing(NamedTuple):
     staged: Staged
 
 
-class Writer:
+class BatchWriter:
     """Writes items to `filling`, with bytes that `store` has at hand. `sums`: tell the SHA-256 of files.
 
     `pause` is called now and then by what takes long, and may raise.
     """
 
     def __init__(
-        self, filling: Filling, store: Store, sums: bool, pause: Callable[[], None] = trio.from_thread.check_cancelled,
+        self, filling: DestinationDirectory, store: Store, sums: bool,
+        pause: Callable[[], None] = trio.from_thread.check_cancelled,
     ) -> None:  # fmt: skip
         self._filling, self._sums, self._pause = filling, sums, pause
         self._reader = store.blocking()
@@ -119,7 +110,7 @@ class Writer:
             close_all(items)
         return outcomes
 
-    def _one(self, batch: _Batch, item: Item) -> Done | None:
+    def _one(self, batch: _Batch, item: Item) -> CopiedEntry | None:
         """What is there now; None where the bytes are not."""
         if item.closing:
             self.release(item.folder)
@@ -146,7 +137,7 @@ class Writer:
         self.release(item.folder)
         return done
 
-    def _judged(self, directory: int, item: Item) -> Done | None:
+    def _judged(self, directory: int, item: Item) -> CopiedEntry | None:
         """What need not be written."""
         if item.folder.fresh:
             item.new = False  # nothing can be in the way
@@ -163,7 +154,7 @@ class Writer:
             item.new = verdict == "new"
         return None
 
-    def _link(self, directory: int, item: Item) -> Done:
+    def _link(self, directory: int, item: Item) -> CopiedEntry:
         info, target = item.info, item.info.target or ""
         if item.link is not None:
             info, target = info._replace(mtime_ns=None), item.link
@@ -185,7 +176,7 @@ class Writer:
             contents.append((part.start, data))
         return contents
 
-    def _written(self, directory: int, item: Item, contents: list[tuple[int, Buffer]]) -> Done:
+    def _written(self, directory: int, item: Item, contents: list[tuple[int, Buffer]]) -> CopiedEntry:
         staged = self._filling.create(item.folder, directory, item.info.mode)
         try:
             at = 0
@@ -210,7 +201,7 @@ class Writer:
             self._filling.discard(staged, opened=False)
             raise
 
-    def _copied(self, directory: int, item: Item) -> Done:
+    def _copied(self, directory: int, item: Item) -> CopiedEntry:
         """A copy of the file behind a descriptor, as far as it has data."""
         staged = self._filling.create(item.folder, directory, item.info.mode)
         try:
@@ -352,7 +343,7 @@ class Writer:
 class _Batch:
     """The directory that a thread is in, and what the store knows of the files of the batch there."""
 
-    def __init__(self, filling: Filling, reader: BlockingReader | None, items: Sequence[Item]) -> None:
+    def __init__(self, filling: DestinationDirectory, reader: BlockingReader | None, items: Sequence[Item]) -> None:
         self._filling, self._reader, self._items = filling, reader, items
         self._folder: Folder | None = None
         self._directory = -1
@@ -391,7 +382,13 @@ def close_all(items: Sequence[Item]) -> None:
             item.descriptor = -1
 
 
-def _done(item: Item, how: str, digest: str | None = None) -> Done:
+def _done(item: Item, how: str, digest: str | None = None) -> CopiedEntry:
     kind = Kind.SYMLINK if item.link is not None else item.info.kind
     size = len(os.fsencode(item.info.target or "")) if kind is Kind.SYMLINK and item.link is None else item.info.size
-    return Done(item.key, kind, size or 0, item.info.mtime_ns, digest, how)
+    return CopiedEntry(item.key, kind, size or 0, item.info.mtime_ns, digest, how)
+
+
+def data_bytes(info: Info) -> int:
+    """Return how many bytes of a file are not holes, as far as that is known."""
+    size = info.size or 0
+    return size if info.allocated is None else min(size, info.allocated)

@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 
-from zarrfs.copying.staging_journal import STAGING, Spans
+from zarrfs.copying.destination_journal import STAGING, Spans
 from zarrfs.system.beneath import BaseDirectory
 
 _RWX = stat.S_IRWXU

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from zarrfs.config.options import Options, Parsed
-from zarrfs.copying.copy_report import Choice, Report
-from zarrfs.copying.staging_journal import forget, kept
+from zarrfs.copying.copy_report import CopyOptions, CopyReport
+from zarrfs.copying.destination_journal import forget, kept
 from zarrfs.errors import MountError, UsageError, ZarrfsError
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
@@ -23,7 +23,7 @@ from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
-    from zarrfs.copying.copy_threads import Done
+    from zarrfs.copying.copy_report import CopiedEntry
     from zarrfs.documents.plan import Plan
 
 TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # what is imported while the source is planned
@@ -46,7 +46,7 @@ class Copying:
 
 @contextlib.contextmanager
 def staged(
-    wish: stagein.Wish, parsed: Parsed, tell: Callable[[str], None], report: Report
+    wish: stagein.Wish, parsed: Parsed, tell: Callable[[str], None], report: CopyReport
 ) -> Iterator[Record]:
     """A record of a copy that is made inside, at `record.place`; afterwards it is linked to, and kept for its owner.
 
@@ -76,25 +76,25 @@ def _keep(record: Record) -> None:
 
 
 async def write(
-    record: Record, store: Store, plan: Plan, how: Copying, options: Options, report: Report
+    record: Record, store: Store, plan: Plan, how: Copying, options: Options, report: CopyReport
 ) -> int:
     """Write all of `store`, or what `how` picks, to the record's place; gives how many files became links.
 
-    UsageError, SourceError as materialise().
+    UsageError, SourceError as copy_store().
     """
-    from zarrfs.copying.copy import materialise
+    from zarrfs.copying.copy import copy_store
 
     linking = _Links(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns
     mark = json.dumps([*version, record.how])
     record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
     record.save()
-    choice = Choice(
+    choice = CopyOptions(
         include=how.include, exclude=how.exclude, jobs=how.jobs, keep_going=how.keep_going,
         mark=record.mark, sync=how.sync, sums=how.manifest is not None, unfinished=True,
     )  # fmt: skip
     with _manifest(how.manifest, record) as note:
-        await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)
+        await copy_store(store, record.place, choice, report, note, None if linking is None else linking.link)
     return 0 if linking is None else linking.count
 
 
@@ -132,7 +132,7 @@ class _Links:
 
 
 @contextlib.contextmanager
-def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], None]]:
+def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntry], None]]:
     """What notes an entry in the manifest `path`, which appears whole at the end. UsageError."""
     if path is None:
         yield lambda done: None
@@ -184,8 +184,8 @@ def _failing(path: str) -> Iterator[None]:
         raise MountError(f"{path}: cannot be written: {(exc.strerror or str(exc)).lower()}") from exc
 
 
-def _noting(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
-    def note(done: Done) -> None:
+def _noting(file: IO[str], place: str, sums: bool) -> Callable[[CopiedEntry], None]:
+    def note(done: CopiedEntry) -> None:
         if done.kind is not Kind.FILE and done.how != "linked":
             return
         if not sums:

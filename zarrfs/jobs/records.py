@@ -56,7 +56,7 @@ class Record:
     writable: bool = False
     manifest: str = ""
     told: bool = False  # whether the manifest is there, and ours
-    mark: str = ""  # of a copy's runs (store.fillingnotes)
+    mark: str = ""  # of a copy's runs (copying.destination_journal)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)  # theirs, once all is copied
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))

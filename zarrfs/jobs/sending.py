@@ -94,12 +94,12 @@ def _copy(tree: Tree, place: _Place, how: Sending, kept: Kept) -> None:
     """Copy a tree to a directory as zarrfs archive extract does: modes, times, links, holes, empty directories."""
     import trio
 
-    from zarrfs.copying.copy import Choice, Report, materialise
-    from zarrfs.copying.copy_threads import Done
+    from zarrfs.copying.copy import CopyOptions, CopyReport, copy_store
+    from zarrfs.copying.copy_report import CopiedEntry
     from zarrfs.store.api import Kind
     from zarrfs.store.directory import FileSystemStore
 
-    def done(found: Done) -> None:
+    def done(found: CopiedEntry) -> None:
         if found.kind is Kind.FILE:
             status = os.lstat(os.path.join(tree.base, found.key))
             if (status.st_size, status.st_mtime_ns) != (found.size, found.mtime_ns):
@@ -113,14 +113,14 @@ def _copy(tree: Tree, place: _Place, how: Sending, kept: Kept) -> None:
     async def body() -> None:
         store = FileSystemStore(tree.base)
         try:
-            await materialise(store, place.path, choice, report, done)
+            await copy_store(store, place.path, choice, report, done)
         finally:
             await store.aclose()
 
-    report, changed = Report(), list[str]()
+    report, changed = CopyReport(), list[str]()
     ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount does not show them
     unsupported = tuple(f"/{glob.escape(key)}" for key in kept.left_out)
-    choice = Choice("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
+    choice = CopyOptions("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
     try:
         os.makedirs(os.path.dirname(place.path), exist_ok=True)
     except OSError as exc:

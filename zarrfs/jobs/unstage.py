@@ -197,12 +197,12 @@ def _remove(record: Record, how: Taking) -> None:
     if not record.mounted and (record.local or how.copies):
         _remove_copy(record, how.tell)
     elif how.again and record.note:
-        from zarrfs.copying.staging_journal import put
+        from zarrfs.copying.destination_journal import put
 
         with contextlib.suppress(OSError):  # then it is in the way, as any other file
             put(record.place, record.note)
     if how.upper and record.upper:
-        from zarrfs.copying.discard import discard
+        from zarrfs.copying.changes import discard
 
         if os.path.isdir(record.upper):
             discard(record.upper, lambda count: True)
@@ -237,8 +237,8 @@ def _remove_copy(record: Record, tell: Callable[[str], None]) -> None:
 
 
 def _remove_written(record: Record, tell: Callable[[str], None]) -> None:
+    from zarrfs.copying.destination_journal import forget, kept
     from zarrfs.copying.removal import remove_written
-    from zarrfs.copying.staging_journal import forget, kept
 
     note = record.note or kept(record.place, record.mark)  # the latter where the copy was killed
     if note is not None and note != record.note:

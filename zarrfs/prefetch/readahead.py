@@ -38,7 +38,7 @@ _LOOKS = (_RUN, 256)  # unexpected reads from one look at a listing to the next,
 _LOOKED_AT = 32  # last reads that a listing has to explain
 
 
-class _Place:
+class _ReadHistory:
     """An array, or a directory of files that are no chunks: what was read there."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Place:
 class _Sequence:
     """One reader that goes through keys in an order."""
 
-    def __init__(self, order: GridOrder | DirectoryOrder, place: _Place) -> None:
+    def __init__(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> None:
         self.order = order
         self.place = place
         self.trust = 0  # predictions that came true, less where its reader went on elsewhere
@@ -108,11 +108,11 @@ class KeyReadAhead:
         self.limit = limit  # bytes
         self._reads = 0
         self._just_read: dict[str, int] = {}  # key: number of the read, the oldest first
-        self._places: OrderedDict[Pattern | str, _Place] = OrderedDict()
-        self._tree = _Place()  # all reads, where directories have too few files each
+        self._places: OrderedDict[Pattern | str, _ReadHistory] = OrderedDict()
+        self._tree = _ReadHistory()  # all reads, where directories have too few files each
         self._sequences: OrderedDict[_Sequence, None] = OrderedDict()  # used last at the end
         self._expected: dict[str, _Sequence] = {}
-        self._due: deque[_Sequence | _Place] = deque()
+        self._due: deque[_Sequence | _ReadHistory] = deque()
         self._closing: list[DirectoryOrder] = []
         self._started = self._used = self._dropped = 0
 
@@ -147,7 +147,7 @@ class KeyReadAhead:
             for sequence in list(self._sequences):
                 self._drop(sequence)
             for one in self._due:
-                if isinstance(one, _Place):
+                if isinstance(one, _ReadHistory):
                     one.wait = one.patience
             self._due.clear()
 
@@ -156,7 +156,7 @@ class KeyReadAhead:
         return {"started": self._started, "used": self._used, "dropped": self._dropped,
                 "sequences": len(self._sequences)}  # fmt: skip
 
-    def _predicted(self, sequence: _Sequence, place: _Place, key: str, index: Index | None, size: int) -> None:
+    def _predicted(self, sequence: _Sequence, place: _ReadHistory, key: str, index: Index | None, size: int) -> None:
         sequence.reads(sequence.pending.pop(key))
         self._used += 1
         if size:
@@ -171,7 +171,7 @@ class KeyReadAhead:
         place.run = _RUN
         self._queue(sequence)
 
-    def _unexpected(self, place: _Place, name: Pattern | str, index: Index | None) -> None:
+    def _unexpected(self, place: _ReadHistory, name: Pattern | str, index: Index | None) -> None:
         for sequence in list(place.sequences):
             order = sequence.order
             fit = Fit.NONE
@@ -206,7 +206,7 @@ class KeyReadAhead:
                 return
         self._consider(place)
 
-    def _consider(self, place: _Place) -> None:
+    def _consider(self, place: _ReadHistory) -> None:
         """Look at the listing now and then: it costs more, and most places are not read in its order."""
         if not self._store.knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
             return
@@ -234,14 +234,14 @@ class KeyReadAhead:
 
     # -- places and sequences come and go
 
-    def _new_place(self, name: Pattern | str) -> _Place:
-        place = self._places[name] = _Place()
+    def _new_place(self, name: Pattern | str) -> _ReadHistory:
+        place = self._places[name] = _ReadHistory()
         if len(self._places) > _PLACES:
             for sequence in list(self._places.popitem(last=False)[1].sequences):
                 self._drop(sequence)
         return place
 
-    def _start(self, order: GridOrder | DirectoryOrder, place: _Place) -> _Sequence:
+    def _start(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> _Sequence:
         sequence = _Sequence(order, place)
         place.sequences.append(sequence)
         self._sequences[sequence] = None
@@ -295,7 +295,7 @@ class KeyReadAhead:
                 await self._closing.pop().aclose()
             while self._due and self.limit:
                 due = self._due.popleft()
-                if isinstance(due, _Place):
+                if isinstance(due, _ReadHistory):
                     await self._look(due)
                 elif due in self._sequences:
                     await self._go_on(due)
@@ -395,7 +395,7 @@ class KeyReadAhead:
                     nursery.start_soon(ask)
         return answers
 
-    async def _look(self, place: _Place) -> None:
+    async def _look(self, place: _ReadHistory) -> None:
         """Begin a sequence in the order of the directory, if the last reads of a place were."""
         keys = list(place.keys)[-_LOOKED_AT:]
         if place is not self._tree:

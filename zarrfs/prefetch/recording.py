@@ -33,7 +33,7 @@ _BATCH_BYTES = 16 << 20
 _WORKERS = 4  # batches, or pieces of large values, at once
 
 
-class Record(NamedTuple):
+class RecordedRead(NamedTuple):
     """A range of a value that was read."""
 
     key: str
@@ -154,7 +154,7 @@ def _replaceable(path: str) -> bool:
         return False
 
 
-def read_record(path: str) -> Iterator[Record]:
+def read_record(path: str) -> Iterator[RecordedRead]:
     """The lines of a record; it is opened, and its first line judged, before this returns.
 
     A last line that is not whole, as a crash leaves it, is left out. SourceError names file, line and rule.
@@ -181,7 +181,7 @@ def _check_header(path: str, line: str) -> None:
         raise SourceError(path, f"version {header.get('version')!r} of records; this program reads 1", "line 1")
 
 
-def _records(path: str, file: IO[str]) -> Iterator[Record]:
+def _records(path: str, file: IO[str]) -> Iterator[RecordedRead]:
     with file:
         number = 2
         while line := _line(path, number, file):
@@ -209,7 +209,7 @@ def _parsed(path: str, number: int, line: str) -> Any:
         raise SourceError(path, "not JSON", f"line {number}") from None
 
 
-def _record(path: str, number: int, value: Any) -> Record:
+def _record(path: str, number: int, value: Any) -> RecordedRead:
     rule = None
     if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not str:
         rule = 'expected ["key", start, stop]'
@@ -219,7 +219,7 @@ def _record(path: str, number: int, value: Any) -> Record:
         rule = "expected whole numbers with 0 <= start < stop"
     if rule is not None:
         raise SourceError(path, rule, f"line {number}")
-    return Record(*value)
+    return RecordedRead(*value)
 
 
 @dataclasses.dataclass
@@ -232,7 +232,9 @@ class Warmed:
     bytes: int = 0
 
 
-async def warm(store: Store, records: Iterable[Record], tell: Callable[[Warmed], None] = lambda _: None) -> Warmed:
+async def warm(
+    store: Store, records: Iterable[RecordedRead], tell: Callable[[Warmed], None] = lambda _: None
+) -> Warmed:
     """Fetch what a record says, in its order, a bounded number of requests and bytes at once.
 
     `tell` hears the counts after every batch. SourceError where the record itself is bad; the rest is done then.
@@ -263,9 +265,11 @@ async def warm(store: Store, records: Iterable[Record], tell: Callable[[Warmed],
     return warmed
 
 
-async def _units(store: Store, records: Iterable[Record], warmed: Warmed) -> AsyncGenerator[list[Record], None]:
+async def _units(
+    store: Store, records: Iterable[RecordedRead], warmed: Warmed
+) -> AsyncGenerator[list[RecordedRead], None]:
     """Small values that are fetched together, or a piece of a large one; stops are no further than the value's end."""
-    batch: list[Record] = []
+    batch: list[RecordedRead] = []
     held = 0
     for key, start, stop in records:
         size = await _size(store, key, warmed)
@@ -273,14 +277,14 @@ async def _units(store: Store, records: Iterable[Record], warmed: Warmed) -> Asy
             continue
         stop = min(stop, size)
         if size <= BLOCK:
-            batch.append(Record(key, start, stop))
+            batch.append(RecordedRead(key, start, stop))
             held += size
         if batch and (len(batch) == _BATCH or held >= _BATCH_BYTES or size > BLOCK):
             yield batch
             batch, held = [], 0
         if size > BLOCK:
             for at in range(start, stop, BLOCK):
-                yield [Record(key, at, min(stop, at + BLOCK))]
+                yield [RecordedRead(key, at, min(stop, at + BLOCK))]
     if batch:
         yield batch
 
@@ -307,7 +311,7 @@ def _missed(exc: Exception, warmed: Warmed) -> None:
         warmed.failed += 1
 
 
-async def _fetch(store: Store, unit: list[Record], warmed: Warmed) -> None:
+async def _fetch(store: Store, unit: list[RecordedRead], warmed: Warmed) -> None:
     if len(unit) > 1:
         await store.prefetch([record.key for record in unit])
     for key, start, stop in unit:
@@ -320,7 +324,7 @@ async def _fetch(store: Store, unit: list[Record], warmed: Warmed) -> None:
             warmed.bytes += len(data)
 
 
-def records_to_warm(options: Options) -> Iterator[Record] | None:
+def records_to_warm(options: Options) -> Iterator[RecordedRead] | None:
     """The record of -o warm=, judged and open: to call before the Recorder of -o record= may replace it.
 
     None without the option, and where record= is the same file, which the first run has yet to write.
@@ -331,7 +335,7 @@ def records_to_warm(options: Options) -> Iterator[Record] | None:
     return read_record(options.warm)
 
 
-async def warm_mount(store: Store, path: str, records: Iterable[Record]) -> None:
+async def warm_mount(store: Store, path: str, records: Iterable[RecordedRead]) -> None:
     """warm() for a task of a mount: says in the log what came of it, and raises nothing."""
     try:
         done = await warm(store, records)

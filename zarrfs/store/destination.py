@@ -23,7 +23,7 @@ _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
 _DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
 
 
-class Place(NamedTuple):
+class Placement(NamedTuple):
     """What is written has the path `new`; `own` are paths of ours that were not there, or will not be."""
 
     new: str
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Place]:
+def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Placement]:
     """Somewhere to write a file, or a directory ("parquet", "directory"), which then becomes `shown`, at once.
 
     It is on the disk then, unless a file is not to be (`sync`). Leaving the block with an exception leaves nothing
@@ -46,7 +46,7 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
         _remove_abandoned(directory, name)
         work, held = _work_directory(directory, name)
         new, old = os.path.join(work, "new"), os.path.join(work, "old")
-        yield Place(new, (path, work))
+        yield Placement(new, (path, work))
         if form == "directory":
             sync_file_system(work)  # of what is in it, links are not ours to follow, and not all may be opened
             _make_writable(path)

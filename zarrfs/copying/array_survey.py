@@ -1,21 +1,96 @@
-"""The facts of every group and array in a store: what its metadata says, and which of its chunks there are."""
+"""Survey of a hierarchy: the metadata of every group and array, which chunks exist, and a map of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import trio
 
-from zarrfs.copying.chunkmap import ChunkMap, packed
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.walk import walk, with_sizes
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.documents import DOCUMENTS, is_litter
+from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
+
+ROWS, COLUMNS = 64, 128  # cells at most
+_LEVELS = 9  # of a cell, from none of its chunks to all
+
+
+class ChunkMap:
+    """Cells of a picture of the grid. Rows are the first dimensions, columns the last ones, in C order.
+
+    The dimensions are split where that makes the picture most like a square; those of one dimension are folded
+    into rows. A cell stands for one chunk or more.
+    """
+
+    def __init__(self, grid: Grid, most: tuple[int, int] = (ROWS, COLUMNS)) -> None:
+        counts = grid.counts
+        self.split = 0  # how many dimensions make the rows; 0: the only one is folded
+        if len(counts) > 1:
+            self.split = min(range(1, len(counts)), key=lambda at: _unlike(counts[:at], counts[at:]))
+            self._height, self._width = math.prod(counts[: self.split]), math.prod(counts[self.split :])
+        else:
+            self._width = math.isqrt(max(grid.size - 1, 0)) + 1
+            self._height = -(-grid.size // self._width)
+        self._size = grid.size
+        self.rows, self.columns = min(self._height, most[0]), min(self._width, most[1])
+        self._found = [0] * (self.rows * self.columns)
+
+    def add(self, number: int) -> None:
+        """Count chunk `number` of the grid as one that there is."""
+        row, column = divmod(number, self._width)
+        self._found[row * self.rows // self._height * self.columns + column * self.columns // self._width] += 1
+
+    def levels(self) -> str:
+        """A digit a cell, row by row: from 0, none of its chunks is there, to 8, all are; "-": it stands for none."""
+        return "".join(
+            _level(self._found[row * self.columns + column], self._chunks(row, column))
+            for row in range(self.rows)
+            for column in range(self.columns)
+        )
+
+    def _chunks(self, row: int, column: int) -> int:
+        """How many chunks a cell stands for."""
+        top, bottom = _bounds(row, self.rows, self._height)
+        left, right = _bounds(column, self.columns, self._width)
+        whole = (bottom - top) * (right - left)
+        last = self._size - (self._height - 1) * self._width  # chunks of the last row, where it was folded
+        return whole - max(0, right - max(left, last)) if bottom == self._height else whole
+
+
+def _unlike(rows: Sequence[int], columns: Sequence[int]) -> float:
+    height, width = max(math.prod(rows), 1), max(math.prod(columns), 1)
+    return abs(math.log(height) - math.log(width))
+
+
+def _bounds(cell: int, cells: int, extent: int) -> tuple[int, int]:
+    """[start, stop) of the rows or columns of chunks that a cell stands for."""
+    return -(-cell * extent // cells), -(-(cell + 1) * extent // cells)
+
+
+def _level(found: int, chunks: int) -> str:
+    if not chunks:
+        return "-"
+    if found in (0, chunks):
+        return "0" if not found else str(_LEVELS - 1)
+    return str(1 + min(found * (_LEVELS - 2) // chunks, _LEVELS - 3))
+
+
+def packed(levels: str) -> str:
+    """Runs of the same digit as DIGIT or DIGITxCOUNT, with spaces between them."""
+    found: list[str] = []
+    start = 0
+    for at in range(1, len(levels) + 1):
+        if at == len(levels) or levels[at] != levels[start]:
+            found.append(levels[start] if at - start == 1 else f"{levels[start]}x{at - start}")
+            start = at
+    return " ".join(found)
+
 
 _AT_ONCE = 16  # arrays looked at together
 _SIZES = 64  # sizes asked for at the same time, of one array
@@ -23,7 +98,7 @@ _BARE = 1000  # directories without a document that are looked at before it is c
 
 
 @dataclasses.dataclass
-class Chunks:
+class ChunkStatistics:
     """What an array has of the chunks of its grid. It grows while it is counted."""
 
     initialised: int = 0
@@ -35,11 +110,11 @@ class Chunks:
 
 
 @dataclasses.dataclass
-class Facts:
+class NodeInfo:
     """One node. `chunks`: None of a group, and where nobody counted."""
 
     node: Node
-    chunks: Chunks | None = None
+    chunks: ChunkStatistics | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The facts, ready for JSON. Sizes are in bytes; null is what is not known."""
@@ -60,7 +135,7 @@ class Facts:
 class Survey:
     """All nodes of a hierarchy, groups before what is in them; grows meanwhile."""
 
-    nodes: list[Facts] = dataclasses.field(default_factory=list)
+    nodes: list[NodeInfo] = dataclasses.field(default_factory=list)
     files: int = 0  # chunks that were counted
     bytes: int = 0
     expected_files: int | None = None
@@ -74,16 +149,16 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
     """
     limit = trio.CapacityLimiter(_AT_ONCE)
 
-    async def one(facts: Facts, array: ArrayMetadata, chunks: Chunks) -> None:
+    async def one(facts: NodeInfo, array: ArrayMetadata, chunks: ChunkStatistics) -> None:
         async with limit:
             await _count(store, facts.node, array, chunks, found)
 
     async with trio.open_nursery() as nursery:
         async for node in nodes_of(Hierarchy(store), key):
-            facts = Facts(node)
+            facts = NodeInfo(node)
             found.nodes.append(facts)
             if count and isinstance(node.metadata, ArrayMetadata):
-                facts.chunks = Chunks(map=ChunkMap(node.metadata.grid) if maps else None)
+                facts.chunks = ChunkStatistics(map=ChunkMap(node.metadata.grid) if maps else None)
                 nursery.start_soon(one, facts, node.metadata, facts.chunks)
     if not any(facts.node.documents for facts in found.nodes):
         found.nodes.clear()
@@ -99,7 +174,7 @@ async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
             return
 
 
-async def files_of(store: Store, node: Node, chunks: Chunks) -> AsyncIterator[tuple[str, Info]]:
+async def files_of(store: Store, node: Node, chunks: ChunkStatistics) -> AsyncIterator[tuple[str, Info]]:
     """(key relative to the array, entry) of every file of an array that is no metadata and no litter."""
     prefix, failed = node.chunks, []
     above = len(prefix) + 1 if prefix else 0
@@ -113,7 +188,7 @@ async def files_of(store: Store, node: Node, chunks: Chunks) -> AsyncIterator[tu
     chunks.problem = failed[0] if failed else None
 
 
-async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: Chunks, total: Survey) -> None:
+async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: ChunkStatistics, total: Survey) -> None:
     def unknown(key: str, exc: Exception) -> None:
         chunks.unknown += 1
 
@@ -164,7 +239,7 @@ def _of_array(array: ArrayMetadata) -> dict[str, Any]:
     return about if inner is None else about | {"inner_chunks": inner}
 
 
-def _of_chunks(array: ArrayMetadata, chunks: Chunks) -> dict[str, Any]:
+def _of_chunks(array: ArrayMetadata, chunks: ChunkStatistics) -> dict[str, Any]:
     logical = logical_bytes(array)
     stored = None if chunks.unknown else chunks.stored
     about: dict[str, Any] = {

@@ -52,12 +52,12 @@ class Digests:
         """Forget a value that cannot be read."""
         self._seen.pop(key, None)
 
-    def first(self) -> First:
+    def first(self) -> FirstPass:
         """The digests of the first pass."""
-        return First(np.frombuffer(bytes(self._pairs), _PAIR))
+        return FirstPass(np.frombuffer(bytes(self._pairs), _PAIR))
 
 
-class First:
+class FirstPass:
     """The digests of a pass that is over."""
 
     def __init__(self, pairs: Any) -> None:

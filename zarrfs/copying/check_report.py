@@ -33,7 +33,7 @@ class Bad(NamedTuple):
 
 
 @dataclasses.dataclass
-class Report:
+class CheckReport:
     """What a check has found so far; it grows while the check runs."""
 
     keep: int = 20  # how many of each list are kept

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from zarrfs.copying.arrayinfo import nodes_of
-from zarrfs.copying.checkreport import Report, Unsound
-from zarrfs.copying.copy_parts import Room
+from zarrfs.concurrency.budget import MemoryBudget
+from zarrfs.copying.array_survey import nodes_of
+from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import StoreError, ZarrfsError
 from zarrfs.store.api import Store, join_key, split_key
 from zarrfs.store.walk import check_length
@@ -28,7 +28,7 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 if TYPE_CHECKING:
     from zarrfs.zarr.codecs import Sharding
 
-BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of checkreport.BAD_KINDS
+BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of check_report.BAD_KINDS
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
 _INLINE = 16 << 10  # bytes: decoding so few takes less time than a visit to a thread
 
@@ -59,7 +59,7 @@ class ArrayChecks:
     def __init__(self, store: Store, decode: bool, memory: int) -> None:
         self.arrays: list[ArrayCheck] = []
         self._store, self._decode, self._memory = store, decode, memory
-        self._room = Room(memory)
+        self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.see: Callable[[str, int, Buffer], None] | None = None  # is given what is read of files
         self._sharding: dict[str, Sharding] = {}  # by the path of the array
@@ -67,7 +67,7 @@ class ArrayChecks:
         self._said: dict[str, tuple[str, bytes]] = {}  # of documents to come: who else has it, and a digest of that
         self._tops: list[tuple[str, str]] = []  # groups with consolidated metadata, and what that is called
 
-    async def find(self, key: str, report: Report) -> None:
+    async def find(self, key: str, report: CheckReport) -> None:
         """Look for arrays at or below `key`, or the one that it lies in; `report` hears of bad metadata."""
         hierarchy = Hierarchy(self._store)
         try:
@@ -104,7 +104,7 @@ class ArrayChecks:
             return False
         return self._is_chunk(found.array, rest)
 
-    async def look(self, key: str, size: int, report: Report) -> None:
+    async def look(self, key: str, size: int, report: CheckReport) -> None:
         """Read a file that is wanted whole, and check what is in it. Unsound; and what Store.get() raises."""
         found, rest = self.of(key)
         if found is None or found.array is None or not self._is_chunk(found.array, rest):
@@ -117,7 +117,7 @@ class ArrayChecks:
             await self._look_at_chunk(key, (0, size), found.array, report)
         found.decoded += 1
 
-    async def _read(self, key: str, start: int, length: int, report: Report) -> Buffer:
+    async def _read(self, key: str, start: int, length: int, report: CheckReport) -> Buffer:
         data = await self._store.get(key, start, length)
         report.read += len(data)
         check_length(key, len(data), start, length)
@@ -125,7 +125,7 @@ class ArrayChecks:
             self.see(key, start, data)
         return data
 
-    async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: Report) -> None:
+    async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: CheckReport) -> None:
         """Decode a shard that does not fit in memory, one of its chunks after the other."""
         length = min(sharding.index_length, size)
         if length > self._memory:
@@ -140,16 +140,18 @@ class ArrayChecks:
             if where is not None:
                 await self._look_at_chunk(key, where, sharding.inner, report)
 
-    async def _look_at_chunk(self, key: str, where: tuple[int, int], array: ArrayMetadata, report: Report) -> None:
+    async def _look_at_chunk(
+        self, key: str, where: tuple[int, int], array: ArrayMetadata, report: CheckReport
+    ) -> None:
         """Decode the chunk that lies at (start, length) of a file."""
         takes = _takes(array, where[1])
         if takes > self._memory:
             raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
-        taken = await self._room.take(takes)
+        taken = await self._budget.take(takes)
         try:
             await self._decoded(array, await self._read(key, *where, report))
         finally:
-            self._room.give(taken)
+            self._budget.give(taken)
 
     def ended(self, key: str, failed: bool) -> Unsound | None:
         """Count a file that was read, or could not be; returns why it should not be where it is."""
@@ -165,21 +167,21 @@ class ArrayChecks:
         first = found.array.keys.key((0,) * found.array.ndim)
         return Unsound(OUTSIDE, f"no chunk of the grid {list(found.array.grid.counts)}, whose first is {first}")
 
-    def check_directory(self, key: str, report: Report) -> None:
-        """Report a directory that lies in the place of a chunk."""
+    def check_directory(self, key: str, report: CheckReport) -> None:
+        """CheckReport a directory that lies in the place of a chunk."""
         found, rest = self.of(key)
         if found is not None and self._is_chunk(found.array, rest):
             found.bad += 1
             report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
 
-    def missing(self, report: Report) -> None:
+    def missing(self, report: CheckReport) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
         for key, (said_by, _digest) in self._said.items():
             report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"))
 
     # -- parts
 
-    def _add(self, node: Node, report: Report) -> None:
+    def _add(self, node: Node, report: CheckReport) -> None:
         from zarrfs.zarr.codecs import check_codecs, sharding_of
 
         if node.problem is not None and split_key(node.documents[0])[1] == "meta":
@@ -221,7 +223,7 @@ class ArrayChecks:
 
     # -- consolidated metadata
 
-    async def _note_consolidated(self, group: Node, report: Report) -> None:
+    async def _note_consolidated(self, group: Node, report: CheckReport) -> None:
         """Remember what consolidated metadata in a group says of the documents below it."""
         assert isinstance(group.metadata, GroupMetadata)
         for name in ("zarr.json",) if group.metadata.generation == "v3" and group.documents else (".zmetadata",):

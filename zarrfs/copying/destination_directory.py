@@ -20,10 +20,10 @@ import stat
 import threading
 from typing import NamedTuple
 
-from zarrfs.copying import staging_journal as fillingnotes
-from zarrfs.copying.staging_journal import NOTE, OPEN, STAGING
+from zarrfs.copying import destination_journal as journal
+from zarrfs.copying.destination_journal import NOTE, OPEN, STAGING
 from zarrfs.errors import UsageError, ZarrfsError
-from zarrfs.store.api import Info, Kind
+from zarrfs.store.api import Info, Kind, name_rule
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 from zarrfs.system.machine import boot
@@ -67,6 +67,26 @@ class Folder:
         self.fresh = False  # and so nothing else is in it
         self.near = False  # on another file system than the staging directory
 
+    def want(self) -> None:
+        """Mark the directory and its parents as to be made: one of them, or an entry below, was selected."""
+        at: Folder | None = self
+        while at is not None and not at.wanted:
+            at.wanted = True
+            at = at.parent
+
+
+def broken_rule(name: str, folder: Folder) -> str | None:
+    """The rule that a name breaks, whatever store it is from."""
+    rule = name_rule(name) or ("a name with a slash" if "/" in name else None)
+    if rule is None and folder.parent is None and name.startswith(RESERVED):
+        rule = f"a name that begins with {RESERVED}, which is reserved"
+    if rule is None:
+        try:
+            os.fsencode(name)
+        except UnicodeEncodeError:
+            rule = "a lone surrogate"
+    return rule
+
 
 class Staged(NamedTuple):
     """A file without its name; `descriptor` is open for reading and writing."""
@@ -76,7 +96,7 @@ class Staged(NamedTuple):
     directory: int
 
 
-class Filling:
+class DestinationDirectory:
     """The directory `path`, made where it is missing, locked until finish() or abandon().
 
     `existing` (one of EXISTING) says what becomes of what is there. `mark`: a run with the same one that was broken
@@ -88,8 +108,8 @@ class Filling:
         self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
         self.resumed = self._made = self._begun = False
         self._said: dict[str, object] = {}
-        self._spans: fillingnotes.Spans = []
-        self._doubtful: fillingnotes.Spans = []  # when what was not on the disk before a boot was written
+        self._spans: journal.Spans = []
+        self._doubtful: journal.Spans = []  # when what was not on the disk before a boot was written
         self._noted, self._before = picks, b""  # of the unfinished run: its picks; its note, if it has another mark
         self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
         self._counter = itertools.count()
@@ -125,7 +145,7 @@ class Filling:
             os.close(look)
         self._own = self._made or empty  # whether the root's mode and time are ours to set
         self._take_note()
-        fillingnotes.remove_abandoned_runs(self._staging)
+        journal.remove_abandoned_runs(self._staging)
         self._run_name = secrets.token_hex(8).encode()
         os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
         self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
@@ -147,9 +167,9 @@ class Filling:
             if lock(self._note) is False:
                 raise UsageError(f"{self.path}: another run is writing to it")
             if os.fstat(self._note).st_nlink:
-                if not fresh and not fillingnotes.alone(self._note):
+                if not fresh and not journal.alone(self._note):
                     raise UsageError(f"{self.path}: the note in its {RESERVED} is not ours alone")
-                self._read_note(believed=fillingnotes.alone(self._staging))
+                self._read_note(believed=journal.alone(self._staging))
                 return
             self._forget()
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
@@ -175,12 +195,12 @@ class Filling:
 
         What it wrote before another boot may not have reached the disk: that is written again.
         """
-        now, before, spans = boot(), fillingnotes.read(self._note) if believed else b"", []
+        now, before, spans = boot(), journal.read(self._note) if believed else b"", []
         since = now
         try:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
-                own, then, spans = bool(said["own"]), said["boot"], fillingnotes.spans_of(said, self._staging)
+                own, then, spans = bool(said["own"]), said["boot"], journal.spans_of(said, self._staging)
                 since = then  # what is there may be of then
                 self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
@@ -190,14 +210,14 @@ class Filling:
                     self._doubtful = spans
             elif said["mark"]:
                 self._before = before
-        except fillingnotes.DAMAGED:
+        except journal.DAMAGED:
             pass
         self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
-        self._spans = [*spans, [fillingnotes.changed_now(self._note, fillingnotes.changed_now(self._note)), 0]]
+        self._spans = [*spans, [journal.changed_now(self._note, journal.changed_now(self._note)), 0]]
         self._write_note()
 
     def _write_note(self) -> None:
-        fillingnotes.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
+        journal.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
 
     def forked(self) -> None:
         """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
@@ -435,7 +455,7 @@ class Filling:
                 os.close(look)
             changed = self._mark and (self._begun or self._changed[0])
             if self._before and not changed and not bare:
-                fillingnotes.write(self._note, self._before)
+                journal.write(self._note, self._before)
                 changed = True
             else:
                 self._end_span()
@@ -446,9 +466,9 @@ class Filling:
 
     def _end_span(self) -> None:
         with contextlib.suppress(OSError):  # then nobody knows until when, and less counts as ours
-            self._spans[-1][1] = until = fillingnotes.changed_now(self._note)
+            self._spans[-1][1] = until = journal.changed_now(self._note)
             self._write_note()
-            fillingnotes.changed_now(self._note, until)  # what others write from here on is told from ours
+            journal.changed_now(self._note, until)  # what others write from here on is told from ours
 
     def _clear(self, note: bool) -> None:
         """Remove the run's own directory, and with `note` all of the staging directory."""

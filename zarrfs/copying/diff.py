@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from zarrfs.copying.difference import LETTERS as LETTERS
+from zarrfs.copying.changes import LETTERS as LETTERS
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.walk import check_length, extents, walk
