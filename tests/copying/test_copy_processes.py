@@ -20,9 +20,9 @@ import pytest
 import trio
 
 from tests.conftest import PROGRAM, run
+from tests.copying.test_copy import no_processes
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
-from tests.unit.test_materialise import no_processes
 from zarrfs.archives import blobplaces
 from zarrfs.archives.blobs import BlobReader
 from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
