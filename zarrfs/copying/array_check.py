@@ -1,4 +1,4 @@
-"""What zarrfs check knows of arrays: chunks decode, none lies outside the grid, metadata says one thing only."""
+"""The check of arrays: chunks decode, none lies outside the grid, and metadata documents agree."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of check_report.BAD_KINDS
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
-_INLINE = 16 << 10  # bytes: decoding so few takes less time than a visit to a thread
+_INLINE = 16 << 10  # bytes: decoding so few is faster than a thread hop
 
 
 @dataclasses.dataclass
 class ArrayCheck:
-    """What was found in one array."""
+    """The findings in one array."""
 
     path: str
     array: ArrayMetadata | None  # None: its metadata is bad
@@ -54,21 +54,21 @@ class ArrayCheck:
 
 
 class ArrayChecks:
-    """The arrays below a key, which a check() asks what each file is. `memory`: bytes of chunks, decoded ones too."""
+    """The arrays below a key: they tell check() how to read each file. `memory`: bytes of chunks, also decoded."""
 
     def __init__(self, store: Store, decode: bool, memory: int) -> None:
         self.arrays: list[ArrayCheck] = []
         self._store, self._decode, self._memory = store, decode, memory
         self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
-        self.see: Callable[[str, int, Buffer], None] | None = None  # is given what is read of files
+        self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
         self._sharding: dict[str, Sharding] = {}  # by the path of the array
         self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
-        self._said: dict[str, tuple[str, bytes]] = {}  # of documents to come: who else has it, and a digest of that
+        self._said: dict[str, tuple[str, bytes]] = {}  # by document: its consolidated copy's key, and digest
         self._tops: list[tuple[str, str]] = []  # groups with consolidated metadata, and what that is called
 
     async def find(self, key: str, report: CheckReport) -> None:
-        """Look for arrays at or below `key`, or the one that it lies in; `report` hears of bad metadata."""
+        """Find the arrays at or below `key`, or the one that contains it; add bad metadata to `report`."""
         hierarchy = Hierarchy(self._store)
         try:
             above, _rest = await hierarchy.find(key)
@@ -83,7 +83,7 @@ class ArrayChecks:
             report.add(getattr(exc, "key", key), exc)
 
     def of(self, key: str) -> tuple[ArrayCheck | None, str]:
-        """(the array that a file lies in, its key relative to that)."""
+        """Return (the array that contains a file, the file's key relative to it)."""
         prefix, rest = split_key(key)
         while self._places:
             found = self._places.get(prefix)
@@ -96,7 +96,7 @@ class ArrayChecks:
         return None, key
 
     def whole(self, key: str, size: int) -> bool:
-        """Whether a file of `size` bytes is to be read whole, and shown to look()."""
+        """Return whether look() must read a file of `size` bytes, whole."""
         if split_key(key)[1] in DOCUMENTS and size <= min(DOCUMENT_MAX, self._memory // 2):
             return key in self._said or self._covered(key)
         found, rest = self.of(key)
@@ -105,7 +105,7 @@ class ArrayChecks:
         return self._is_chunk(found.array, rest)
 
     async def look(self, key: str, size: int, report: CheckReport) -> None:
-        """Read a file that is wanted whole, and check what is in it. Unsound; and what Store.get() raises."""
+        """Read a file whole and check its content. Raises Unsound, and the errors of Store.get()."""
         found, rest = self.of(key)
         if found is None or found.array is None or not self._is_chunk(found.array, rest):
             self._compare(key, await self._read(key, 0, size, report))
@@ -126,7 +126,7 @@ class ArrayChecks:
         return data
 
     async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: CheckReport) -> None:
-        """Decode a shard that does not fit in memory, one of its chunks after the other."""
+        """Decode a shard that does not fit in memory, chunk by chunk."""
         length = min(sharding.index_length, size)
         if length > self._memory:
             raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
@@ -224,7 +224,7 @@ class ArrayChecks:
     # -- consolidated metadata
 
     async def _note_consolidated(self, group: Node, report: CheckReport) -> None:
-        """Remember what consolidated metadata in a group says of the documents below it."""
+        """Record the copies of documents below a group in its consolidated metadata."""
         assert isinstance(group.metadata, GroupMetadata)
         for name in ("zarr.json",) if group.metadata.generation == "v3" and group.documents else (".zmetadata",):
             key = join_key(group.chunks, name)
@@ -245,7 +245,7 @@ class ArrayChecks:
                         self._said.setdefault(where, (key, _digest(value)))
 
     def _covered(self, key: str) -> bool:
-        """Whether consolidated metadata should name the document `key`."""
+        """Return whether consolidated metadata should contain the document `key`."""
         prefix, name = split_key(key)
         return any(
             not top or prefix == top or prefix.startswith(top + "/")
@@ -254,7 +254,7 @@ class ArrayChecks:
         )
 
     def _compare(self, key: str, data: Buffer) -> None:
-        """Compare a document with what consolidated metadata says of it."""
+        """Compare a document with its copy in consolidated metadata."""
         if key not in self._said:
             raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
         said_by, digest = self._said[key]
@@ -267,12 +267,12 @@ class ArrayChecks:
 
 
 def _digest(document: Any) -> bytes:
-    """What is equal for two documents that say the same, but for consolidated metadata in them."""
+    """Return a digest of a document's content without consolidated metadata in it."""
     if isinstance(document, dict):
         document = {name: value for name, value in document.items() if name != "consolidated_metadata"}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
 def _takes(array: ArrayMetadata, size: int) -> int:
-    """Bytes of memory that it takes to decode a chunk of `size` bytes: filters make copies."""
+    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies."""
     return size + 2 * array.chunk_bytes

@@ -22,10 +22,10 @@ _LEVELS = 9  # of a cell, from none of its chunks to all
 
 
 class ChunkMap:
-    """Cells of a picture of the grid. Rows are the first dimensions, columns the last ones, in C order.
+    """A map of the existing chunks of a grid, of bounded size. Rows are the first dimensions, columns the last ones.
 
-    The dimensions are split where that makes the picture most like a square; those of one dimension are folded
-    into rows. A cell stands for one chunk or more.
+    The dimensions are split so that the map is nearly square; a single dimension is folded into rows. A cell stands
+    for one chunk or more.
     """
 
     def __init__(self, grid: Grid, most: tuple[int, int] = (ROWS, COLUMNS)) -> None:
@@ -42,12 +42,12 @@ class ChunkMap:
         self._found = [0] * (self.rows * self.columns)
 
     def add(self, number: int) -> None:
-        """Count chunk `number` of the grid as one that there is."""
+        """Count chunk `number` of the grid (C order) as existing."""
         row, column = divmod(number, self._width)
         self._found[row * self.rows // self._height * self.columns + column * self.columns // self._width] += 1
 
     def levels(self) -> str:
-        """A digit a cell, row by row: from 0, none of its chunks is there, to 8, all are; "-": it stands for none."""
+        """Return a digit a cell, row by row: from 0 (no chunk exists) to 8 (all exist); "-": a cell without chunks."""
         return "".join(
             _level(self._found[row * self.columns + column], self._chunks(row, column))
             for row in range(self.rows)
@@ -55,7 +55,7 @@ class ChunkMap:
         )
 
     def _chunks(self, row: int, column: int) -> int:
-        """How many chunks a cell stands for."""
+        """Return how many chunks a cell stands for."""
         top, bottom = _bounds(row, self.rows, self._height)
         left, right = _bounds(column, self.columns, self._width)
         whole = (bottom - top) * (right - left)
@@ -69,7 +69,7 @@ def _unlike(rows: Sequence[int], columns: Sequence[int]) -> float:
 
 
 def _bounds(cell: int, cells: int, extent: int) -> tuple[int, int]:
-    """[start, stop) of the rows or columns of chunks that a cell stands for."""
+    """Return [start, stop) of the rows or columns of chunks that a cell stands for."""
     return -(-cell * extent // cells), -(-(cell + 1) * extent // cells)
 
 
@@ -82,7 +82,7 @@ def _level(found: int, chunks: int) -> str:
 
 
 def packed(levels: str) -> str:
-    """Runs of the same digit as DIGIT or DIGITxCOUNT, with spaces between them."""
+    """Run-length encode digits as DIGIT or DIGITxCOUNT, separated by spaces."""
     found: list[str] = []
     start = 0
     for at in range(1, len(levels) + 1):
@@ -94,30 +94,30 @@ def packed(levels: str) -> str:
 
 _AT_ONCE = 16  # arrays looked at together
 _SIZES = 64  # sizes asked for at the same time, of one array
-_BARE = 1000  # directories without a document that are looked at before it is clear that there is no hierarchy
+_BARE = 1000  # directories without a document after which a tree counts as no hierarchy
 
 
 @dataclasses.dataclass
 class ChunkStatistics:
-    """What an array has of the chunks of its grid. It grows while it is counted."""
+    """The counts of an array's existing chunks, updated while they are listed."""
 
     initialised: int = 0
     stored: int = 0  # bytes of these
-    outside: int = 0  # files that are no chunk of the grid, nor metadata
-    unknown: int = 0  # chunks whose size cannot be had
+    outside: int = 0  # files that are neither a chunk of the grid nor metadata
+    unknown: int = 0  # chunks whose size is not known
     problem: str | None = None  # why there may be more
     map: ChunkMap | None = None
 
 
 @dataclasses.dataclass
 class NodeInfo:
-    """One node. `chunks`: None of a group, and where nobody counted."""
+    """A group or array. `chunks` is None for a group, and for an array that was not counted."""
 
     node: Node
     chunks: ChunkStatistics | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The facts, ready for JSON. Sizes are in bytes; null is what is not known."""
+        """Return the node, ready for JSON. Sizes are in bytes; null: not known."""
         node, metadata = self.node, self.node.metadata
         about: dict[str, Any] = {"path": node.path, "type": "array" if node.leaf else "group"}
         if metadata is None:
@@ -133,7 +133,7 @@ class NodeInfo:
 
 @dataclasses.dataclass
 class Survey:
-    """All nodes of a hierarchy, groups before what is in them; grows meanwhile."""
+    """All nodes of a hierarchy, groups before their members; updated while it is walked."""
 
     nodes: list[NodeInfo] = dataclasses.field(default_factory=list)
     files: int = 0  # chunks that were counted
@@ -143,9 +143,9 @@ class Survey:
 
 
 async def survey(store: Store, found: Survey, key: str = "", count: bool = True, maps: bool = False) -> None:
-    """Note every node at or below `key` in `found`; `count` chunks, which lists them, and make `maps` of them.
+    """Add every node at or below `key` to `found`; with `count`, list and count chunks; with `maps`, map them.
 
-    Nothing is noted where no document makes a node.
+    Adds nothing if no metadata document makes any directory a node.
     """
     limit = trio.CapacityLimiter(_AT_ONCE)
 
@@ -165,7 +165,7 @@ async def survey(store: Store, found: Survey, key: str = "", count: bool = True,
 
 
 async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
-    """The nodes at or below `key`; ends early in a large tree that seems to be no hierarchy."""
+    """Yield the nodes at or below `key`; end early in a large tree that seems to be no hierarchy."""
     bare = 0
     async for node in hierarchy.walk(key):
         yield node
@@ -175,7 +175,7 @@ async def nodes_of(hierarchy: Hierarchy, key: str) -> AsyncIterator[Node]:
 
 
 async def files_of(store: Store, node: Node, chunks: ChunkStatistics) -> AsyncIterator[tuple[str, Info]]:
-    """(key relative to the array, entry) of every file of an array that is no metadata and no litter."""
+    """Yield (key relative to the array, entry) of every file of an array but metadata and litter."""
     prefix, failed = node.chunks, []
     above = len(prefix) + 1 if prefix else 0
 
@@ -213,12 +213,12 @@ async def _count(store: Store, node: Node, array: ArrayMetadata, chunks: ChunkSt
 
 
 def logical_bytes(array: ArrayMetadata) -> int | None:
-    """Bytes of the decoded array; None where its items have no size of their own."""
+    """Return the bytes of the decoded array; None if its items have no fixed size."""
     return math.prod(array.shape) * array.dtype.itemsize if array.dtype.itemsize else None
 
 
 def inner_chunks(array: ArrayMetadata) -> list[int] | None:
-    """The shape of the chunks inside the shards of an array; None where it has no shards."""
+    """Return the shape of the chunks inside the shards of an array; None without sharding."""
     for codec in array.codecs:
         if codec.name == "sharding_indexed":
             return list(codec.configuration.get("chunk_shape") or ())

@@ -20,7 +20,7 @@ _TYPES = {
 
 
 def as_json(change: Change) -> dict[str, Any]:
-    """A change, ready for JSON: kind, key, and of what is there now type, size in bytes, mode and mtime_ns."""
+    """Return a change, ready for JSON: kind, key, and the new entry's type, size in bytes, mode and mtime_ns."""
     status = change.status
     return {
         "kind": change.kind,
@@ -33,10 +33,10 @@ def as_json(change: Change) -> dict[str, Any]:
 
 
 def discard(path: str, agreed: Callable[[int], bool]) -> bool:
-    """Delete everything in the upper directory `path`, if `agreed(entries)`; returns whether it was.
+    """Delete everything in the upper directory `path` if `agreed(entries)`; return whether it was deleted.
 
-    SourceError where a mount uses it, where it has no record of being an upper, or where something cannot be
-    deleted. The record goes last, so that what is left of it can be discarded again.
+    Raises SourceError if a mount uses the directory, if it has no record of being an upper directory, or if an entry
+    cannot be deleted. The record goes last, so that an interrupted discard can be repeated.
     """
     upper = Upper(path)
     try:

@@ -1,4 +1,4 @@
-"""Reading everything in a store, in bounded memory, and saying what cannot be read."""
+"""The check of a store: read every value, in bounded memory, and report those that cannot be read."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def check(
     store: Store, key: str, report: CheckReport, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
     digests: Digests | None = None,
 ) -> None:  # fmt: skip
-    """Read `key`, or everything below it, into `report`, holding no more than `memory` bytes of data.
+    """Read `key`, or everything below it, and fill `report`; hold at most `memory` bytes of data.
 
-    `arrays` have memory of their own; `digests` take in all that can be read.
+    `arrays` have a memory budget of their own; `digests` collect the digest of every readable value.
     """
     await _expect(store, key, report)
     if arrays is not None:
@@ -50,9 +50,9 @@ async def check(
 
 
 async def check_again(store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20) -> None:
-    """Read everything once more, from a store that was opened anew, and report what is not as in the `first` pass.
+    """Read everything once more, from a store that was opened anew, and report differences from the `first` pass.
 
-    What cannot be read now is reported where it could be read then.
+    A value that cannot be read now is reported if it could be read then.
     """
     from zarrfs.copying.check_digests import Digests
 
@@ -70,7 +70,7 @@ async def check_again(store: Store, key: str, report: CheckReport, first: FirstP
         if same is False:
             report.add(at, Unsound("changed", "has other bytes than in the first pass"), await _url_of(store, at))
 
-    await _each(store, key, lambda at, exc: None, memory, look)  # its values are lost
+    await _each(store, key, lambda at, exc: None, memory, look)  # their values count as lost
     lost = first.lost()
     if lost:
         report.add(key, Unsound("changed", f"{lost:,} values of the first pass are not there in the second"))
@@ -80,9 +80,9 @@ async def _each(
     store: Store, key: str, failed: Callable[[str, Exception], None], memory: int,
     look: Callable[[str, Info, int], Awaitable[None]],
 ) -> None:  # fmt: skip
-    """`look(key, info, bytes to read at once)` of everything at and below `key`, several at once.
+    """Call `look(key, info, bytes to read at once)` for everything at and below `key`, in several tasks.
 
-    Directories that cannot be listed are handed to `failed`.
+    Calls `failed` for directories that cannot be listed.
     """
     piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
     send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
@@ -106,7 +106,7 @@ async def _each(
 
 
 async def _count_absent_records(store: Store, key: str, report: CheckReport) -> None:
-    """Count the record files of a Parquet set that are absent; last, as all were read by then."""
+    """Count the absent record files of a Parquet set; at the end, when all have been read."""
     try:
         found = await store.absences(key)
     except ReadError as exc:
@@ -116,7 +116,7 @@ async def _count_absent_records(store: Store, key: str, report: CheckReport) -> 
 
 
 async def _expect(store: Store, key: str, report: CheckReport) -> None:
-    """Note what there is to read, and what the compiler left out, where the store knows."""
+    """Set the expected counts, and the entries that the compiler left out, if the store knows them."""
     usage = await store.usage()
     if usage.counted and not key:
         report.expected_files, report.expected_bytes = usage.files, usage.bytes
@@ -129,14 +129,14 @@ async def _expect(store: Store, key: str, report: CheckReport) -> None:
 
 
 async def _check_link(store: Store, key: str, report: CheckReport) -> None:
-    """A link is never an error: where it leads is the business of whoever made it."""
+    """Count a link. A dangling link is no error: its author may want it so."""
     report.links += 1
     try:
         await follow(store, key)
     except (NotFound, NotDirectory):
         report.dangling += 1
     except (ZarrfsError, OSError):
-        pass  # it leads to an entry, which is reported itself
+        pass  # the entry that it leads to is reported itself
 
 
 async def _read(
@@ -174,7 +174,7 @@ async def _check_file(
     except (ZarrfsError, OSError) as exc:
         bad = exc
     except Exception as exc:
-        log.debug("%s: nobody expected this", key, exc_info=exc)
+        log.debug("%s: unexpected failure", key, exc_info=exc)
         bad = exc
     if bad is not None and digests is not None:
         digests.drop(key)
@@ -188,7 +188,7 @@ async def _check_file(
 
 
 async def _url_of(store: Store, key: str) -> str | None:
-    """The first place where the bytes of `key` should be, if it has one."""
+    """Return the first URL where the bytes of `key` should be, if there is one."""
     try:
         where = await store.locate(key)
     except (ZarrfsError, OSError):

@@ -1,4 +1,4 @@
-"""A source with the changes of an upper, written as something new: whole, or not at all."""
+"""Commit: write a source with the changes of an upper directory as a new source, whole or not at all."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ FORMATS = ("references", "archive", "directory", "zip")
 
 
 class NewSource(NamedTuple):
-    """What is to be written, and how."""
+    """The path and format of a new source, with options."""
 
     path: str
     format: str  # one of FORMATS
-    replace: bool = False  # what is there may be replaced
-    inline: int = 1024  # bytes: files of up to as many are in the document itself
-    in_place: bool = False  # references: larger files stay in the upper
-    relative: bool = False  # references: the data file is named as it lies from the set
+    replace: bool = False  # an existing file or directory may be replaced
+    inline: int = 1024  # bytes: smaller or equal files are in the document itself
+    in_place: bool = False  # references: larger files stay in the upper directory
+    relative: bool = False  # references: URLs of the data file are relative to the set
     record_size: int | None = None  # Parquet: references of one record file
     blobs: str | None = None  # archive: the directory of blobs
 
 
 def new_format(path: str, said: str | None, kind: str) -> str:
-    """What becomes of a source of `kind` under the name `path`: `said`, else as the name tells. UsageError.
+    """Return the format of a new source `path` made of a source of `kind`: `said`, or the one that the name implies.
 
-    JSON is an archive where the source is one, else a reference set.
+    JSON is an archive if the source is one, else a reference set. UsageError if the name implies nothing.
     """
     if path == STDOUT:
         raise UsageError("-o -: what is committed goes to a file or directory: name one")
@@ -57,11 +57,11 @@ def new_format(path: str, said: str | None, kind: str) -> str:
 async def commit(
     overlay: Overlay, plan: Plan, new: NewSource, warn: Callable[[str], None], skip_unsupported: bool = False
 ) -> None:
-    """Write what `overlay`, over the source of `plan`, shows to `new`; it appears under its name when it is whole.
+    """Write the merged tree of `overlay`, over the source of `plan`, to `new`, which appears when it is whole.
 
-    `warn` is told in a line what is left out. UsageError where `new` cannot be written to, or is part of what is
-    read; SourceError where the upper is in use by a mount that writes, for what cannot be written as such, and for
-    what cannot be read.
+    Calls `warn` with a line for each entry that is left out. Raises UsageError if `new` cannot be written to, or is
+    part of the input; SourceError if a writing mount uses the upper directory, or an entry cannot be read, or cannot
+    be represented in the format.
     """
     if overlay.lower is None:
         raise UsageError(f"{overlay.upper.path}: is the source itself, which holds its changes already")
@@ -87,7 +87,7 @@ async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
     with DataFile(to, new.relative) as data, to.opened() as writer:
         async for reference in references_of(tree, plan, to, data, how):
             writer.add(reference)
-        writer.notes |= notes_of_many([plan], to) | {"origin": ""}  # who commits answers for what it refers to
+        writer.notes |= notes_of_many([plan], to) | {"origin": ""}  # the user who commits vouches for its targets
         data.finish()
 
 
@@ -116,7 +116,7 @@ async def _commit_files(tree: MergedTree, new: NewSource) -> None:
 
 
 def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
-    """UsageError where what is written would be part of what is read, or take its place."""
+    """Raise UsageError if the output would lie in the input, or replace it."""
     upper, source = overlay.upper.path, local_path(plan.source)
     path = os.path.realpath(new.path)
     for name, place in ("-o", path), ("--blobs", new.blobs):
@@ -132,7 +132,7 @@ def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
 
 
 def _within(path: str, other: str) -> bool:
-    """Whether `path` is, or lies below, what `other` names, by whatever way that is mounted."""
+    """Return whether `path` is `other` or lies below it, also through bind mounts and links."""
     if not os.path.exists(other):
         return False
     return any(os.path.exists(above) and os.path.samefile(above, other) for above in _upwards(path))

@@ -37,19 +37,19 @@ _REMEMBERED = 1024  # directories: of nested chunks, neighbours share one
 
 
 class ReferenceOptions(NamedTuple):
-    """Where the bytes of what was changed go."""
+    """Placement of the bytes of changed values in a reference set."""
 
-    inline: int = 1024  # bytes: values of up to as many are in the set itself
-    in_place: bool = False  # larger ones stay in the upper
-    relative: bool = False  # the data file is named as it lies from the set, not by its whole path
+    inline: int = 1024  # bytes: smaller or equal values are in the set itself
+    in_place: bool = False  # larger ones stay in the upper directory
+    relative: bool = False  # URLs of the data file are relative to the set, not absolute
 
 
 async def references_of(
     tree: MergedTree, plan: Plan, to: Output, data: DataFile, how: ReferenceOptions
 ) -> AsyncIterator[Reference]:
-    """Every file that `tree`, over the source of `plan`, shows, as the set `to` names its bytes.
+    """Yield a reference for every file of `tree`, over the source of `plan`, with URLs as the set `to` needs them.
 
-    What cannot be in a set is refused as by MergedTree.nodes; an empty directory is left out with a warning.
+    Entries that a set cannot hold are refused as by MergedTree.nodes; an empty directory is left out with a warning.
     """
     if plan.kind == "references":
         assert tree.overlay.lower is not None
@@ -75,7 +75,7 @@ async def references_of(
 
 
 async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
-    """The files of a tree; the directories are told of where they hold nothing."""
+    """Yield the files of a tree; warn of empty directories."""
     above: MergedNode | None = None
     async for node in tree.nodes(_set_rule, changed):
         if above is not None and not node.key.startswith(above.key + "/"):
@@ -101,14 +101,14 @@ def _set_rule(node: MergedNode) -> str | None:
 
 
 class _VisibleLower:
-    """Which files of its lower store an overlay shows."""
+    """A test for files of the lower store that an overlay shows unchanged."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
         self._known: OrderedDict[str, frozenset[str] | None] = OrderedDict()
 
     async def __call__(self, key: str) -> bool:
-        """Whether the file `key` of the lower store is what the overlay has there."""
+        """Return whether the overlay shows the lower file `key`."""
         prefix, name = split_key(key)
         if prefix not in self._known:
             self._known[prefix] = await self._hidden(prefix)
@@ -118,7 +118,7 @@ class _VisibleLower:
         return hidden is not None and name not in hidden and not reserved(name)
 
     async def _hidden(self, prefix: str) -> frozenset[str] | None:
-        """Names in a directory that the lower store does not show; None: it shows nothing there."""
+        """Return the lower names that are hidden in a directory; None: all of them."""
         if any(map(reserved, prefix.split("/"))) or await self._overlay.below(prefix) is None:
             return None
         names, hidden, opaque = self._overlay.upper.names(prefix)
@@ -126,10 +126,10 @@ class _VisibleLower:
 
 
 class DataFile:
-    """Values one after the other in a new file beside the set `to`: its name and ".data", or ".2.data" and so on.
+    """A new file beside the set `to` that holds values one after the other: NAME.data, NAME.2.data and so on.
 
-    A file that is there stays: the source, or another set, may refer to it. Leaving the context with an exception
-    removes it; without a value there is none. OSError where it cannot be written.
+    An existing file stays: the source, or another set, may refer to it. Leaving the context with an exception removes
+    the new file; it is created with the first value. OSError if it cannot be written.
     """
 
     def __init__(self, to: Output, relative: bool) -> None:
@@ -150,7 +150,7 @@ class DataFile:
             os.unlink(self.path)
 
     async def add(self, tree: MergedTree, node: MergedNode, size: int) -> Reference:
-        """Write the bytes of a file of `tree`; holes stay holes."""
+        """Append the bytes of a file of `tree`, keeping holes, and return a reference to them."""
         if self._descriptor < 0:
             self._open()
         start = self._end
@@ -165,7 +165,7 @@ class DataFile:
         return Reference(node.key, None, self._url, start, size)
 
     def finish(self) -> None:
-        """Have it on the disk, and its name."""
+        """Sync the file and its directory entry to disk."""
         if self._descriptor < 0:
             return
         os.ftruncate(self._descriptor, self._end)
@@ -195,9 +195,9 @@ _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: s
 
 
 async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
-    """Write all of `tree` to `file`; files of more than `inline` bytes, or with holes, go to `blobs`.
+    """Write `tree` to `file` as a file archive; files of more than `inline` bytes go to `blobs`.
 
-    UsageError where that takes blobs and there is no place for them; SourceError for what no archive can hold.
+    UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
     """
     writer = Writer(file)
     async for node in tree.with_values_ahead(tree.nodes(_archive_rule)):
@@ -230,7 +230,7 @@ async def _fields(tree: MergedTree, node: MergedNode, blobs: BlobDirectory | Non
 async def _content(
     tree: MergedTree, node: MergedNode, size: int, blobs: BlobDirectory | None, inline: int
 ) -> dict[str, Any]:
-    """encoding and data of a file; neither of one that is a hole."""
+    """Return the encoding and data fields of a file; none if it is one hole."""
     extents = await tree.extents(node, size)
     if not extents:
         return {}
@@ -250,9 +250,9 @@ _OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # times of
 
 
 async def write_directory(tree: MergedTree, path: str) -> None:
-    """Write all of `tree` to the new directory `path`, with modes, times, and holes.
+    """Write `tree` to the new directory `path`, with modes, times, and holes.
 
-    Of what is in the upper also owners (as far as permitted), hard links and attributes user.*. OSError.
+    Entries of the upper directory keep owners (as far as permitted), hard links and attributes user.*. OSError.
     """
     writer = _Directory(tree, path)
     os.mkdir(path, 0o700)
@@ -262,7 +262,7 @@ async def write_directory(tree: MergedTree, path: str) -> None:
 
 
 class _Directory:
-    """A directory that is filled; nothing is ever written through a link, as `path` is nobody else's yet."""
+    """A new directory that is filled. No other process knows `path` yet, so no write can go through a link."""
 
     def __init__(self, tree: MergedTree, path: str) -> None:
         self._tree, self._path = tree, path
@@ -282,15 +282,15 @@ class _Directory:
             await self._add_file(node, path)
 
     def finish(self, root: os.stat_result) -> None:
-        """Modes and times of directories, which would be in the way, or change, until all is there."""
+        """Set the modes and times of directories: earlier, modes could prevent writes, and writes change times."""
         for path, node in reversed(self._directories):
             _copy_attributes(self._tree, node, path)
             _dress(path, node)
-        os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)  # as long as it has another name
+        os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)  # until it is renamed into place
         _set_time(self._path, root.st_mtime_ns)
 
     def _linked(self, node: MergedNode, path: str) -> bool:
-        """Whether a file is one that is there under another name, and now under this, too."""
+        """Hard-link a file that was written under another name; return whether it was."""
         if node.status is None or node.status.st_nlink < 2:
             return False
         known = self._links.setdefault((node.status.st_dev, node.status.st_ino), path)
@@ -315,14 +315,14 @@ class _Directory:
 
 def _dress(path: str, node: MergedNode) -> None:
     owned = _own(path, node.status)
-    # those of another owner, or of a source, which tells none, would be ours
+    # set-IDs of another owner, or of a source without owners, would act as us
     bare = not owned or (node.status is None and node.kind is Kind.FILE)
     os.chmod(path, node.mode & ~SET_IDS if bare else node.mode)
     _set_time(path, node.mtime_ns)
 
 
 def _own(path: str, status: os.stat_result | None) -> bool:
-    """Whether `path` now has the owner and group that it has in the upper, or needs none."""
+    """Set the owner and group of an upper entry on `path`; return False if that is not permitted."""
     if status is None or (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid()):
         return True
     try:
@@ -338,7 +338,7 @@ def _set_time(path: str, mtime_ns: int | None) -> None:
 
 
 def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
-    """Copy the extended attributes user.* of what is in the upper, as far as both file systems have any."""
+    """Copy the extended attributes user.* of an upper entry, if both file systems support them."""
     if node.status is None:
         return
     descriptor = tree.open(node)
@@ -352,9 +352,9 @@ def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
 
 
 async def write_zip(tree: MergedTree, path: str) -> None:
-    """Write all of `tree` to the new zip file `path`: nothing is compressed, so that ranges can be read.
+    """Write `tree` to the new zip file `path`, uncompressed, so that ranges can be read.
 
-    Modes and times are noted as Info-ZIP notes them. SourceError for what no zip file that is a source can hold.
+    Modes and times are stored as Info-ZIP stores them. SourceError for an entry that a zip source cannot hold.
     """
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as file:
         async for node in tree.with_values_ahead(tree.nodes(_zip_rule)):
@@ -389,7 +389,7 @@ async def _add_to_zip(tree: MergedTree, node: MergedNode, file: zipfile.ZipFile)
 
 
 def _date(seconds: int) -> tuple[int, int, int, int, int, int]:
-    """A time as a zip file has it, cut to what that can tell."""
+    """Return a time in a zip file's format, clamped to its range."""
     try:
         found = time.localtime(seconds)[:6]
     except (OverflowError, ValueError, OSError):
