@@ -1,6 +1,6 @@
 """Orders in which keys are read: the chunk grid, with any axis fastest and any stride, and the directory.
 
-Nothing here knows of reads that are under way or of bytes: an order says which keys come next.
+This module knows neither requests nor bytes: an order only tells which keys come next.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Index = tuple[int, ...]  # of a chunk in its grid
 Found = tuple[str, int | None]  # a key that exists, and its size in bytes where that is known
 Ask = Callable[[Sequence[str]], Awaitable[list[Found | None]]]  # which of some keys exist
 
-REACH = 64  # positions that a read may be off, with as many readers at once
+REACH = 64  # positions that a read may be off, with as many parallel readers
 _HOLES = 4  # so many absent chunks in a row are the end of a line
-_AXES = 8  # of grids with more of them nothing is predicted
-_FOUND_NEAR = 16  # last reads among which a short run is believed; a longer one among all that are remembered
+_AXES = 8  # grids with more axes are not predicted
+_FOUND_NEAR = 16  # last reads in which a short run counts; a longer one counts in the whole history
 _STRIDES = 4  # and a stride among the distances to so many
-_DIRECTORIES = 64  # looked at in one go for one with files
+_DIRECTORIES = 64  # examined in one call to find one with files
 
 # 3.14, 0/3/14, c/0/3 (its "c/" is part of the prefix), 0.0.blosc: what follows the last "/" that no number precedes
 _CHUNK = re.compile(
@@ -35,7 +35,7 @@ _CHUNK = re.compile(
 
 
 class Pattern(NamedTuple):
-    """What the names of an array's chunks have in common; that is also what tells arrays apart."""
+    """The common form of the names of an array's chunks, which also identifies the array."""
 
     prefix: str
     separator: str
@@ -43,12 +43,12 @@ class Pattern(NamedTuple):
     axes: int
 
     def key(self, index: Index) -> str:
-        """The key of the chunk at `index`."""
+        """Return the key of the chunk at `index`."""
         return self.prefix + self.separator.join(map(str, index)) + self.suffix
 
 
 def parse(key: str) -> tuple[Pattern, Index] | None:
-    """The grid that `key` is in and where; None for what is not called like a chunk."""
+    """Return the pattern and index of a chunk key; None for any other key."""
     match = _CHUNK.search(key)
     if match is None:
         return None
@@ -61,7 +61,7 @@ def parse(key: str) -> tuple[Pattern, Index] | None:
 
 
 class Run(NamedTuple):
-    """Chunks that were read one after the other: along one axis, `step` apart, up to `last`."""
+    """Chunks that were read in order: along one axis, `step` apart, up to `last`."""
 
     axis: int
     step: int
@@ -70,9 +70,9 @@ class Run(NamedTuple):
 
 
 def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | None:
-    """The run of at least `least` chunks that `index`, read last, is part of; None where there is none.
+    """Return the run of at least `least` chunks that contains `index`, the last read; None if there is none.
 
-    `recent` holds the last reads in their order, with increasing numbers. Neighbours come first, then strides.
+    `recent` holds the last reads in order, with increasing numbers. Neighbours are tried first, then strides.
     """
     late = recent[index] - _FOUND_NEAR
     for axis in range(len(index) - 1, -1, -1):
@@ -87,7 +87,7 @@ def find_run(recent: Mapping[Index, int], index: Index, least: int) -> Run | Non
 
 
 def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, late: int) -> list[Index]:
-    """The chunks around `index` that were read after number `late`, in the order of the grid."""
+    """Return the chunks around `index` that were read after number `late`, in the order of the grid."""
     before, at, after = index[:axis], index[axis], index[axis + 1 :]
     low = high = at
     while recent.get((*before, low - step, *after), late) > late:
@@ -98,7 +98,7 @@ def _run_along(recent: Mapping[Index, int], index: Index, axis: int, step: int, 
 
 
 def _strides(recent: Mapping[Index, int], index: Index) -> list[tuple[int, int]]:
-    """(axis, step) from `index` to the chunks that were read before it, the shortest first."""
+    """Return (axis, step) from `index` to the chunks that were read before it, the shortest first."""
     found = set()
     for count, other in enumerate(reversed(cast(dict[Index, int], recent))):
         if count > _STRIDES:
@@ -112,13 +112,13 @@ def _strides(recent: Mapping[Index, int], index: Index) -> list[tuple[int, int]]
 
 
 def _is_latest(recent: Mapping[Index, int], run: list[Index]) -> bool:
-    """Whether a run is the very last reads, in its order or in reverse."""
+    """Return whether a run is exactly the last reads, in its order or in reverse."""
     numbers = [recent[index] for index in run]
     return max(numbers) - min(numbers) == len(run) - 1 and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> bool:
-    """Whether no chunk between those of a run was read: else it is many readers that look like a stride."""
+    """Return whether no chunk between those of a run was read: otherwise many readers look like a stride."""
     first, last = run[0], run[-1]
     return not any(
         first[axis] < other[axis] < last[axis]
@@ -130,7 +130,7 @@ def _is_all(recent: Mapping[Index, int], run: list[Index], axis: int, step: int)
 
 
 def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: int) -> Run | None:
-    """A run in the direction in which most of it was read."""
+    """Return a run in the direction in which most of it was read."""
     numbers = [recent[index] for index in run]
     later = sum(1 if b > a else -1 for a, b in itertools.pairwise(numbers))
     if later >= 0:
@@ -139,19 +139,19 @@ def _directed(recent: Mapping[Index, int], run: list[Index], axis: int, step: in
 
 
 class Fit(enum.Enum):
-    """How a read that was not predicted fits in a sequence."""
+    """The relation of an unpredicted read to a sequence."""
 
     NONE = 0
-    BEHIND = 1  # of many readers, one was late
-    AHEAD = 2  # of what was predicted so far
+    BEHIND = 1  # one of many readers was late
+    AHEAD = 2  # of the predictions so far
     ELSEWHERE = 3  # at the beginning of another line than predicted
 
 
 class GridOrder:
-    """Goes on from a run of chunks: to the end of its line, then along the next lines as an odometer does.
+    """The continuation of a run of chunks: to the end of its line, then along the next lines like an odometer.
 
-    The axis of the run turns fastest, of the others the last. A line begins where those before it began, and
-    ends where they ended, or where no more chunks exist.
+    The axis of the run turns fastest, then the last of the others. A line begins and ends where the lines before it
+    did, or ends where no more chunks exist.
     """
 
     def __init__(self, pattern: Pattern, run: Run) -> None:
@@ -160,11 +160,11 @@ class GridOrder:
         axes = range(pattern.axes)
         self._axes = [run.axis, *(axis for axis in reversed(axes) if axis != run.axis)]  # fastest first
         self._steps = [run.step if axis == run.axis else 1 if run.step > 0 else -1 for axis in axes]
-        self._low = list(map(min, run.first, run.last))  # of what was read
+        self._low = list(map(min, run.first, run.last))  # of the chunks that were read
         self._high = list(map(max, run.first, run.last))
-        self._ends: list[int | None] = [None] * pattern.axes  # the last of a line, where that is known
+        self._ends: list[int | None] = [None] * pattern.axes  # the last of a line, if known
         self._learned: set[int] = set()  # axes whose step a read has shown
-        self._read = run.last  # what was read last
+        self._read = run.last  # the last read
         self._position = list(run.last)  # what comes next
         self._position[run.axis] += run.step
         self._level = 0  # of the axes, the slowest that turned last
@@ -178,7 +178,7 @@ class GridOrder:
         self._note(index)
 
     def _note(self, index: Index) -> None:
-        """Let lines be as long as what is read of them."""
+        """Extend the bounds of lines to a chunk that was read."""
         for axis, at in enumerate(index):
             if at < self._low[axis]:
                 self._low[axis] = at
@@ -189,10 +189,10 @@ class GridOrder:
                 self._ends[axis] = at
 
     def place(self, index: Index, jittered: bool, alone: bool) -> Fit:
-        """How a chunk that was read and not predicted fits in; after ELSEWHERE, that is where it goes on.
+        """Return how an unpredicted read of a chunk fits in; after ELSEWHERE, the order continues from there.
 
-        `jittered`: many readers take turns, so one of them shows no step from line to line. `alone`: there are no
-        other sequences in this grid, one of which may have read it.
+        `jittered`: many readers take turns, so a single read shows no step from line to line. `alone`: no other
+        sequence in this grid may have read the chunk.
         """
         off = self._distance(index)
         if off is not None and -2 * REACH <= off <= REACH:
@@ -202,7 +202,7 @@ class GridOrder:
         return Fit.ELSEWHERE if level and alone and self._carries(index, level, jittered) else Fit.NONE
 
     def _distance(self, index: Index) -> int | None:
-        """How many chunks it is from the position to `index`; None for one that is not on the way, or nobody knows."""
+        """Return the number of chunks from the position to `index`; None if it is not on the way, or not known."""
         chunks, off = 1, 0
         for axis in self._axes:
             turns, rest = divmod(index[axis] - self._position[axis], self._steps[axis])
@@ -215,7 +215,7 @@ class GridOrder:
         return off
 
     async def take(self, count: int, ask: Ask) -> list[Found]:
-        """The next `count` chunks that exist; fewer at the end."""
+        """Return the next `count` chunks that exist; fewer at the end."""
         found: list[Found] = []
         while len(found) < count and not self.ended:
             line = self._line(max(count - len(found), _HOLES))
@@ -241,7 +241,7 @@ class GridOrder:
     # -- parts
 
     def _line(self, count: int) -> list[Index]:
-        """The next `count` positions of the line, fewer at its end."""
+        """Return the next `count` positions of the line, fewer at its end."""
         fast = self._axes[0]
         at, step, end = self._position[fast], self._steps[fast], self._ends[fast]
         if end is not None:
@@ -255,7 +255,7 @@ class GridOrder:
         self._position[self._axes[0]] += self._steps[self._axes[0]]
 
     def _misses(self, index: Index) -> bool:
-        """Note that a chunk does not exist; whether the line ends there."""
+        """Note that a chunk does not exist; return whether the line ends there."""
         self._absent += 1
         fast, begun = self._axes[0], self._on_line or not self._level
         if self._absent < _HOLES or (begun and self._ends[fast] is not None):
@@ -266,7 +266,7 @@ class GridOrder:
         return True
 
     def _end_line(self) -> None:
-        """Go to the beginning of the next line; after one without any chunk, the axis that turned is at its end."""
+        """Go to the beginning of the next line; after a line without chunks, end the axis that turned last."""
         level = 1
         if self._level and not self._on_line:
             axis = self._axes[self._level]
@@ -284,7 +284,7 @@ class GridOrder:
         self.ended = True
 
     def _carries(self, index: Index, level: int, jittered: bool) -> bool:
-        """Take a read for the beginning of the next line, if it can be: so the lines before it end where they did."""
+        """Take a read as the beginning of the next line if it can be, and learn the end of the lines before it."""
         axis, fast = self._axes[level], self._axes[0]
         step = index[axis] - self._read[axis]
         if step != self._steps[axis] and (jittered or axis in self._learned or abs(step) > REACH):
@@ -310,9 +310,9 @@ class GridOrder:
 
 
 class DirectoryOrder:
-    """Goes through the files of a tree as cp, tar and find do: in the order of the listings, into each directory.
+    """The order of the files of a tree in which cp, tar and find read them: listing order, into each directory.
 
-    It begins after the key `after`, goes on in the directories that come after, and ends where the tree does.
+    It begins after the key `after`, continues in the following directories, and ends with the tree.
     """
 
     def __init__(self, store: Store, after: str) -> None:
@@ -320,10 +320,10 @@ class DirectoryOrder:
         self._store = store
         prefix, name = split_key(after)
         self._levels = [(prefix, self._listing(prefix, name))]
-        self._ahead: deque[Found] = deque()  # given back
+        self._ahead: deque[Found] = deque()  # put back by give_back()
 
     async def take(self, count: int) -> list[Found]:
-        """The next `count` files; fewer at the end, or where directory after directory has none."""
+        """Return the next `count` files; fewer at the end, or after many directories without files."""
         found: list[Found] = []
         while self._ahead and len(found) < count:
             found.append(self._ahead.popleft())
@@ -345,7 +345,7 @@ class DirectoryOrder:
         return found
 
     def give_back(self, found: Sequence[Found]) -> None:
-        """Take what was taken last anew."""
+        """Put files back, for the next take()."""
         self._ahead.extendleft(reversed(found))
 
     async def aclose(self) -> None:
@@ -359,7 +359,7 @@ class DirectoryOrder:
         return cast(AsyncGenerator[Info, None], self._store.list_dir(prefix, after))
 
     async def _leave(self, prefix: str, listing: AsyncGenerator[Info, None]) -> None:
-        """Go on after a directory that has come to its end."""
+        """Resume the listing after the last complete directory."""
         self._levels.pop()
         await listing.aclose()
         if not self._levels:

@@ -36,9 +36,9 @@ _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
 _AT_ONCE = 16  # regions of one read
-_FIRST_REGIONS = 16  # of a file that are fetched before it is read
-_AHEAD = 16 << 20  # bytes of a file whose regions are fetched ahead of who reads it in order
-_NEAR = 2 << 20  # bytes between two reads in order: the kernel sends several at once
+_FIRST_REGIONS = 16  # of a file that prefetch() fetches
+_AHEAD = 16 << 20  # bytes: read-ahead window of a file made of regions
+_NEAR = 2 << 20  # bytes between two sequential reads: the kernel sends several at once
 _REMEMBERED = 16_384  # directories and rows kept in memory
 
 _NEXT_REGIONS = """
@@ -64,10 +64,10 @@ class _Row(NamedTuple):
 
 
 class IndexStore(Store):
-    """The tree of an index file written by IndexWriter.
+    """A read-only store over an index file that IndexWriter wrote.
 
-    Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup
-    takes microseconds. `mtime_ns` is what entries without a time of their own show; it may be set.
+    Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup takes microseconds.
+    `mtime_ns` is the time of entries that have none of their own; it may be set.
     """
 
     immutable = True
@@ -93,7 +93,7 @@ class IndexStore(Store):
 
     @property
     def meta(self) -> dict[str, str]:
-        """What the compiler noted about the document."""
+        """The compiler's notes about the document."""
         return dict(self._db.execute("SELECT name, value FROM meta"))
 
     async def problems(self) -> list[tuple[str, str]]:
@@ -105,7 +105,7 @@ class IndexStore(Store):
         return {"files": usage.files, "bytes": usage.bytes, "problems": problems}
 
     async def faults(self) -> AsyncIterator[Fault]:
-        # what the compiler found, and of an index that somebody else has written, every row
+        # the compiler's problems; an index from another writer is checked row by row
         from zarrfs.store.indexfile import row_faults
 
         is_document = "validated" in self.meta
@@ -121,7 +121,7 @@ class IndexStore(Store):
     def forbid_device(self, device: int) -> None:
         self._targets.forbidden_device = device
 
-    # -- the Store protocol
+    # -- the Store interface
 
     async def info(self, key: str, sized: bool = True) -> Info:
         row = self._row(key)
@@ -143,7 +143,7 @@ class IndexStore(Store):
                     continue
                 if mtime_ns is None:
                     mtime_ns = usual_ns
-                # Info() takes thrice as long
+                # Info() takes three times as long
                 yield new(Info, (name, file, size, mode, mtime_ns, None, held, 1, None, ""))
             if len(page) < size_of_page:
                 return
@@ -221,7 +221,7 @@ class IndexStore(Store):
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
     async def references(self) -> AsyncIterator[Reference]:
-        # a ReadError at an entry that no reference set can hold
+        # raises ReadError at an entry that no reference set can hold
         try:
             for reference in self._references():
                 yield reference
@@ -301,7 +301,7 @@ class IndexStore(Store):
                 found = self._db.execute(
                     f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name=?", (parent, name)
                 ).fetchone()
-            except UnicodeEncodeError:  # bytes that are no UTF-8 are nobody's name in a document
+            except UnicodeEncodeError:  # documents have no names that are not UTF-8
                 raise NotFound(key) from None
             if found is None:
                 raise NotFound(key)
@@ -309,7 +309,7 @@ class IndexStore(Store):
         return row
 
     def _directory(self, key: str) -> int:
-        """The id of the directory `key`."""
+        """Return the id of the directory `key`."""
         if not key:
             return ROOT
         ident = self._directories.get(key)
@@ -330,7 +330,7 @@ class IndexStore(Store):
     # -- bytes
 
     def _whole_value(self, key: str, ref: int, size: int) -> bytes:
-        """An inline value that has all its bytes, as those of a reference set have."""
+        """Return an inline value; ReadError if it is shorter than its size, which no reference set allows."""
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
             if len(blob) != size:
                 raise ReadError(key, f"the index is damaged: {len(blob)} bytes inline, and a size of {size}")
@@ -342,7 +342,7 @@ class IndexStore(Store):
             return blob.read(length).ljust(length, b"\0")  # a value shorter than its file goes on with zeros
 
     async def _gather(self, owner: int, start: int, stop: int) -> Buffer:
-        """[start, stop) of a file made of regions, zeros between them."""
+        """Return the bytes [start, stop) of a file made of regions, with zeros between them."""
         rows = self._db.execute(
             "SELECT start, length, target, offset FROM region WHERE owner=? AND start<? AND start+length>? "
             "AND start >= coalesce((SELECT max(start) FROM region WHERE owner=? AND start<=?), 0) "
@@ -369,7 +369,7 @@ class IndexStore(Store):
         return out
 
     def _read_on(self, owner: int, start: int, stop: int) -> None:
-        """Have the next regions of a file fetched that is read in order: as much ahead as was read, up to a bound."""
+        """Prefetch the next regions of a file that is read in order: as many bytes as were read, up to a bound."""
         begin, last, until = self._read.get(owner, (0, 0, 0))
         if not last - _NEAR <= start <= last + _NEAR:
             begin, until = start, 0
@@ -384,7 +384,7 @@ class IndexStore(Store):
             in_background(self._targets.prefetch, wanted)
 
     def _ranges(self, row: _Row) -> Iterator[tuple[str, int, int]]:
-        """(url, low, high) of what a file is made of, as far as that is known without asking."""
+        """Yield (url, low, high) of the parts of a file, as far as they are known without a request."""
         size = self._sizes.get(row.ref) if row.size is None else row.size
         if not size:
             return
@@ -427,7 +427,7 @@ class IndexStore(Store):
 
 
 def _check_order(key: str, parent: int, ident: int) -> None:
-    """Every directory is numbered after its parent; in an index that somebody made, one may contain itself."""
+    """Raise ReadError unless a directory has a higher id than its parent: in a forged index it may contain itself."""
     if ident <= parent:
         raise ReadError(key, "the index is damaged: a directory that contains itself")
 
@@ -452,7 +452,7 @@ class _IndexReader(BlockingReader):
         self.serves_most = targets.has_whole and not targets.remote
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        # sqlite3.Error as well
+        # also raises sqlite3.Error
         yield from entries_of(self._db, self._directory(prefix), self._usual_ns())
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
@@ -497,9 +497,9 @@ _ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kin
 def entries_of(
     db: sqlite3.Connection, parent: int, usual_ns: int | None, names: Sequence[str] | None = None
 ) -> Iterator[Entry]:
-    """All of the directory of id `parent`, or its files of some `names`; what has no time has `usual_ns`.
+    """Yield the entries of the directory with id `parent`, or its files in `names`; `usual_ns`: the default time.
 
-    Of files of very many regions only those named have them. Blocks, in any thread. sqlite3.Error.
+    Files of very many regions come without parts unless they are named. Blocks, in any thread. sqlite3.Error.
     """
     entry: Entry | None = None
     last = ""

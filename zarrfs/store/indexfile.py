@@ -33,7 +33,7 @@ _BELOW = (
 
 
 class Directories:
-    """Ids of directories by key; made with their parents when first asked for."""
+    """Ids of the directories of an index that is being written, in a temporary table: there may be very many."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -48,7 +48,7 @@ class Directories:
         self._next = ROOT + 1
 
     def find(self, key: str) -> int:
-        """The id of the directory `key`."""
+        """Return the id of the directory `key`; add it and its parents if they are new."""
         ident = self.known.get(key)
         if ident is not None:
             return ident
@@ -67,16 +67,16 @@ class Directories:
         return ident
 
     def describe(self, key: str, mode: int | None, mtime_ns: int | None) -> None:
-        """Give a directory a mode and a time."""
+        """Set the mode and time of a directory."""
         self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
 
     def conflicts(self) -> list[str]:
-        """The keys that are entries, too, sorted."""
+        """Return the keys that are also files, sorted."""
         query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # looks each up
         return sorted(self._key(ident) for (ident,) in self._db.execute(query).fetchall())
 
     def remove(self, key: str) -> int:
-        """Take back a directory and all below it; returns how many entries that were."""
+        """Remove a directory and everything below it; return the number of entries."""
         ident = self.find(key)
         self._db.execute(f"{_BELOW} DELETE FROM entry WHERE parent IN (SELECT id FROM below)", (ident,))
         (count,) = self._db.execute("SELECT changes()").fetchone()
@@ -85,7 +85,7 @@ class Directories:
         return int(count)
 
     def write(self) -> None:
-        """Make them entries, in place of files of the same name; their size is how many subdirectories they have."""
+        """Insert the directories as entries, replacing files of the same name; their size counts subdirectories."""
         self._db.execute(
             "INSERT OR REPLACE INTO entry SELECT parent, name, 1, "
             "(SELECT count(*) FROM directory AS below WHERE below.parent = directory.id), "
@@ -117,7 +117,7 @@ class Directories:
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
-INDEX_VERSION = 1  # part of every cache key: a new layout never meets an old file
+INDEX_VERSION = 1  # part of every cache key: a new layout never opens an old file
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -180,7 +180,7 @@ _Row = _Full | tuple[int, str, int, int, int]
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """A read-only connection to an index; raises SourceError for anything that is not one."""
+    """Open a read-only connection to an index; SourceError for any other file."""
     try:
         db = sqlite3.connect(
             f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode=ro&immutable=1", uri=True, check_same_thread=False
@@ -196,7 +196,7 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def _check_database(db: sqlite3.Connection, path: str) -> None:
-    """Have `db`, an index at `path`, ready to be read. SourceError, sqlite3.Error, OSError."""
+    """Check and configure `db`, an index at `path`. SourceError, sqlite3.Error, OSError."""
     found = (
         db.execute("PRAGMA application_id").fetchone()[0],
         db.execute("PRAGMA user_version").fetchone()[0],
@@ -213,9 +213,9 @@ def _check_database(db: sqlite3.Connection, path: str) -> None:
 
 
 def read_notes(path: str) -> dict[str, str]:
-    """The notes in an index: kind, source, warnings (JSON), perhaps base, origin, mtime_ns.
+    """Return the notes in an index: kind, source, warnings (JSON), perhaps base, origin, mtime_ns.
 
-    SourceError where it is no index, or lacks the first three.
+    SourceError if it is no index, or lacks the first three.
     """
     try:
         with contextlib.closing(open_database(path)) as db:
@@ -228,17 +228,16 @@ def read_notes(path: str) -> dict[str, str]:
 
 
 def _is_our_schema(db: sqlite3.Connection) -> bool:
-    """Whether there are our tables and nothing else: a view or a trigger could make any answer of its own."""
+    """Return whether there are our tables and nothing else: a view or a trigger could forge any result."""
     found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
     return found == {statement.strip() for statement in SCHEMA.split(";\n") if statement.strip()}
 
 
 class IndexWriter:
-    """Compiles a document's entries into the new index file `path`, which is whole after commit().
+    """A writer of a document's entries to the new index file `path`, which is complete after commit().
 
-    Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it.
-    A context manager: leaving it without commit() removes the file. Where others look for it, it gets its name
-    afterwards (sources.indexcache).
+    Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it. A context
+    manager: leaving it without commit() removes the file. sources/indexcache.py renames it to its final path.
     """
 
     def __init__(self, path: str) -> None:
@@ -365,7 +364,7 @@ class IndexWriter:
         return self._directories.conflicts()
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
-        """Write everything, to the disk."""
+        """Write everything and sync the file to disk."""
         self._flush()
         self._directories.write()
         self._write_targets()
@@ -403,14 +402,14 @@ class IndexWriter:
         return self._directories.find(prefix), name
 
     def directory_id(self, key: str) -> int:
-        """The id of the directory `key`, made with its parents where it is new."""
+        """Return the id of the directory `key`; add it and its parents if they are new."""
         return self._directories.find(key)
 
     def target_id(self, url: str) -> int:
-        """The id of a target; one that was not named for long may get another."""
+        """Return an id of a target; after many others, the same target may get a second id."""
         found = self._targets.get(url)
         if found is None:
-            if len(self._targets) >= _FLUSH_TARGETS:  # a set may have as many as entries
+            if len(self._targets) >= _FLUSH_TARGETS:  # a set may have as many targets as entries
                 self._write_targets()
             found = self._targets[url] = self._next_target
             self._next_target += 1
@@ -423,7 +422,7 @@ class IndexWriter:
 
     def _value(self, data: Buffer) -> int:
         ident, self._next_value = self._next_value, self._next_value + 1
-        if len(data) > _LONG:  # written in place: SQLite would hold it twice
+        if len(data) > _LONG:  # written in place, or SQLite would hold it twice
             self._db.execute("INSERT INTO value VALUES (?,zeroblob(?))", (ident, len(data)))
             with self._db.blobopen("value", "data", ident) as blob, memoryview(data) as view:
                 for at in range(0, len(data), _LONG):
@@ -458,7 +457,7 @@ class IndexWriter:
 
 
 def int64(value: int) -> bool:
-    """Whether SQLite can hold `value`."""
+    """Return whether SQLite can store `value`."""
     return -(2**63) <= value < 2**63
 
 
@@ -472,7 +471,7 @@ _CHECKED = (
 
 
 def first_fault(path: str) -> tuple[str, str] | None:
-    """(key, rule) of something in an index file that cannot be used in a reference set; None: all is well."""
+    """Return (key, rule) of the first row of an index file that no reference set may have, or None."""
     try:
         with contextlib.closing(open_database(path)) as db:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()  # pages that are used twice would go on for ever
@@ -482,7 +481,7 @@ def first_fault(path: str) -> tuple[str, str] | None:
 
 
 def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
-    """(key, rule) of every row that is reached from the root and cannot be used in a reference set."""
+    """Yield (key, rule) of every row below the root that no reference set may have."""
     levels = [("", db.execute(_CHECKED, (ROOT,)))]
     seen = {ROOT}
     try:
@@ -509,9 +508,9 @@ def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
 def _file_rule(
     kind: Any, size: Any, place: Any, start: Any, url: Any, url_size: Any, value: Any, held: Any
 ) -> str | None:
-    """The rule that the row of a file breaks; `url` and `value` are the types of what it refers to.
+    """Return the rule that the row of a file breaks, or None; `url` and `value`: the types of the referenced columns.
 
-    `held` is how many bytes the value has.
+    `held`: the bytes of the value.
     """
     if kind != Kind.FILE:
         return "a symbolic link, which no reference set has" if kind == Kind.SYMLINK else f"of no kind: {kind!r:.40}"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
 
-_KNOWN = 65_536  # URLs whose path is remembered
+_KNOWN = 65_536  # URLs whose path is cached
 
 
 class TargetReader(abc.ABC):
@@ -89,10 +89,10 @@ class TargetReader(abc.ABC):
 
 
 class Targets(TargetReader):
-    """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/".
+    """A reader of local files and URLs; relative ones are resolved against `base`, which ends in "/".
 
-    `origin` is the URL of the document that names them, "" for a local one; `private`: its server's address is
-    not public.
+    `origin` is the URL of the document that names the targets, "" for a local one; `private`: its server's address
+    is not public.
     """
 
     def __init__(self, options: Options, base: str = "", origin: str = "", private: bool = False) -> None:
@@ -106,7 +106,7 @@ class Targets(TargetReader):
 
     @property
     def forbidden_device(self) -> int | None:
-        """st_dev of the mount that asks: a target on it would wait for itself, and is a Loop instead."""
+        """st_dev of this process's own mount: a read there would deadlock, so it raises Loop instead."""
         return self.local.forbidden_device
 
     @forbidden_device.setter
@@ -185,7 +185,7 @@ class Targets(TargetReader):
         return self._remote
 
     async def _find(self, url: str) -> tuple[str | None, str]:
-        """(path, "") of a local target, or (None, absolute URL); found out once."""
+        """Return (path, "") of a local target, or (None, absolute URL); cached."""
         known = self._paths.get(url)
         if known is not None:
             return known, ""
@@ -208,7 +208,7 @@ class Targets(TargetReader):
         return path, ""
 
     def _absolute(self, url: str) -> tuple[str | None, str]:
-        """(path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
+        """Return (path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
         if "\0" in url:
             raise ReadError(url.replace("\0", "\\0"), "a NUL character")
         protocols = urls.protocols(url)
