@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.unit.test_check import Targets
+from tests.copying.test_check import Targets
 from zarrfs import sources
 from zarrfs.cli import COMMANDS, common, main, meter, show
 from zarrfs.config import options

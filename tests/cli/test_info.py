@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import DATA
+from tests.copying.test_array_check import chunk_keys
 from tests.servers import Nginx
-from tests.unit.test_arraycheck import chunk_keys
 from tests.zarrsamples import SAMPLES, STORES
 from zarrfs.cli import main
-from zarrfs.copying.chunkmap import ChunkMap, packed
+from zarrfs.copying.array_survey import ChunkMap, packed
 from zarrfs.zarr.grid import Grid
 
 

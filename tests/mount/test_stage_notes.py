@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import DATA, PROGRAM, run
 from tests.mount.staging import Node, eventually, one_line
 from tests.mount.staging import node as node
-from zarrfs.copying.staging_directory import Filling
+from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.store.api import Info, Kind
 
 SOURCE = DATA / "zarr/v2_hier"
@@ -31,9 +31,9 @@ def killed(node: Node) -> Path:
     return dest
 
 
-def filled(dest: Path, name: str, mark: str = "other") -> Filling:
+def filled(dest: Path, name: str, mark: str = "other") -> DestinationDirectory:
     """Another run, which has written one file, and goes on."""
-    filling = Filling(str(dest), mark=mark)
+    filling = DestinationDirectory(str(dest), mark=mark)
     root = filling.root(Info("", Kind.DIRECTORY))
     handle = filling.open(root)
     filling.place(filling.create(root, handle, None), handle, Info(name, Kind.FILE), True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.references.referencesets import compiled, refusal
 from zarrfs.references import parse as references
-from zarrfs.store import indexdirs
+from zarrfs.store import indexfile as indexdirs
 from zarrfs.store.api import Kind, join_key
 
 BAD_KEYS = {

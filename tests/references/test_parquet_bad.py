@@ -20,7 +20,7 @@ from tests.store.contract import listed
 from tests.unit.parquetsets import ask, chunks_of, columns, tree_of, write_record, write_set, zarray
 from zarrfs.config.options import Options
 from zarrfs.copying.check import check
-from zarrfs.copying.checkreport import Report
+from zarrfs.copying.check_report import CheckReport
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import AccessDenied, NotFound, ReadError, SourceError, TargetChanged, TargetMissing
 from zarrfs.references.parquet import ParquetStore
@@ -411,7 +411,7 @@ def test_a_broken_array(name: str, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"set/\.zmetadata: b/\.zarray: "):
         plan_source(str(root), Options(strict=True))
 
-    async def read(store: ParquetStore) -> Report:
+    async def read(store: ParquetStore) -> CheckReport:
         assert bytes(await store.get("a/0")) == b"fine"
         assert json.loads(bytes(await store.get("b/.zarray"))) == document
         for key in ("b/0", "b/0.0", "b/0/1"):
@@ -424,7 +424,7 @@ def test_a_broken_array(name: str, tmp_path: Path) -> None:
         assert [(await anext(listing)).name for _ in range(2)] == [".zarray", ".zattrs"]  # type: ignore[arg-type]
         with pytest.raises(ReadError, match=r"b/\.zarray: "):
             await anext(listing)  # type: ignore[arg-type]
-        report = Report()
+        report = CheckReport()
         await check(store, "", report)
         return report
 

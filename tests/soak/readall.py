@@ -23,9 +23,9 @@ from typing import Any
 import trio
 
 from zarrfs.config.options import TABLE, Options
-from zarrfs.copying.arraycheck import ArrayChecks
+from zarrfs.copying.array_check import ArrayChecks
 from zarrfs.copying.check import check
-from zarrfs.copying.checkreport import Report
+from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import ZarrfsError
 from zarrfs.sources import open_plan, plan_source
 from zarrfs.store.api import Info, Kind, Store
@@ -81,7 +81,7 @@ async def _everything(store: Store, unexpected: list[str]) -> dict[str, Any]:
                 entries[key] = f"! {exc}"
             except Exception:
                 unexpected.append(f"{key}: {traceback.format_exc()}")
-        report = Report(keep=5)
+        report = CheckReport(keep=5)
         with trio.move_on_after(2 * TIME_MAX):
             await check(store, "", report, 64 << 20, ArrayChecks(store, True, 64 << 20))
         return {"entries": entries, "check": report.as_json()}

@@ -1,4 +1,4 @@
-"""Directories that materialise() writes, and what is in them."""
+"""Directories that copy_store() writes, and what is in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import trio
 
 from tests.unit.archives import opened
-from zarrfs.copying.copy import Choice, Done, Report, materialise
+from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, copy_store
 from zarrfs.store.api import Kind, Store
 from zarrfs.store.directory import FileSystemStore
 
@@ -49,14 +49,14 @@ def snapshot(root: Path) -> dict[str, Found]:
 
 
 def write(
-    store: Store, to: Path, done: Callable[[Done], None] = lambda done: None, link: Any = None, **choice: Any
-) -> Report:
-    """What materialise() reports; a store that is a directory is closed."""
-    report = Report()
+    store: Store, to: Path, done: Callable[[CopiedEntry], None] = lambda done: None, link: Any = None, **choice: Any
+) -> CopyReport:
+    """What copy_store() reports; a store that is a directory is closed."""
+    report = CopyReport()
 
     async def body() -> None:
         try:
-            await materialise(store, str(to), Choice(**choice), report, done, link)
+            await copy_store(store, str(to), CopyOptions(**choice), report, done, link)
         finally:
             if isinstance(store, FileSystemStore):
                 await store.aclose()
@@ -65,7 +65,7 @@ def write(
     return report
 
 
-def extract(document: Any, to: Path, blobs: Path | None = None, **choice: Any) -> Report:
+def extract(document: Any, to: Path, blobs: Path | None = None, **choice: Any) -> CopyReport:
     """An archive as a directory, without the command."""
     with opened(document, type="archive", blobs=(str(blobs),) if blobs else ()) as (store, _plan):
         return write(store, to, **choice)

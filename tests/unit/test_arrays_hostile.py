@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from tests.unit.arraystores import with_view
-from zarrfs.copying.arraycheck import ArrayChecks
+from zarrfs.copying.array_check import ArrayChecks
 from zarrfs.copying.check import check as run_check
-from zarrfs.copying.checkreport import Report
+from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Store
 from zarrfs.store.directory import FileSystemStore
@@ -150,7 +150,7 @@ def test_check_does_not_read_an_index_that_no_memory_holds(tmp_path: Path) -> No
     write_sharded(tmp_path, 1 << 34)
 
     async def main() -> None:
-        store, report = FileSystemStore(str(tmp_path)), Report()
+        store, report = FileSystemStore(str(tmp_path)), CheckReport()
         await run_check(store, "", report, MIB, ArrayChecks(store, True, MIB))
         await store.aclose()
         assert [(bad.kind, "an index of" in bad.reason) for bad in report.bad] == [("undecodable", True)]

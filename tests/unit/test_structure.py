@@ -26,7 +26,7 @@ RANK = {room: rank for rank, room in enumerate(ROOMS)}
 # Rooms that make system calls or answer FUSE; everywhere else an error has a type of its own.
 KNOW_ERRNO = (
     "zarrfs.errors", "zarrfs.system.", "zarrfs.metrics.", "zarrfs.net.", "zarrfs.cache.", "zarrfs.store.",
-    "zarrfs.copying.staging_", "zarrfs.fuse.", "zarrfs.archives.blob_files",
+    "zarrfs.copying.destination_", "zarrfs.fuse.", "zarrfs.archives.blob_files",
     "zarrfs.archives.blob_cache", "zarrfs.archives.flux",
     "zarrfs.daemon.",
 )  # fmt: skip

@@ -26,6 +26,7 @@ from zarrfs.archives.blob_sources import BlobSource, BlobSources, DumpSource, in
 from zarrfs.archives.blobrefs import canonical, hash_of
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
+from zarrfs.store.targets import TargetReader
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit
 
@@ -47,13 +48,15 @@ class _Queue:
         self.readers = 0
 
 
-class BlobReader:
+class BlobReader(TargetReader):
     """A TargetReader for blobrefs: its URLs are blobrefs, or those of blobrefs.sized().
 
     Errors, none of which becomes ENOENT: TargetMissing (in no source), WrongHash, OutOfRange (another length),
     AccessDenied, TargetChanged (it keeps changing), Loop (it lies in the mount that reads), ReadError (not a regular
     file, or an error of the disk).
     """
+
+    has_whole = True
 
     def __init__(self, sources: tuple[str, ...], options: Options | None = None) -> None:
         """Read from `sources`, as -o blobs= names them, in that order. No server is contacted yet."""
@@ -66,7 +69,7 @@ class BlobReader:
         if remote and options.cache_dir is not None and options.cache != "none":
             self._disk = DiskBlobs(options.cache_dir, options.cache_size, options.cache_min_free)
             self._sources.insert(remote[0], self._disk.directory)
-        self.remote = bool(remote)
+        self._remote = bool(remote)
         self._timeout = options.read_timeout
         self._memory = MemoryBlobs(memory_limit(options) * 3 // 4)  # the rest is for BlobSources
         self._writer = None if self._disk is None else BackgroundWriter(self._disk, self._memory)
@@ -80,7 +83,11 @@ class BlobReader:
         self._reads = 0
         self._fetched: dict[str, list[int]] = {}  # by kind of source: [blobs, bytes]
 
-    # -- the TargetReader protocol
+    # -- the TargetReader
+
+    @property
+    def remote(self) -> bool:
+        return self._remote
 
     @property
     def forbidden_device(self) -> int | None:
@@ -130,7 +137,7 @@ class BlobReader:
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
         """As TargetReader.prefetch. Blobs in local files are left to the page cache."""
-        if not self.remote:
+        if not self._remote:
             return
         room, urls = self._ahead, {url: None for url, _, _ in wanted}
         async with trio.open_nursery() as nursery:

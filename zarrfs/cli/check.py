@@ -16,9 +16,9 @@ from zarrfs.config.options import Parsed
 from zarrfs.config.values import human
 
 if TYPE_CHECKING:
-    from zarrfs.copying.arraycheck import ArrayCheck
-    from zarrfs.copying.checkreport import Report
-    from zarrfs.copying.twice import First
+    from zarrfs.copying.array_check import ArrayCheck
+    from zarrfs.copying.check_digests import FirstPass
+    from zarrfs.copying.check_report import CheckReport
 
 EPILOG = """\b
 Examples:
@@ -54,20 +54,20 @@ def check(
     With --twice SOURCE is opened anew and read a second time, nothing of it from a cache: values whose bytes are
     others than the first time are reported as changed, also where a server tells no versions.
     """
-    from zarrfs.copying.arraycheck import ArrayChecks
+    from zarrfs.copying.array_check import ArrayChecks
     from zarrfs.copying.check import check, check_again
-    from zarrfs.copying.checkreport import Report
+    from zarrfs.copying.check_report import CheckReport
     from zarrfs.documents.plan import Plan
     from zarrfs.sources import discard, open_plan, plan_source
     from zarrfs.store.api import Store
     from zarrfs.system.memory import memory_limit
 
-    report = Report(keep=first)
+    report = CheckReport(keep=first)
     if twice:  # the second read must not come from blocks on disk
         parsed = dataclasses.replace(parsed, options=dataclasses.replace(parsed.options, cache_dir=None))
     options = parsed.options
 
-    async def again(digests: First, memory: int) -> None:
+    async def again(digests: FirstPass, memory: int) -> None:
         import trio
 
         plan = await trio.to_thread.run_sync(plan_source, source, options)
@@ -84,7 +84,7 @@ def check(
         arrays = ArrayChecks(store, not no_decode, memory)
         digests = None
         if twice:
-            from zarrfs.copying.twice import Digests
+            from zarrfs.copying.check_digests import Digests
 
             digests = Digests()
         with watched(report, options.log_level == "error"):
@@ -98,14 +98,14 @@ def check(
     sys.exit(write_report(report, as_json, arrays))
 
 
-def watched(report: Report, quiet: bool) -> AbstractContextManager[None]:
+def watched(report: CheckReport, quiet: bool) -> AbstractContextManager[None]:
     """Show the progress of a check on the terminal."""
     return meter.displayed(
         lambda: meter.Counts(report.files, report.read, report.expected_files, report.expected_bytes), quiet
     )
 
 
-def write_report(report: Report, as_json: bool, arrays: Sequence[ArrayCheck] = ()) -> int:
+def write_report(report: CheckReport, as_json: bool, arrays: Sequence[ArrayCheck] = ()) -> int:
     """Write the report, with `arrays` in a table, to standard output; return the exit status."""
     if as_json:
         about = report.as_json() | ({"arrays": [array.as_json() for array in arrays]} if arrays else {})
@@ -139,8 +139,8 @@ def _write_arrays(arrays: Sequence[ArrayCheck], keep: int) -> None:
     sys.stdout.write("\n")
 
 
-def _write_text(report: Report) -> None:
-    from zarrfs.copying.checkreport import BAD_KINDS
+def _write_text(report: CheckReport) -> None:
+    from zarrfs.copying.check_report import BAD_KINDS
 
     out = sys.stdout.write
     out(f"{'ok':14}{report.ok:>12,}  {human(report.read)} read\n")

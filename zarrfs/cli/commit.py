@@ -59,7 +59,7 @@ def commit(
     file beside NEW, NEW.data. Larger files of an archive go to blobs in --blobs (the first one). Neither SOURCE
     nor the changes are touched; a mount that writes to --upperdir must be ended first.
     """
-    from zarrfs.copying.commit import New, new_format
+    from zarrfs.copying.commit import NewSource, new_format
     from zarrfs.copying.commit import commit as write
     from zarrfs.store.overlay import Overlay
 
@@ -76,7 +76,7 @@ def commit(
     async def body(store: Store, plan: Plan) -> None:
         assert isinstance(store, Overlay)
         to = new_format(output, form, plan.kind)
-        new = New(output, to, force, inline, in_place, relative, record_size, blobs if to == "archive" else None)
+        new = NewSource(output, to, force, inline, in_place, relative, record_size, blobs if to == "archive" else None)
         await write(store, plan, new, warn, skip_unsupported)
 
     with running.orderly_end():

@@ -34,7 +34,7 @@ def diff(source: str, as_json: bool, exit_code: bool, parsed: Parsed) -> None:
     A directory is told where it is new, gone, or has another mode; where its entries changed, these are told.
     What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
     """
-    from zarrfs.copying import difference
+    from zarrfs.copying import changes as difference
     from zarrfs.store.overlay import Overlay
 
     if parsed.options.upperdir is None:

@@ -25,7 +25,7 @@ def discard(yes: bool, parsed: Parsed) -> None:
 
     A directory without the record that zarrfs writes there is left alone, and so is one that is mounted.
     """
-    from zarrfs.copying.discard import discard as empty
+    from zarrfs.copying.changes import discard as empty
 
     path = parsed.options.upperdir
     if path is None:

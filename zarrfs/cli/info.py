@@ -44,7 +44,7 @@ def info(
     that. Of a directory, links_out counts the symbolic links that lead out of it, links_allowed those of them that
     allow_path= covers.
     """
-    from zarrfs.copying.arrayinfo import Survey, survey
+    from zarrfs.copying.array_survey import Survey, survey
     from zarrfs.documents.plan import Plan
     from zarrfs.errors import UsageError
     from zarrfs.net.versions import unversioned

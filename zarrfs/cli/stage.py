@@ -127,10 +127,10 @@ def _mount(
 def _copy(
     request: StageRequest, parsed: Parsed, given: dict[str, Any], report: dict[str, Any], deadline: Deadline
 ) -> int:
-    from zarrfs.copying.copy_report import Report
+    from zarrfs.copying.copy_report import CopyReport
     from zarrfs.jobs import staged_copy, stagein
 
-    progress, linked = Report(), 0
+    progress, linked = CopyReport(), 0
     manifest = None if given["no_manifest"] else given["manifest"] or f"{request.dest.rstrip('/')}.manifest.jsonl"
     said = {name: given[name] for name in ("include", "exclude", "jobs", "keep_going", "sync")}
     how = staged_copy.StageCopyOptions(manifest=manifest, **said)

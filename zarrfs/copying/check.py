@@ -1,4 +1,4 @@
-"""Reading everything in a store, in bounded memory, and saying what cannot be read."""
+"""The check of a store: read every value, in bounded memory, and report those that cannot be read."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from zarrfs.copying.checkreport import Report, Unsound
+from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store
-from zarrfs.store.links import follow
-from zarrfs.store.walk import PIECE, check_length, extents, walk
+from zarrfs.store.walk import PIECE, check_length, extents, follow, walk
 
 if TYPE_CHECKING:
-    from zarrfs.copying.arraycheck import ArrayChecks
-    from zarrfs.copying.twice import Digests, First
+    from zarrfs.copying.array_check import ArrayChecks
+    from zarrfs.copying.check_digests import Digests, FirstPass
 
 log = logging.getLogger("zarrfs")
 
@@ -24,12 +23,12 @@ READERS = 16  # files read at the same time
 
 
 async def check(
-    store: Store, key: str, report: Report, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
+    store: Store, key: str, report: CheckReport, memory: int = 256 << 20, arrays: ArrayChecks | None = None,
     digests: Digests | None = None,
 ) -> None:  # fmt: skip
-    """Read `key`, or everything below it, into `report`, holding no more than `memory` bytes of data.
+    """Read `key`, or everything below it, and fill `report`; hold at most `memory` bytes of data.
 
-    `arrays` have memory of their own; `digests` take in all that can be read.
+    `arrays` have a memory budget of their own; `digests` collect the digest of every readable value.
     """
     await _expect(store, key, report)
     if arrays is not None:
@@ -50,12 +49,12 @@ async def check(
     await _count_absent_records(store, key, report)
 
 
-async def check_again(store: Store, key: str, report: Report, first: First, memory: int = 256 << 20) -> None:
-    """Read everything once more, from a store that was opened anew, and report what is not as in the `first` pass.
+async def check_again(store: Store, key: str, report: CheckReport, first: FirstPass, memory: int = 256 << 20) -> None:
+    """Read everything once more, from a store that was opened anew, and report differences from the `first` pass.
 
-    What cannot be read now is reported where it could be read then.
+    A value that cannot be read now is reported if it could be read then.
     """
-    from zarrfs.copying.twice import Digests
+    from zarrfs.copying.check_digests import Digests
 
     async def look(at: str, info: Info, piece: int) -> None:
         if info.kind is not Kind.FILE:
@@ -71,7 +70,7 @@ async def check_again(store: Store, key: str, report: Report, first: First, memo
         if same is False:
             report.add(at, Unsound("changed", "has other bytes than in the first pass"), await _url_of(store, at))
 
-    await _each(store, key, lambda at, exc: None, memory, look)  # its values are lost
+    await _each(store, key, lambda at, exc: None, memory, look)  # their values count as lost
     lost = first.lost()
     if lost:
         report.add(key, Unsound("changed", f"{lost:,} values of the first pass are not there in the second"))
@@ -81,9 +80,9 @@ async def _each(
     store: Store, key: str, failed: Callable[[str, Exception], None], memory: int,
     look: Callable[[str, Info, int], Awaitable[None]],
 ) -> None:  # fmt: skip
-    """`look(key, info, bytes to read at once)` of everything at and below `key`, several at once.
+    """Call `look(key, info, bytes to read at once)` for everything at and below `key`, in several tasks.
 
-    Directories that cannot be listed are handed to `failed`.
+    Calls `failed` for directories that cannot be listed.
     """
     piece = max(64 << 10, min(PIECE, memory // (2 * READERS)))
     send, receive = trio.open_memory_channel[tuple[str, Info]](READERS)
@@ -106,8 +105,8 @@ async def _each(
                     await send.send(found)
 
 
-async def _count_absent_records(store: Store, key: str, report: Report) -> None:
-    """Count the record files of a Parquet set that are absent; last, as all were read by then."""
+async def _count_absent_records(store: Store, key: str, report: CheckReport) -> None:
+    """Count the absent record files of a Parquet set; at the end, when all have been read."""
     try:
         found = await store.absences(key)
     except ReadError as exc:
@@ -116,8 +115,8 @@ async def _count_absent_records(store: Store, key: str, report: Report) -> None:
         report.absent_records = found.absent if found is not None else 0
 
 
-async def _expect(store: Store, key: str, report: Report) -> None:
-    """Note what there is to read, and what the compiler left out, where the store knows."""
+async def _expect(store: Store, key: str, report: CheckReport) -> None:
+    """Set the expected counts, and the entries that the compiler left out, if the store knows them."""
     usage = await store.usage()
     if usage.counted and not key:
         report.expected_files, report.expected_bytes = usage.files, usage.bytes
@@ -129,19 +128,19 @@ async def _expect(store: Store, key: str, report: Report) -> None:
     report.left_out, report.problems = len(problems), problems[: report.keep]
 
 
-async def _check_link(store: Store, key: str, report: Report) -> None:
-    """A link is never an error: where it leads is the business of whoever made it."""
+async def _check_link(store: Store, key: str, report: CheckReport) -> None:
+    """Count a link. A dangling link is no error: its author may want it so."""
     report.links += 1
     try:
         await follow(store, key)
     except (NotFound, NotDirectory):
         report.dangling += 1
     except (ZarrfsError, OSError):
-        pass  # it leads to an entry, which is reported itself
+        pass  # the entry that it leads to is reported itself
 
 
 async def _read(
-    store: Store, key: str, info: Info, report: Report, piece: int, digests: Digests | None
+    store: Store, key: str, info: Info, report: CheckReport, piece: int, digests: Digests | None
 ) -> None:
     """Read a file in pieces."""
     if info.size is None:
@@ -157,8 +156,9 @@ async def _read(
 
 
 async def _check_file(
-    store: Store, key: str, info: Info, report: Report, piece: int, arrays: ArrayChecks | None, digests: Digests | None
-) -> None:
+    store: Store, key: str, info: Info, report: CheckReport, piece: int, arrays: ArrayChecks | None,
+    digests: Digests | None,
+) -> None:  # fmt: skip
     bad: Exception | None = None
     try:
         if info.size is None:
@@ -174,7 +174,7 @@ async def _check_file(
     except (ZarrfsError, OSError) as exc:
         bad = exc
     except Exception as exc:
-        log.debug("%s: nobody expected this", key, exc_info=exc)
+        log.debug("%s: unexpected failure", key, exc_info=exc)
         bad = exc
     if bad is not None and digests is not None:
         digests.drop(key)
@@ -188,7 +188,7 @@ async def _check_file(
 
 
 async def _url_of(store: Store, key: str) -> str | None:
-    """The first place where the bytes of `key` should be, if it has one."""
+    """Return the first URL where the bytes of `key` should be, if there is one."""
     try:
         where = await store.locate(key)
     except (ZarrfsError, OSError):

@@ -1,4 +1,4 @@
-"""A source with the changes of an upper, written as something new: whole, or not at all."""
+"""Commit: write a source with the changes of an upper directory as a new source, whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from zarrfs.copying.committree import Tree
+from zarrfs.copying.commit_tree import MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.output import (
     STDOUT,
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 FORMATS = ("references", "archive", "directory", "zip")
 
 
-class New(NamedTuple):
-    """What is to be written, and how."""
+class NewSource(NamedTuple):
+    """The path and format of a new source, with options."""
 
     path: str
     format: str  # one of FORMATS
-    replace: bool = False  # what is there may be replaced
-    inline: int = 1024  # bytes: files of up to as many are in the document itself
-    in_place: bool = False  # references: larger files stay in the upper
-    relative: bool = False  # references: the data file is named as it lies from the set
+    replace: bool = False  # an existing file or directory may be replaced
+    inline: int = 1024  # bytes: smaller or equal files are in the document itself
+    in_place: bool = False  # references: larger files stay in the upper directory
+    relative: bool = False  # references: URLs of the data file are relative to the set
     record_size: int | None = None  # Parquet: references of one record file
     blobs: str | None = None  # archive: the directory of blobs
 
 
 def new_format(path: str, said: str | None, kind: str) -> str:
-    """What becomes of a source of `kind` under the name `path`: `said`, else as the name tells. UsageError.
+    """Return the format of a new source `path` made of a source of `kind`: `said`, or the one that the name implies.
 
-    JSON is an archive where the source is one, else a reference set.
+    JSON is an archive if the source is one, else a reference set. UsageError if the name implies nothing.
     """
     if path == STDOUT:
         raise UsageError("-o -: what is committed goes to a file or directory: name one")
@@ -63,19 +63,19 @@ def new_format(path: str, said: str | None, kind: str) -> str:
 
 
 async def commit(
-    overlay: Overlay, plan: Plan, new: New, warn: Callable[[str], None], skip_unsupported: bool = False
+    overlay: Overlay, plan: Plan, new: NewSource, warn: Callable[[str], None], skip_unsupported: bool = False
 ) -> None:
-    """Write what `overlay`, over the source of `plan`, shows to `new`; it appears under its name when it is whole.
+    """Write the merged tree of `overlay`, over the source of `plan`, to `new`, which appears when it is whole.
 
-    `warn` is told in a line what is left out. UsageError where `new` cannot be written to, or is part of what is
-    read; SourceError where the upper is in use by a mount that writes, for what cannot be written as such, and for
-    what cannot be read.
+    Calls `warn` with a line for each entry that is left out. Raises UsageError if `new` cannot be written to, or is
+    part of the input; SourceError if a writing mount uses the upper directory, or an entry cannot be read, or cannot
+    be represented in the format.
     """
     if overlay.lower is None:
         raise UsageError(f"{overlay.upper.path}: is the source itself, which holds its changes already")
     _check_place(new, overlay, plan)
     overlay.upper.lock(False)
-    tree = Tree(overlay, plan.source, warn, skip_unsupported)
+    tree = MergedTree(overlay, plan.source, warn, skip_unsupported)
     try:
         if new.format == "references":
             await _commit_set(tree, plan, new)
@@ -87,21 +87,21 @@ async def commit(
         raise SourceError(new.path, f"cannot be written: {exc.strerror or exc}") from exc
 
 
-async def _commit_set(tree: Tree, plan: Plan, new: New) -> None:
-    from zarrfs.copying.commitset import Choices, DataFile, references_of
+async def _commit_set(tree: MergedTree, plan: Plan, new: NewSource) -> None:
+    from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
 
     to = Output(new.path, output_format(new.path, None, "json"), new.replace, new.record_size)
-    how = Choices(new.inline, new.in_place)
+    how = ReferenceOptions(new.inline, new.in_place)
     with DataFile(to, new.relative) as data, to.opened() as writer:
         async for reference in references_of(tree, plan, to, data, how):
             writer.add(reference)
-        writer.notes |= notes_of_many([plan], to) | {"origin": ""}  # who commits answers for what it refers to
+        writer.notes |= notes_of_many([plan], to) | {"origin": ""}  # the user who commits vouches for its targets
         data.finish()
 
 
-async def _commit_archive(tree: Tree, new: New) -> None:
+async def _commit_archive(tree: MergedTree, new: NewSource) -> None:
     from zarrfs.archives.blob_writer import BlobDirectory
-    from zarrfs.copying.commitarchive import write_archive
+    from zarrfs.copying.commit_writers import write_archive
 
     form = archive_form(new.path)
     with contextlib.ExitStack() as stack:
@@ -113,8 +113,8 @@ async def _commit_archive(tree: Tree, new: New) -> None:
         raw.flush()
 
 
-async def _commit_files(tree: Tree, new: New) -> None:
-    from zarrfs.copying.commitfiles import write_directory, write_zip
+async def _commit_files(tree: MergedTree, new: NewSource) -> None:
+    from zarrfs.copying.commit_writers import write_directory, write_zip
 
     write = write_directory if new.format == "directory" else write_zip
     with placed(new.path, new.format, new.replace) as place:
@@ -123,8 +123,8 @@ async def _commit_files(tree: Tree, new: New) -> None:
         os.chmod(new.path, stat.S_IMODE((await tree.root()).st_mode))
 
 
-def _check_place(new: New, overlay: Overlay, plan: Plan) -> None:
-    """UsageError where what is written would be part of what is read, or take its place."""
+def _check_place(new: NewSource, overlay: Overlay, plan: Plan) -> None:
+    """Raise UsageError if the output would lie in the input, or replace it."""
     upper, source = overlay.upper.path, local_path(plan.source)
     path = os.path.realpath(new.path)
     for name, place in ("-o", path), ("--blobs", new.blobs):
@@ -140,7 +140,7 @@ def _check_place(new: New, overlay: Overlay, plan: Plan) -> None:
 
 
 def _within(path: str, other: str) -> bool:
-    """Whether `path` is, or lies below, what `other` names, by whatever way that is mounted."""
+    """Return whether `path` is `other` or lies below it, also through bind mounts and links."""
     if not os.path.exists(other):
         return False
     return any(os.path.exists(above) and os.path.samefile(above, other) for above in _upwards(path))

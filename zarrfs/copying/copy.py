@@ -1,8 +1,8 @@
-"""Any store as a directory: all of it or what globs pick, many files at a time, and taken up where it was broken off.
+"""Copies of a store in a directory: all of it or selected keys, many files at a time, resumed after an interruption.
 
-Bytes that this machine has (inline, holes, blobs in directories, files) are written by a few threads, a batch of
-entries at a time (materialisewrite.py), or where nothing can be in the way by processes (materialiseforked.py). All
-others are asked for here, many at once, and then written by threads.
+Bytes that are on this machine (inline, holes, blobs in directories, files) are written by a few threads, a batch of
+entries at a time (copy_threads.py), or by processes where no existing entry can conflict (copy_processes.py). This
+module fetches all other bytes, many values at once, and threads write them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,22 @@ from typing import Any
 
 import trio
 
-from zarrfs.copying.checkreport import bad_entry
-from zarrfs.copying.copy_parts import Room, broken_rule, held, stretches, told, want
-from zarrfs.copying.copy_processes import ENTRIES, Batch, Forked, Result, note
-from zarrfs.copying.copy_report import Choice as Choice
-from zarrfs.copying.copy_report import Report as Report
-from zarrfs.copying.copy_threads import LARGE, Item, Outcome, Writer, Writing, close_all
-from zarrfs.copying.copy_threads import Done as Done
-from zarrfs.copying.staging_directory import EXISTING, Filling, Folder, InTheWay, ends_all
-from zarrfs.errors import ReadError, SourceError, TargetChanged, UsageError, ZarrfsError
+from zarrfs.concurrency.budget import MemoryBudget
+from zarrfs.copying.check_report import bad_entry
+from zarrfs.copying.copy_processes import ENTRIES, Batch, CopyProcesses, Result, note
+from zarrfs.copying.copy_report import CopiedEntry as CopiedEntry
+from zarrfs.copying.copy_report import CopyOptions as CopyOptions
+from zarrfs.copying.copy_report import CopyReport as CopyReport
+from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item, Outcome, Writing, close_all, data_bytes
+from zarrfs.copying.destination_directory import (
+    EXISTING,
+    DestinationDirectory,
+    Folder,
+    InTheWay,
+    broken_rule,
+    ends_all,
+)
+from zarrfs.errors import ReadError, SourceError, StoreError, TargetChanged, UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.keyglobs import Picking
@@ -35,41 +42,43 @@ from zarrfs.system.sparse import copy_data
 
 log = logging.getLogger("zarrfs")
 
-_BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes of them, that a thread writes in one go
-_IN_FLIGHT = 4  # batches that are brought over a network while others are written
+_BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes, that a thread writes in one call
+_IN_FLIGHT = 4  # batches that are fetched over a network while others are written
 _MEMORY = 64 << 20  # bytes that wait to be written
-_UNKNOWN = 256 << 10  # bytes that a file may have whose size nobody knows
+_UNKNOWN = 256 << 10  # bytes assumed for a file of unknown size
+_PIECE = 4 << 20  # bytes of a large file that are requested at once
 _PIECES = 4  # of a large file, at once
-_SMALL = 64 << 10  # bytes of a file, on average, below which threads get in each other's way
-_PROCESSES = 32  # at most, that write
-_TOLD = 1000  # failures that are kept
+_SMALL = 64 << 10  # bytes of a file, on average, below which threads contend more than they gain
+_PROCESSES = 32  # writers at most
+_FAILURES_KEPT = 1000
 
 
 Link = Callable[[str, Info], Awaitable[str | None]]
 
 
-async def materialise(
+async def copy_store(
     store: Store,
     destination: str,
-    choice: Choice,
-    report: Report,
-    done: Callable[[Done], None] | None = None,
+    choice: CopyOptions,
+    report: CopyReport,
+    done: Callable[[CopiedEntry], None] | None = None,
     link: Link | None = None,
 ) -> None:
-    """Write what `store` holds to the directory `destination`, which is made if it is missing.
+    """Write the entries of `store` to the directory `destination`, and create it if it is missing.
 
-    Every file appears whole or not at all, and nothing is written outside. `done` is told of every entry once it is
-    there; `link(key, info)` gives the target of a symbolic link that takes the place of a copy, or None. UsageError
-    where the destination cannot be used; SourceError, naming the entry, where something cannot be had or written: what
-    is whole stays, and a run with the same mark goes on from there.
+    Every file appears whole or not at all, and nothing is written outside. The copy calls `done` for every entry that
+    is in place; `link(key, info)` returns the target of a symbolic link to make instead of a copy, or None.
+
+    Raises UsageError if the destination cannot be used, and SourceError, naming the entry, if an entry cannot be read
+    or written: finished files stay, and a run with the same mark resumes from there.
     """
     if choice.existing not in EXISTING:
         raise UsageError(f"{choice.existing}: is not one of {', '.join(EXISTING)}")
     picks = json.dumps([choice.include, choice.exclude]) if choice.include or choice.exclude else ""
-    filling = await trio.to_thread.run_sync(Filling, destination, choice.existing, choice.mark, picks)
+    filling = await trio.to_thread.run_sync(DestinationDirectory, destination, choice.existing, choice.mark, picks)
     try:
         root = await store.info("")
-        run = _Run(store, filling, choice, report, done, link)
+        run = _Copy(store, filling, choice, report, done, link)
         await run.everything(root)
         try:
             if choice.sync:
@@ -83,30 +92,30 @@ async def materialise(
         raise
 
 
-class _Run:
-    """One call of materialise()."""
+class _Copy:
+    """One call of copy_store()."""
 
     def __init__(
-        self, store: Store, filling: Filling, choice: Choice, report: Report, done: Callable[[Done], None] | None,
-        link: Link | None,
+        self, store: Store, filling: DestinationDirectory, choice: CopyOptions, report: CopyReport,
+        done: Callable[[CopiedEntry], None] | None, link: Link | None,
     ) -> None:  # fmt: skip
         self._store, self._filling, self._choice, self._report = store, filling, choice, report
         self._done, self._link = done, link
         self._reader = store.blocking()
         self._picking = Picking(choice.include, choice.exclude)
-        self._writer = Writer(filling, store, choice.sums)
+        self._writer = BatchWriter(filling, store, choice.sums)
         jobs = choice.jobs or min(4, os.cpu_count() or 1)
         self._jobs, self._threads = jobs, trio.CapacityLimiter(jobs)
         self._small = trio.CapacityLimiter(choice.jobs or 1)  # threads that write small files
         self._slots = trio.Semaphore(jobs + _IN_FLIGHT)
-        self._room = Room(_MEMORY)
+        self._budget = MemoryBudget(_MEMORY)
         self._batch: list[Item] = []
         self._batch_bytes = 0
         self._scope = trio.CancelScope()
         self._fatal: ZarrfsError | None = None
 
     async def everything(self, root: Info) -> None:
-        """Write all that is asked for; the first failure that ends it is raised as itself."""
+        """Write all selected entries; raise the first failure that ends the run as itself, outside of any group."""
         usage = await self._store.usage()
         if usage.counted and self._picking.everything:
             self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
@@ -127,10 +136,10 @@ class _Run:
             raise self._fatal
         self._report.unmatched = self._picking.unused()
 
-    # -- what processes write
+    # -- written by processes
 
     async def _in_processes(self, root: Folder) -> bool:
-        """Write all from `root` on; False where processes cannot have most of the bytes, and nothing was done."""
+        """Write all entries below `root`; return False, with nothing done, if processes cannot read most bytes."""
         reader = self._reader
         if reader is None or not reader.serves_most or self._link is not None:
             return False
@@ -142,7 +151,7 @@ class _Run:
         def fail(key: str, exc: Exception) -> None:
             trio.from_thread.run_sync(self._fail, key, exc)
 
-        forked = Forked(
+        forked = CopyProcesses(
             self._store, reader, self._filling, self._picking, jobs, self._choice.sums, self._choice.set_ids, fail
         )
 
@@ -161,13 +170,13 @@ class _Run:
         with contextlib.closing(forked):
             try:
                 await trio.to_thread.run_sync(run)
-            except SourceError as exc:  # a nursery would hide it
+            except SourceError as exc:  # a nursery would wrap it in a group
                 self._fatal = exc
                 self._scope.cancel()
         return True
 
     async def _take(self, found: Sequence[tuple[Batch, Result]]) -> None:
-        """Note what a process has done; what it has not is done in the ordinary way."""
+        """Count what a process wrote, and write what it left in threads."""
         for batch, result in found:
             note(batch, result, self._report, self._done)
             folder, _, left = batch
@@ -179,10 +188,10 @@ class _Run:
                     self._fail(key, exc)
                 else:
                     await self._add_entry(folder, key, info)
-            if left:  # what cannot be written is told before more is
+            if left:  # report what cannot be written before writing more
                 await self._flush()
 
-    # -- which entries there are
+    # -- selection of entries
 
     async def _walk(self, root: Folder) -> None:
         levels: list[tuple[Folder, bool, AsyncIterator[Info]]] = []
@@ -210,10 +219,10 @@ class _Run:
                 below = Folder(key, info, folder)
                 self._writer.hold(folder)
                 if picked:
-                    want(below)
+                    below.want()
                 levels.append((below, picked, self._store.list_dir(key)))
             elif picked:
-                want(folder)
+                folder.want()
                 await self._add_entry(folder, key, info)
 
     async def _add_entry(self, folder: Folder, key: str, info: Info) -> None:
@@ -227,7 +236,7 @@ class _Run:
                 self._fail(key, exc)
                 return
         self._writer.hold(folder)
-        size = 0 if item.link is not None or info.kind is not Kind.FILE else held(info)
+        size = 0 if item.link is not None or info.kind is not Kind.FILE else data_bytes(info)
         if info.size is None and item.link is None:
             size = _UNKNOWN
         if size > LARGE:
@@ -254,10 +263,10 @@ class _Run:
         finally:
             self._slots.release()
 
-    # -- what becomes of them
+    # -- outcomes
 
     def _account(self, outcomes: Sequence[Outcome]) -> list[Item]:
-        """Note what was done; returns the items whose bytes are to be brought."""
+        """Count outcomes; return the items whose bytes are still to be fetched."""
         missing = []
         for item, done, error in [*outcomes, *self._writer.ended()]:
             if error is not None:
@@ -265,11 +274,11 @@ class _Run:
             elif done is None:
                 missing.append(item)
             else:
-                self._note(done, held(item.info))
+                self._note(done, data_bytes(item.info))
         return missing
 
-    def _note(self, done: Done, size: int) -> None:
-        """An entry is there; `size`: bytes of it that are not holes."""
+    def _note(self, done: CopiedEntry, size: int) -> None:
+        """Count an entry that is in place; `size`: its bytes without holes."""
         report = self._report
         if done.how in ("kept", "resumed") and done.kind is not Kind.DIRECTORY:
             report.kept += done.how == "kept"
@@ -288,14 +297,14 @@ class _Run:
         if self._fatal is not None:
             return
         if not isinstance(exc, ZarrfsError | OSError):
-            log.debug("%s: nobody expected this", key, exc_info=exc)
+            log.debug("%s: unexpected failure", key, exc_info=exc)
         if isinstance(exc, InTheWay):
             key = exc.key or key
         self._report.bad += 1
-        if len(self._report.failed) < _TOLD:
+        if len(self._report.failed) < _FAILURES_KEPT:
             self._report.failed.append(bad_entry(key, exc))
         if not self._choice.keep_going or ends_all(exc):
-            self._fatal = told(self._filling.path, key, exc)
+            self._fatal = _source_error(self._filling.path, key, exc)
             self._scope.cancel()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -304,7 +313,7 @@ class _Run:
     async def _write_batch(self, batch: list[Item]) -> None:
         try:
             outcomes = await self._written(batch)
-        finally:  # who is cancelled before there is a thread would leave them open
+        finally:  # a task that is cancelled before its thread starts would leave them open
             close_all(batch)
         missing = self._account(outcomes)
         if not missing:
@@ -315,13 +324,13 @@ class _Run:
                 nursery.start_soon(self._fetch, item)
 
     async def _written(self, batch: list[Item]) -> list[Outcome]:
-        """What has become of a batch.
+        """Write a batch in a thread.
 
-        System calls of small files are over so soon that threads only get in each other's way, unless they wait for
-        a disk or a server: so there is a second thread when the first one was found waiting.
+        System calls for small files are so short that threads only contend, unless they wait for a disk or a server:
+        a second thread runs only after the first one was seen to wait.
         """
         go_on = self._choice.keep_going
-        if sum(held(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
+        if sum(data_bytes(item.info) for item in batch if item.info.kind is Kind.FILE) > _SMALL * len(batch):
             outcomes, _ = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._threads)
             return outcomes
         outcomes, waited = await trio.to_thread.run_sync(self._writer.write, batch, go_on, limiter=self._small)
@@ -333,17 +342,17 @@ class _Run:
         self._fail(item.key, exc)
         self._writer.release(item.folder)
 
-    # -- bytes that others have
+    # -- bytes from elsewhere
 
     async def _fetch(self, item: Item) -> None:
-        """Bring the bytes of a file, or open it, for _write_fetched(); of a large one, and write them."""
+        """Fetch the bytes of a file, or open it, for _write_fetched(); fetch and write a large one in pieces."""
         room = 0
         try:
             if item.info.size is None:
                 item.info = item.info._replace(size=(await self._store.info(item.key)).size)
-            large = held(item.info) > LARGE
+            large = data_bytes(item.info) > LARGE
             if not large:
-                room = await self._room.take(held(item.info))
+                room = await self._budget.take(data_bytes(item.info))
                 with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
                     descriptor = value.fileno()
                     if descriptor is not None:
@@ -352,13 +361,13 @@ class _Run:
                         item.content = await self._parts(item, value)
                 await self._fetched.send((item, room))
         except BaseException as exc:
-            self._room.give(room)
+            self._budget.give(room)
             close_all([item])
             if not isinstance(exc, Exception):
                 raise
             self._drop(item, exc)
             return
-        if large:  # not above: it gives up its item itself
+        if large:  # not above: _write_large() releases its item itself
             await self._write_large(item)
 
     async def _parts(self, item: Item, value: Value) -> list[Part]:
@@ -370,7 +379,7 @@ class _Run:
         return parts
 
     async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
-        """Write what has come, as much of it at a time as there is."""
+        """Write fetched items, all that are waiting in one batch."""
         async with receive:
             async for item, room in receive:
                 batch = [item]
@@ -383,7 +392,7 @@ class _Run:
                     room += more
                 self._account(await self._written(batch))
                 batch.clear()
-                self._room.give(room)
+                self._budget.give(room)
 
     # -- large files
 
@@ -408,18 +417,18 @@ class _Run:
                     error = await self._pieces(begun, value)
             if error is None:
                 digest = await self._in_thread(self._writer.summed, begun)
-        except Exception as exc:  # also one that nobody expected, as of a small file
+        except Exception as exc:  # an unexpected one as well, as for small files
             error = exc
         except BaseException as exc:
             with trio.CancelScope(shield=True):
                 await self._in_thread(self._writer.end, begun, None, ReadError(item.key, type(exc).__name__))
             raise
-        with trio.CancelScope(shield=True):  # who is cancelled here would leave it open
+        with trio.CancelScope(shield=True):  # a cancellation here would leave it open
             outcome = await self._in_thread(self._writer.end, begun, digest, error)
         self._account([outcome])
 
     async def _pieces(self, writing: Writing, value: Value) -> Exception | None:
-        """Write a file piece by piece; the first failure, if there is one."""
+        """Write a file piece by piece; return the first failure, if any."""
         failed: list[Exception] = []
         some = trio.Semaphore(_PIECES)
 
@@ -435,7 +444,7 @@ class _Run:
         key, info = writing.item.key, writing.item.info
         async with trio.open_nursery() as nursery:
             try:
-                async for low, length in stretches(self._store, key, info):
+                async for low, length in _stretches(self._store, key, info):
                     await some.acquire()
                     nursery.start_soon(one, low, length)
             except Exception as exc:
@@ -450,10 +459,37 @@ class _Run:
         else:
             at_hand = await self._in_thread(self._writer.fill, writing, parts)
         for part in parts[at_hand:]:
-            room = await self._room.take(part.length)
+            room = await self._budget.take(part.length)
             try:
                 data = await value.read(part.start, part.length)
                 check_length(writing.item.key, len(data), part.start, part.length)
                 await self._in_thread(write_all, writing.staged.descriptor, data, part.start)
             finally:
-                self._room.give(room)
+                self._budget.give(room)
+
+
+async def _stretches(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
+    """Yield (start, length) of pieces of a file without its holes; small neighbours are joined."""
+    begin = stop = 0
+    async for start, length in extents(store, key, info):
+        if start == stop and stop - begin + length <= _PIECE:
+            stop += length
+            continue
+        for at in range(begin, stop, _PIECE):
+            yield at, min(_PIECE, stop - at)
+        begin, stop = start, start + length
+    for at in range(begin, stop, _PIECE):
+        yield at, min(_PIECE, stop - at)
+
+
+def _source_error(destination: str, key: str, exc: Exception) -> ZarrfsError:
+    """Turn the failure that ends a run into one line that names the entry."""
+    if isinstance(exc, StoreError):
+        rule = exc.reason or type(exc).__doc__ or str(exc)
+    elif isinstance(exc, ZarrfsError):
+        rule = str(exc)
+    elif isinstance(exc, OSError):
+        rule = f"cannot be written: {(exc.strerror or str(exc)).lower()}"
+    else:
+        rule = f"{type(exc).__name__}: {exc}"
+    return SourceError(destination, rule, key or "/")

@@ -1,7 +1,7 @@
-"""What the forked processes of materialise() do: they write what asks for nothing, many entries at a time.
+"""Forked processes that write the entries of a copy whose bytes are on this machine, many entries at a time.
 
-That is a file whose bytes this machine has, or a link. Whatever does not go well is left to the ordinary way, which
-tells why. Threads wait for each other at every call of the system (docs/archives.md).
+An entry that a process fails to write is left to the threads, which report why. Threads alone would contend at every
+system call (docs/archives.md).
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ from typing import NamedTuple
 
 import trio
 
-from zarrfs.copying.copy_parts import broken_rule, want
-from zarrfs.copying.copy_report import Report
-from zarrfs.copying.copy_threads import LARGE, Done, Item, Writer
-from zarrfs.copying.staging_directory import Filling, Folder, InTheWay
+from zarrfs.copying.copy_report import CopiedEntry, CopyReport
+from zarrfs.copying.copy_threads import LARGE, BatchWriter, Item
+from zarrfs.copying.destination_directory import DestinationDirectory, Folder, InTheWay, broken_rule
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import SET_IDS, BlockingReader, Entry, Info, Kind, Part, Store, join_key
 from zarrfs.store.keyglobs import Picking
 from zarrfs.system.workers import Workers
 
-ENTRIES, _BYTES = 128, LARGE  # of a task
-_SEEN = 4096  # entries that are looked at for one
+ENTRIES, _BYTES = 128, LARGE  # of one task
+_SEEN = 4096  # entries examined for one task
 _FOLDER = Info("", Kind.DIRECTORY)
 _KINDS = tuple(Kind)  # by their numbers
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")  # names that break no rule, which most are
 
 
 class Batch(NamedTuple):
-    """Entries of a directory that a process is to write; those in `left` are not for it."""
+    """Entries of a directory for a process to write; it leaves those in `left` to the threads."""
 
     folder: Folder
     entries: list[Entry]
@@ -40,41 +39,42 @@ class Batch(NamedTuple):
 
 _HOW = ("", "copied", "kept", "resumed")
 Task = list[tuple[str, bool, list[Entry]]]  # of each batch: the key of its folder, whether that is fresh, its entries
-# of a batch: what has become of each entry, by its number in _HOW; the SHA-256 of each, if they are told
+# of a batch: the outcome of each entry, as its number in _HOW; the SHA-256 of each, with CopyOptions.sums
 Result = tuple[bytes, list[str | None] | None]
 
 
-class Forked:
-    """Writes what is `picking`'s of the tree of `store` to a `filling`, in `jobs` processes.
+class CopyProcesses:
+    """Processes that write the entries that `picking` selects from `store` to `filling`.
 
-    run() is for a thread of trio's, and is cancelled with it. `fail(key, exc)` is told of names that break a rule.
+    run() is called in a thread of trio's, and is cancelled with it. It calls `fail(key, exc)` for names that break a
+    rule.
     """
 
     def __init__(
-        self, store: Store, reader: BlockingReader, filling: Filling, picking: Picking, jobs: int, sums: bool,
-        set_ids: bool, fail: Callable[[str, Exception], None],
+        self, store: Store, reader: BlockingReader, filling: DestinationDirectory, picking: Picking, jobs: int,
+        sums: bool, set_ids: bool, fail: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
         self._reader, self._filling, self._picking, self._fail = reader, filling, picking, fail
         self._mask = 0o7777 if set_ids else 0o7777 & ~SET_IDS
         self._sums = sums
-        self._writer = Writer(filling, store, sums, lambda: None)
-        self._alone = False  # a process with no place to write in
+        self._writer = BatchWriter(filling, store, sums, lambda: None)
+        self._unusable = False  # in a process that could not make its directory
         self._workers = Workers(
             self._write, jobs, about=filling.path, begin=self._begin, pause=trio.from_thread.check_cancelled
         )
 
     def start(self) -> None:
-        """Fork the processes, which end with the thread that does this. OSError."""
+        """Fork the processes, which end with the calling thread. OSError."""
         self._workers.start()
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         self._workers.close()
 
     def run(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[list[tuple[Batch, Result]]]:
-        """What has become of all entries, in the order of the tree, for note().
+        """Yield the outcomes of all entries, in the order of the tree, for note(). Blocks.
 
-        Each batch holds its folder once, and so does every folder below. Blocks.
+        Each batch holds its folder once, and so does every folder below.
         """
         waiting: deque[list[Batch]] = deque()
 
@@ -86,7 +86,7 @@ class Forked:
         for results, _memory in self._workers.map(tasks()):
             yield list(zip(waiting.popleft(), results, strict=True))
 
-    # -- which entries there are
+    # -- selection of entries
 
     def _tasks(self, root: Folder, hold: Callable[[Folder], None]) -> Iterator[list[Batch]]:
         task: list[Batch] = []
@@ -112,7 +112,7 @@ class Forked:
             except ZarrfsError as exc:  # of a damaged index
                 self._fail(folder.key, exc)
                 last = None
-            if last is None:  # the hold of who lists the directory is the batch's from now on
+            if last is None:  # the batch takes over the hold of the listing
                 levels.pop()
             else:
                 hold(folder)
@@ -120,14 +120,14 @@ class Forked:
                     hold(folder)
                     below = Folder(join_key(folder.key, last[0]), _info(last), folder)
                     if picked:
-                        want(below)
+                        below.want()
                     levels.append((below, picked, self._reader.entries(below.key)))
             yield batch
 
     def _gather(self, batch: Batch, chosen: bool, listing: Iterator[Entry]) -> tuple[Entry | None, bool]:
-        """Fill a batch up to the next directory, or until it is full: the last entry, None at the end, and if picked.
+        """Fill a batch up to the next directory, or until it is full; return its last entry and if that was selected.
 
-        `chosen`: whether all of the folder is asked for.
+        The entry is None at the end of the directory. `chosen`: whether all of the folder is selected.
         """
         folder, entries, left = batch
         room, seen, usable, globs = _BYTES, 0, folder.fresh, not self._picking.everything
@@ -144,9 +144,9 @@ class Forked:
             if entry[1] == Kind.DIRECTORY:
                 return entry, picked
             if picked:
-                want(folder)
+                folder.want()
                 held = held_of(entry)
-                # neither a link nor bytes that a process can have
+                # neither a link nor bytes that a process can read
                 unknown = not self._reader.opens_files and entry[6] is None and entry[7] is None
                 large = held > LARGE or (self._sums and (entry[2] or 0) > LARGE)  # zeros are summed, too
                 usable = usable or self._usable(folder)
@@ -160,7 +160,7 @@ class Forked:
         return None, False
 
     def _usable(self, folder: Folder) -> bool:
-        """Whether a directory is there, and on the file system of what is not whole yet."""
+        """Return whether a directory exists, on the file system of the staging directory."""
         try:
             os.close(self._filling.open(folder))
         except (OSError, ZarrfsError):
@@ -168,7 +168,7 @@ class Forked:
         return not folder.near
 
     def _ordinary(self, entry: Entry) -> Entry:
-        """An entry whose mode has no bits that are not to be given."""
+        """Return an entry without the mode bits that the copy must not set."""
         if entry[3] is None or entry[3] & self._mask == entry[3]:
             return entry
         return *entry[:3], entry[3] & self._mask, *entry[4:]
@@ -179,8 +179,8 @@ class Forked:
         self._writer.in_many_processes()
         try:
             self._filling.forked()
-        except OSError:  # no room for a directory: what there is room for is found out by whoever forked us
-            self._alone = True
+        except OSError:  # no room for a directory: the parent process finds out what still fits
+            self._unusable = True
 
     def _write(self, task: Task, memory: memoryview) -> list[Result]:
         results: list[Result] = []
@@ -188,7 +188,7 @@ class Forked:
             folder = Folder(key, _FOLDER, None)
             folder.fresh = fresh
             folder.holds += len(entries)
-            items = [] if self._alone else [_item(folder, entry) for entry in entries]
+            items = [] if self._unusable else [_item(folder, entry) for entry in entries]
             outcomes, _ = self._writer.write(items, go_on=True)
             done = [outcome.done for outcome in outcomes] + [None] * (len(entries) - len(outcomes))
             how = bytes(0 if one is None else _HOW.index(one.how) for one in done)
@@ -196,8 +196,8 @@ class Forked:
         return results
 
 
-def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], None] | None) -> None:
-    """Count what a process has done of a batch, and `tell` of it; what it could not is left, too."""
+def note(batch: Batch, result: Result, report: CopyReport, tell: Callable[[CopiedEntry], None] | None) -> None:
+    """Count and report (`tell`) the entries of a batch that a process wrote; add the others to `left`."""
     folder, entries, left = batch
     how, sums = result
     copied = entries
@@ -214,7 +214,7 @@ def note(batch: Batch, result: Result, report: Report, tell: Callable[[Done], No
         for entry, number, digest in zip(entries, how, sums or [None] * len(entries), strict=True):
             if number:
                 name, kind, size, _mode, mtime_ns, *_ = entry
-                tell(Done(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, _HOW[number]))
+                tell(CopiedEntry(join_key(folder.key, name), Kind(kind), size or 0, mtime_ns, digest, _HOW[number]))
 
 
 def _item(folder: Folder, entry: Entry) -> Item:
@@ -228,6 +228,6 @@ def _info(entry: Entry) -> Info:
 
 
 def held_of(entry: Entry) -> int:
-    """Bytes of an entry that are not holes."""
+    """Return the bytes of an entry without holes."""
     size, held = entry[2] or 0, entry[5]
     return size if held is None else min(size, held)

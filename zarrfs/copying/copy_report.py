@@ -1,47 +1,59 @@
-"""What materialise() is asked for, and what has become of that; without what it takes to do it."""
+"""The options, progress and report of a copy: plain data, without the imports of copy.py."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-from zarrfs.copying.checkreport import Bad
+from zarrfs.copying.check_report import Bad
+from zarrfs.store.api import Kind
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What is written, and how."""
+class CopyOptions:
+    """The options of a copy."""
 
-    # of what is there: or overwrite, keep, update (the newer one wins), differs (the same size, mode and mtime stay)
+    # for existing entries: or overwrite, keep, update (the newer one wins), differs (same size, mode and mtime stay)
     existing: str = "refuse"
-    include: tuple[str, ...] = ()  # globs over whole keys; what is below a directory belongs to it; (): everything
+    include: tuple[str, ...] = ()  # globs; a directory includes all entries below it; (): everything
     exclude: tuple[str, ...] = ()
-    jobs: int | None = None  # processes or threads that write; None: as many as there are processors, at most 4
-    keep_going: bool = False  # failures are collected; else the first one ends the run
-    mark: str = ""  # names this version of the source: with the same one a run that was broken off is taken up
-    sync: bool = False  # have all of it on the disk at the end
-    sums: bool = False  # tell the SHA-256 of files
-    set_ids: bool = False  # set-user-ID and set-group-ID bits of files, too
-    root: bool = False  # an empty directory that was there gets the mode and time of the root, too
-    unfinished: bool = False  # there is more to be done: a later run may take this one up, until fillingnotes.forget()
+    jobs: int | None = None  # processes or threads that write; None: one a processor, at most 4
+    keep_going: bool = False  # collect failures instead of ending at the first one
+    mark: str = ""  # names this version of the source: a run with the same mark resumes an interrupted one
+    sync: bool = False  # sync all of it to disk at the end
+    sums: bool = False  # report the SHA-256 of files
+    set_ids: bool = False  # keep set-user-ID and set-group-ID bits of files
+    root: bool = False  # also give an existing, empty destination the mode and time of the root
+    unfinished: bool = False  # keep the journal: a later run may resume this one, until destination_journal.forget()
+
+
+class CopiedEntry(NamedTuple):
+    """An entry that is in place."""
+
+    key: str
+    kind: Kind
+    size: int  # bytes
+    mtime_ns: int | None
+    sha256: str | None  # hexadecimal, of a file, with CopyOptions.sums
+    how: str  # copied, linked, kept or resumed
 
 
 @dataclasses.dataclass
-class Report:
-    """What has been written so far; it grows while a run goes on."""
+class CopyReport:
+    """The counts of a copy, updated while it runs."""
 
-    files: int = 0  # written, links and directories apart
-    bytes: int = 0  # of them, holes apart
+    files: int = 0  # written, without links and directories
+    bytes: int = 0  # of these files, without holes
     directories: int = 0
     links: int = 0
-    kept: int = 0  # entries that were there
-    resumed: int = 0  # entries that an earlier run has written
+    kept: int = 0  # entries that existed before
+    resumed: int = 0  # entries that an earlier run had written
     expected_files: int | None = None
     expected_bytes: int | None = None
     bad: int = 0  # entries that failed; the first of them:
     failed: list[Bad] = dataclasses.field(default_factory=list)
-    unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` that match nothing
+    unmatched: list[str] = dataclasses.field(default_factory=list)  # globs of `include` without a match
 
     def as_json(self) -> dict[str, Any]:
-        """The report, ready for JSON."""
+        """Return the report, ready for JSON."""
         return {**dataclasses.asdict(self), "failed": [bad._asdict() for bad in self.failed]}

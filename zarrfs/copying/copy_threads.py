@@ -1,4 +1,4 @@
-"""What the worker threads of materialise() do: whole batches of entries, so that no thread is changed for a file."""
+"""The writer that the threads of a copy run: a whole batch of entries in each call, not one thread hop a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import trio
 
-from zarrfs.copying.staging_directory import Filling, Folder, Staged, ends_all
+from zarrfs.copying.copy_report import CopiedEntry
+from zarrfs.copying.destination_directory import DestinationDirectory, Folder, Staged, ends_all
 from zarrfs.store.api import BlockingReader, Info, Kind, Part, Store
 from zarrfs.system.buffers import Buffer, write_all
 from zarrfs.system.sparse import copy_data, data_extents
@@ -25,20 +26,9 @@ _HOLES = 16 << 30  # bytes of holes in a file beyond which it is not hashed: a s
 _HASHED = 256 << 10  # bytes that are read and hashed at a time
 
 
-class Done(NamedTuple):
-    """An entry that is there now."""
-
-    key: str
-    kind: Kind
-    size: int  # bytes
-    mtime_ns: int | None
-    sha256: str | None  # hexadecimal, of a file, where sums were asked for
-    how: str  # copied, linked, kept or resumed
-
-
 @dataclasses.dataclass(slots=True)
 class Item:
-    """Something to be written: an entry, or with `closing` the end of a directory."""
+    """A unit of work: an entry to write, or with `closing` the end of a directory."""
 
     folder: Folder
     key: str
@@ -47,37 +37,38 @@ class Item:
     descriptor: int = -1  # of a file with the bytes
     link: str | None = None  # the target of a symbolic link that takes the place of a copy
     closing: bool = False
-    new: bool | None = None  # whether its name is free; None: nobody has looked
+    new: bool | None = None  # whether its name is free; None: not known yet
 
     @property
     def unread(self) -> bool:
-        """Whether it is a file whose bytes are still to be had."""
+        """Whether it is a file whose bytes are still missing."""
         return self.info.kind is Kind.FILE and self.content is None and self.descriptor < 0 and self.link is None
 
 
 class Outcome(NamedTuple):
-    """What has become of an item; neither done nor an error: its bytes are to be brought."""
+    """The outcome of an item; without `done` and `error`, its bytes are to be fetched."""
 
     item: Item
-    done: Done | None = None
+    done: CopiedEntry | None = None
     error: Exception | None = None
 
 
 class Writing(NamedTuple):
-    """A large file on its way."""
+    """A large file that is being written."""
 
     item: Item
     staged: Staged
 
 
-class Writer:
-    """Writes items to `filling`, with bytes that `store` has at hand. `sums`: tell the SHA-256 of files.
+class BatchWriter:
+    """A writer of items to `filling`, from bytes that `store` has at hand; with `sums` it computes SHA-256.
 
-    `pause` is called now and then by what takes long, and may raise.
+    Long operations call `pause` now and then, which may raise to cancel them.
     """
 
     def __init__(
-        self, filling: Filling, store: Store, sums: bool, pause: Callable[[], None] = trio.from_thread.check_cancelled,
+        self, filling: DestinationDirectory, store: Store, sums: bool,
+        pause: Callable[[], None] = trio.from_thread.check_cancelled,
     ) -> None:  # fmt: skip
         self._filling, self._sums, self._pause = filling, sums, pause
         self._reader = store.blocking()
@@ -85,14 +76,14 @@ class Writer:
         self._ended: list[Outcome] = []  # directories
 
     def in_many_processes(self) -> None:
-        """Leave blobs whose source has failed to the caller: else each process would warn of it."""
+        """Leave blobs whose source has failed to the parent process, or each process would log a warning."""
         if self._reader is not None:
             self._reader.skip_warned = True
 
     def write(self, items: Sequence[Item], go_on: bool) -> tuple[list[Outcome], float]:
-        """Write items in their order; unless told to `go_on`, up to the first failure. Blocks.
+        """Write items in order, up to the first failure unless `go_on`. Blocks.
 
-        Also which part of the time was spent waiting, or without a processor.
+        Returns the outcomes, and the fraction of the time that was spent waiting or without a processor.
         """
         began, used = time.monotonic(), time.thread_time()
         outcomes = self._write(items, go_on)
@@ -118,8 +109,8 @@ class Writer:
             close_all(items)
         return outcomes
 
-    def _one(self, batch: _Batch, item: Item) -> Done | None:
-        """What is there now; None where the bytes are not."""
+    def _one(self, batch: _Batch, item: Item) -> CopiedEntry | None:
+        """Write one item; return None if its bytes are not at hand."""
         if item.closing:
             self.release(item.folder)
             return None
@@ -145,8 +136,8 @@ class Writer:
         self.release(item.folder)
         return done
 
-    def _judged(self, directory: int, item: Item) -> Done | None:
-        """What need not be written."""
+    def _judged(self, directory: int, item: Item) -> CopiedEntry | None:
+        """Return the entry if it need not be written, else None."""
         if item.folder.fresh:
             item.new = False  # nothing can be in the way
         elif item.new is None:
@@ -162,7 +153,7 @@ class Writer:
             item.new = verdict == "new"
         return None
 
-    def _link(self, directory: int, item: Item) -> Done:
+    def _link(self, directory: int, item: Item) -> CopiedEntry:
         info, target = item.info, item.info.target or ""
         if item.link is not None:
             info, target = info._replace(mtime_ns=None), item.link
@@ -170,7 +161,7 @@ class Writer:
         return _done(item, "copied" if item.link is None else "linked")
 
     def _contents(self, parts: Sequence[Part]) -> list[tuple[int, Buffer]] | None:
-        """(start, bytes) of parts, verified; None where one is not at hand."""
+        """Return (start, bytes) of parts, verified; None if one is not at hand."""
         contents: list[tuple[int, Buffer]] = []
         for part in parts:
             data = part.data
@@ -184,7 +175,7 @@ class Writer:
             contents.append((part.start, data))
         return contents
 
-    def _written(self, directory: int, item: Item, contents: list[tuple[int, Buffer]]) -> Done:
+    def _written(self, directory: int, item: Item, contents: list[tuple[int, Buffer]]) -> CopiedEntry:
         staged = self._filling.create(item.folder, directory, item.info.mode)
         try:
             at = 0
@@ -209,8 +200,8 @@ class Writer:
             self._filling.discard(staged, opened=False)
             raise
 
-    def _copied(self, directory: int, item: Item) -> Done:
-        """A copy of the file behind a descriptor, as far as it has data."""
+    def _copied(self, directory: int, item: Item) -> CopiedEntry:
+        """Copy the data extents of the file behind a descriptor."""
         staged = self._filling.create(item.folder, directory, item.info.mode)
         try:
             size = os.fstat(item.descriptor).st_size
@@ -226,7 +217,7 @@ class Writer:
     # -- large files
 
     def begin(self, item: Item) -> Outcome | Writing:
-        """A file that is written in pieces, or why not. Blocks."""
+        """Begin a file that is written in pieces; an Outcome if there is nothing to write. Blocks."""
         try:
             directory = self._filling.open(item.folder)
             try:
@@ -242,7 +233,7 @@ class Writer:
         return Outcome(item, done)
 
     def fill(self, writing: Writing, parts: Sequence[Part]) -> int:
-        """Write parts that are at hand; the number of those before one that is not. Blocks; OSError, ReadError."""
+        """Write parts up to the first one that is not at hand; return their number. Blocks; OSError, ReadError."""
         for count, part in enumerate(parts):
             contents = self._contents([part])
             if contents is None:
@@ -251,12 +242,12 @@ class Writer:
         return len(parts)
 
     def summed(self, writing: Writing) -> str | None:
-        """The file gets its size; its SHA-256, where sums are told. Blocks; OSError."""
+        """Set the final size of a file; return its SHA-256 if sums are requested. Blocks; OSError."""
         os.ftruncate(writing.staged.descriptor, writing.item.info.size or 0)
         return self._digest(writing.staged.descriptor, writing.item.key) if self._sums else None
 
     def end(self, writing: Writing, digest: str | None, error: Exception | None) -> Outcome:
-        """The file gets its name, or where there is an `error` is gone. Blocks."""
+        """Give the file its name, or remove it if there is an `error`. Blocks."""
         item, staged = writing
         try:
             if error is not None:
@@ -280,12 +271,12 @@ class Writer:
     # -- directories
 
     def hold(self, folder: Folder) -> None:
-        """Let `folder` not be done before one more release()."""
+        """Keep `folder` unfinished until one more release()."""
         with self._lock:
             folder.holds += 1
 
     def release(self, folder: Folder) -> None:
-        """One less holds `folder`; with the last one it gets its mode and time, and no longer holds its parent."""
+        """Drop one hold of `folder`; the last one sets its mode and time, and drops its hold of the parent."""
         at: Folder | None = folder
         while at is not None:
             with self._lock:
@@ -299,7 +290,7 @@ class Writer:
             at = at.parent
 
     def ended(self) -> list[Outcome]:
-        """What has become of directories since this was last asked."""
+        """Return the outcomes of directories since the last call."""
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
@@ -314,7 +305,7 @@ class Writer:
     # -- sums
 
     def _digest_of(self, directory: int, item: Item) -> str | None:
-        """The SHA-256 of what is there, if it is a regular file."""
+        """Return the SHA-256 of an existing entry, if it is a regular file."""
         if item.info.kind is not Kind.FILE:
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -327,13 +318,13 @@ class Writer:
     def _digest_written(
         self, descriptor: int, key: str, contents: list[tuple[int, Buffer]], size: int
     ) -> str | None:
-        """The SHA-256 of a file that was just written: of the bytes in memory, where these are all of it."""
+        """Return the SHA-256 of a file that was just written, from memory if all its bytes are there."""
         if len(contents) == 1 and contents[0][0] == 0 and len(contents[0][1]) == size:
             return hashlib.sha256(contents[0][1]).hexdigest()
         return self._digest(descriptor, key)
 
     def _digest(self, descriptor: int, key: str) -> str | None:
-        """The SHA-256 of a file. None for huge holes."""
+        """Return the SHA-256 of a file; None if it has huge holes."""
         status = os.fstat(descriptor)
         if status.st_size - 512 * status.st_blocks > _HOLES:  # or the file system compresses
             data = sum(stop - start for start, stop in data_extents(descriptor, status.st_size))
@@ -349,16 +340,16 @@ class Writer:
 
 
 class _Batch:
-    """The directory that a thread is in, and what the store knows of the files of the batch there."""
+    """The directory that a thread has open, and the parts of the batch's files in it."""
 
-    def __init__(self, filling: Filling, reader: BlockingReader | None, items: Sequence[Item]) -> None:
+    def __init__(self, filling: DestinationDirectory, reader: BlockingReader | None, items: Sequence[Item]) -> None:
         self._filling, self._reader, self._items = filling, reader, items
         self._folder: Folder | None = None
         self._directory = -1
         self._parts: dict[str, dict[str, list[Part] | None]] = {}  # by directory and name
 
     def enter(self, folder: Folder) -> int:
-        """A descriptor of `folder`, which stays ours."""
+        """Return a descriptor of `folder`, which the batch keeps open."""
         if folder is not self._folder:
             self.close()
             self._directory = self._filling.open(folder)
@@ -366,7 +357,7 @@ class _Batch:
         return self._directory
 
     def parts(self, item: Item) -> list[Part] | None:
-        """What a file is made of; None where that is not at hand."""
+        """Return the parts of a file; None if they are not at hand."""
         if self._reader is None:
             return None
         found = self._parts.get(item.folder.key)
@@ -376,21 +367,27 @@ class _Batch:
         return found.get(item.info.name)
 
     def close(self) -> None:
-        """Leave the directory."""
+        """Close the directory."""
         if self._directory >= 0:
             os.close(self._directory)
         self._directory, self._folder = -1, None
 
 
 def close_all(items: Sequence[Item]) -> None:
-    """Give back the descriptors of items."""
+    """Close the descriptors of items."""
     for item in items:
         if item.descriptor >= 0:
             os.close(item.descriptor)
             item.descriptor = -1
 
 
-def _done(item: Item, how: str, digest: str | None = None) -> Done:
+def _done(item: Item, how: str, digest: str | None = None) -> CopiedEntry:
     kind = Kind.SYMLINK if item.link is not None else item.info.kind
     size = len(os.fsencode(item.info.target or "")) if kind is Kind.SYMLINK and item.link is None else item.info.size
-    return Done(item.key, kind, size or 0, item.info.mtime_ns, digest, how)
+    return CopiedEntry(item.key, kind, size or 0, item.info.mtime_ns, digest, how)
+
+
+def data_bytes(info: Info) -> int:
+    """Return how many bytes of a file are not holes, as far as that is known."""
+    size = info.size or 0
+    return size if info.allocated is None else min(size, info.allocated)

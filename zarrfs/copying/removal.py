@@ -1,4 +1,4 @@
-"""Removing what a copy has written to a directory, and nothing else that is there."""
+"""Removal of the entries that a copy wrote to a directory, and of nothing else."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import os
 import stat
 import struct
 
-from zarrfs.copying.staging_journal import STAGING, Spans
+from zarrfs.copying.destination_journal import STAGING, Spans
 from zarrfs.system.beneath import BaseDirectory
 
 _RWX = stat.S_IRWXU
-_BTIME = 0x800  # of statx(2): the time of birth is asked for, and told
-_MASK, _BORN = struct.Struct("=I"), struct.Struct("=80xqI")  # where its struct has these
+_BTIME = 0x800  # of statx(2): the time of birth is requested, and returned
+_MASK, _BORN = struct.Struct("=I"), struct.Struct("=80xqI")  # their places in struct statx
 _statx = getattr(ctypes.CDLL(None), "statx", None)
 
 
 def remove_written(path: str, spans: Spans) -> int:
-    """Delete the files in the directory `path` that were made, and have last changed, within `spans`.
+    """Delete the files in the directory `path` that were created, and last changed, within `spans`.
 
-    With them go empty directories that were made then. Gives how many others there are; no link is followed. A file
-    system that tells no time of birth has ctime alone. OSError.
+    Also deletes empty directories that were created then. Returns how many other entries there are; follows no link.
+    On a file system without times of birth only ctime counts. OSError.
     """
     base = BaseDirectory(path)
     try:
@@ -36,11 +36,11 @@ class _Removal:
     def __init__(self, base: BaseDirectory, spans: Spans) -> None:
         self._base, self._spans = base, spans
         self._left = 0
-        self._modes: dict[bytes, int] = {}  # of directories that had to be opened up
-        self._filled: set[bytes] = set()  # directories that something was in
+        self._modes: dict[bytes, int] = {}  # of directories that were made writable
+        self._filled: set[bytes] = set()  # directories that were not empty
 
     def run(self) -> int:
-        """Go through all of it, however deep."""
+        """Walk the whole tree, however deep, and return how many entries stay."""
         waiting = [(b"", False)]
         while waiting:
             key, emptied = waiting.pop()
@@ -51,14 +51,14 @@ class _Removal:
                     below = self._empty(key)
                     waiting.append((key, True))
                     waiting += [(key + b"/" + name if key else name, False) for name in below]
-            except FileNotFoundError:  # somebody else was quicker
+            except FileNotFoundError:  # another process removed it first
                 pass
-            except (PermissionError, NotADirectoryError):  # another user's; not what it was
+            except (PermissionError, NotADirectoryError):  # another user's; or replaced meanwhile
                 self._left += 1
         return self._left
 
     def _empty(self, key: bytes) -> list[bytes]:
-        """Delete files of a directory; the names of the directories in it."""
+        """Delete our files in a directory; return the names of its subdirectories."""
         below = []
         directory = self._base.directory(key)
         try:
@@ -78,7 +78,7 @@ class _Removal:
         return below
 
     def _is_directory(self, directory: int, name: bytes) -> bool:
-        """Whether it is one; else it is deleted if it is ours."""
+        """Return whether an entry is a directory; delete any other entry if it is ours."""
         try:
             status = os.lstat(name, dir_fd=directory)
             if stat.S_ISDIR(status.st_mode):
@@ -94,7 +94,7 @@ class _Removal:
         return False
 
     def _remove_directory(self, key: bytes) -> None:
-        """Delete an empty directory if it is ours; any other one is as it was."""
+        """Delete an empty directory if it is ours; restore the mode of any other one."""
         above, _, name = key.rpartition(b"/")
         directory = self._base.directory(above)
         try:
@@ -102,7 +102,7 @@ class _Removal:
                 changed = os.lstat(name, dir_fd=directory).st_ctime_ns
                 unknown = self._spans[0][0] if self._spans and key in self._filled else changed
                 if self._within(_born(directory, name), unknown):
-                    with contextlib.suppress(OSError):  # not empty: something else is in it, and stays
+                    with contextlib.suppress(OSError):  # not empty: other entries stay
                         os.rmdir(name, dir_fd=directory)
                         self._modes.pop(key, None)
             if key in self._modes:
@@ -111,13 +111,13 @@ class _Removal:
             os.close(directory)
 
     def _within(self, time_ns: int | None, unknown: int = 0) -> bool:
-        """Whether a time, or one that stands for it where it is unknown, lies in a span."""
+        """Return whether a time, or `unknown` in place of None, lies in a span."""
         at = unknown if time_ns is None else time_ns
         return any(since <= at <= until for since, until in self._spans)
 
 
 def _born(directory: int, name: bytes) -> int | None:
-    """When a file was made, in ns; None where its file system does not tell. Source: statx(2)."""
+    """Return the time of birth of a file, in ns; None if its file system has none. Source: statx(2)."""
     found = ctypes.create_string_buffer(256)
     if _statx is None or _statx(directory, name, 0x100, _BTIME, found):  # AT_SYMLINK_NOFOLLOW
         return None

@@ -30,7 +30,7 @@ from zarrfs.fuse import pagecache, sessionloop
 from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
 from zarrfs.metrics import exporters, logs, process
-from zarrfs.prefetch.recording import Record, Recorder, records_to_warm, warm_mount
+from zarrfs.prefetch.recording import RecordedRead, Recorder, records_to_warm, warm_mount
 from zarrfs.sources import check_view, open_plan
 from zarrfs.store.api import Store
 from zarrfs.system import fusemount, mounts
@@ -171,8 +171,8 @@ def _announce(options: Options, ready: Callable[[], None]) -> None:
 
 
 async def _main(
-    operations: Operations, refresher: Refresher, mountpoint: str, options: Options, records: Iterator[Record] | None,
-    watch: exporters.Watch,
+    operations: Operations, refresher: Refresher, mountpoint: str, options: Options,
+    records: Iterator[RecordedRead] | None, watch: exporters.Watch,
 ) -> None:  # fmt: skip
     live, began = LiveOptions(operations, refresher, options), time.monotonic()
     try:

@@ -21,7 +21,7 @@ from zarrfs.fuse.handles import HandleOperations
 from zarrfs.fuse.shown import handler
 from zarrfs.store.api import SET_IDS, join_key, split_key
 from zarrfs.store.overlay import Found
-from zarrfs.store.whiteouts import OPAQUE, hidden_name
+from zarrfs.store.upper import OPAQUE, hidden_name
 from zarrfs.system.renaming import EXCHANGE, rename
 
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

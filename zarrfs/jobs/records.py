@@ -59,7 +59,7 @@ class Record:
     writable: bool = False
     manifest: str = ""
     told: bool = False  # the manifest is complete, and written by staging
-    mark: str = ""  # identifies the runs of a copy (zarrfs.copying.staging_journal)
+    mark: str = ""  # identifies the runs of a copy (zarrfs.copying.destination_journal)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)  # the journal of the runs, once all is copied
     created: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
     id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from zarrfs.config.options import Options, Parsed
-from zarrfs.copying.copy_report import Choice, Report
-from zarrfs.copying.staging_journal import forget, kept
+from zarrfs.copying.copy_report import CopyOptions, CopyReport
+from zarrfs.copying.destination_journal import forget, kept
 from zarrfs.errors import MountError, UsageError, ZarrfsError, reason_of
 from zarrfs.jobs import nodelocal, stagein
 from zarrfs.jobs.records import Record
@@ -23,7 +23,7 @@ from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.uri import path_of_uri
 
 if TYPE_CHECKING:
-    from zarrfs.copying.copy_threads import Done
+    from zarrfs.copying.copy_report import CopiedEntry
     from zarrfs.documents.plan import Plan
 
 TAKES = "zarrfs.store.remotefiles", "zarrfs.copying.copy"  # modules imported while the source is planned
@@ -46,7 +46,7 @@ class StageCopyOptions:
 
 @contextlib.contextmanager
 def staged(
-    request: stagein.StageRequest, parsed: Parsed, notify: Callable[[str], None], report: Report
+    request: stagein.StageRequest, parsed: Parsed, notify: Callable[[str], None], report: CopyReport
 ) -> Iterator[Record]:
     """Begin the record of a copy that the block makes at `record.place`; then link to it, and start its keeper.
 
@@ -76,25 +76,25 @@ def _restore(record: Record) -> None:
 
 
 async def write(
-    record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: Report
+    record: Record, store: Store, plan: Plan, copying: StageCopyOptions, options: Options, report: CopyReport
 ) -> int:
     """Write `store`, as far as `copying` selects it, to the path of a record; return the number of symlinks made.
 
-    Raises UsageError, SourceError as materialise().
+    Raises UsageError, SourceError as copy_store().
     """
-    from zarrfs.copying.copy import materialise
+    from zarrfs.copying.copy import copy_store
 
     linking = _Links(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns
     mark = json.dumps([*version, record.how])
     record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
     record.save()
-    choice = Choice(
+    choice = CopyOptions(
         include=copying.include, exclude=copying.exclude, jobs=copying.jobs, keep_going=copying.keep_going,
         mark=record.mark, sync=copying.sync, sums=copying.manifest is not None, unfinished=True,
     )  # fmt: skip
     with _manifest(copying.manifest, record) as note:
-        await materialise(store, record.place, choice, report, note, None if linking is None else linking.link)
+        await copy_store(store, record.place, choice, report, note, None if linking is None else linking.link)
     return 0 if linking is None else linking.count
 
 
@@ -133,7 +133,7 @@ class _Links:
 
 
 @contextlib.contextmanager
-def _manifest(path: str | None, record: Record) -> Iterator[Callable[[Done], None]]:
+def _manifest(path: str | None, record: Record) -> Iterator[Callable[[CopiedEntry], None]]:
     """Give a function that adds a file to the manifest, which appears whole after the block. Raises UsageError."""
     if path is None:
         yield lambda done: None
@@ -186,8 +186,8 @@ def _about(path: str) -> Iterator[None]:
         raise MountError(f"{path}: cannot be written: {reason_of(exc)}") from exc
 
 
-def _manifest_writer(file: IO[str], place: str, sums: bool) -> Callable[[Done], None]:
-    def note(done: Done) -> None:
+def _manifest_writer(file: IO[str], place: str, sums: bool) -> Callable[[CopiedEntry], None]:
+    def note(done: CopiedEntry) -> None:
         if done.kind is not Kind.FILE and done.how != "linked":
             return
         if not sums:

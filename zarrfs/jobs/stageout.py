@@ -18,8 +18,7 @@ from zarrfs.jobs.records import Record
 from zarrfs.jobs.unstage import at, mount_of
 from zarrfs.references.output import DUMP, archive_form, compressor
 from zarrfs.store.destination import placed, sync_file_system
-from zarrfs.store.upper import Upper
-from zarrfs.store.whiteouts import OPAQUE, hidden_name, reserved
+from zarrfs.store.upper import OPAQUE, Upper, hidden_name, reserved
 from zarrfs.system import mounts
 
 

@@ -206,12 +206,12 @@ def _remove(record: Record, options: UnstageOptions) -> None:
     if not record.mounted and (record.local or options.copies):
         _remove_copy(record, options.notify)
     elif options.again and record.note:
-        from zarrfs.copying.staging_journal import put
+        from zarrfs.copying.destination_journal import put
 
         with contextlib.suppress(OSError):  # the next copy then finds the files in its way
             put(record.place, record.note)
     if options.upper and record.upper:
-        from zarrfs.copying.discard import discard
+        from zarrfs.copying.changes import discard
 
         if os.path.isdir(record.upper):
             discard(record.upper, lambda count: True)
@@ -246,8 +246,8 @@ def _remove_copy(record: Record, notify: Callable[[str], None]) -> None:
 
 
 def _remove_written(record: Record, notify: Callable[[str], None]) -> None:
+    from zarrfs.copying.destination_journal import forget, kept
     from zarrfs.copying.removal import remove_written
-    from zarrfs.copying.staging_journal import forget, kept
 
     note = record.note or kept(record.place, record.mark)  # in the journal, if the copy was killed
     if note is not None and note != record.note:

@@ -24,7 +24,7 @@ from zarrfs.net.answers import Transient
 from zarrfs.net.openers import class_of
 from zarrfs.net.reach import Trust
 from zarrfs.net.systems import failure, raise_from
-from zarrfs.store.whiteouts import PREFIX, RECORD
+from zarrfs.store.upper import PREFIX, RECORD
 
 _JOBS = 16  # files at once by default
 _PAUSE = 0.5  # seconds before a request is repeated, doubled each time
@@ -94,12 +94,12 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
     """Copy a tree to a directory, as `zarrfs archive extract`: modes, times, symlinks, holes and empty directories."""
     import trio
 
-    from zarrfs.copying.copy import Choice, Report, materialise
-    from zarrfs.copying.copy_threads import Done
+    from zarrfs.copying.copy import CopyOptions, CopyReport, copy_store
+    from zarrfs.copying.copy_report import CopiedEntry
     from zarrfs.store.api import Kind
     from zarrfs.store.directory import FileSystemStore
 
-    def count(found: Done) -> None:
+    def count(found: CopiedEntry) -> None:
         if found.kind is Kind.FILE:
             status = os.lstat(os.path.join(tree.base, found.key))
             if (status.st_size, status.st_mtime_ns) != (found.size, found.mtime_ns):
@@ -113,14 +113,14 @@ def _copy(tree: Tree, destination: _Destination, how: UploadOptions, done: Stage
     async def body() -> None:
         store = FileSystemStore(tree.base)
         try:
-            await materialise(store, destination.path, choice, report, count)
+            await copy_store(store, destination.path, choice, report, count)
         finally:
             await store.aclose()
 
-    report, changed = Report(), list[str]()
+    report, changed = CopyReport(), list[str]()
     ours = () if tree.base == tree.mounted else (f"{PREFIX}*", f"{RECORD}*")  # a mount hides them itself
     unsupported = tuple(f"/{glob.escape(key)}" for key in done.left_out)
-    choice = Choice("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
+    choice = CopyOptions("differs", exclude=(*ours, *unsupported), jobs=how.jobs, keep_going=how.keep_going, sync=True)
     try:
         os.makedirs(os.path.dirname(destination.path), exist_ok=True)
     except OSError as exc:

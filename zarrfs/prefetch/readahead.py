@@ -1,4 +1,4 @@
-"""Read-ahead across keys: values that are read in an order are on their way before they are asked for."""
+"""Read-ahead across keys: predict the keys that a reader will open next, and prefetch their values."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from zarrfs.store.api import Kind, Store, split_key
 
 log = logging.getLogger("zarrfs.store")
 
-_FIRST = 4  # keys ahead at the beginning; later as many as were predicted rightly
-_CHEAP = 1 << 20  # bytes: so many are one request, and up to four times as many keys as were predicted rightly
+_FIRST = 4  # keys: the first read-ahead window; later as many as were predicted correctly
+_CHEAP = 1 << 20  # bytes: up to so many, the window may be four times as many keys as were predicted correctly
 _MOST = 1024  # keys ahead of one reader
-_PART = 4 << 20  # bytes: of a larger value only the beginning is fetched ahead
-_PLACES = 64  # arrays and directories, and sequences in them, that are remembered
-_RECENT = 256  # reads of a place that are remembered
-_JUST_READ = 256  # reads ago: not fetched ahead again; what was read before that, only for who reads it all again
+_PART = 4 << 20  # bytes: of a larger value only the beginning is prefetched
+_PLACES = 64  # arrays and directories with a history, and sequences in them
+_RECENT = 256  # reads in the history of an array or directory
+_JUST_READ = 256  # reads: what was read so recently is not prefetched; what was read before, only on a second pass
 _RUN, _RUN_MOST = 3, 16  # reads in a row that make a sequence; doubled where they did not
-_BATCHES = 2  # under way for one sequence: the half that is being read, and the next one
-_ASKED = 16  # questions to the store at once
-_LOOKS = (_RUN, 256)  # unexpected reads from one look at a listing to the next, doubled as it tells nothing
+_BATCHES = 2  # in flight for one sequence: the half that is being read, and the next one
+_ASKED = 16  # info() calls at once
+_LOOKS = (_RUN, 256)  # unpredicted reads between two looks at a listing, doubled while they explain nothing
 _LOOKED_AT = 32  # last reads that a listing has to explain
 
 
-class _Place:
-    """An array, or a directory of files that are no chunks: what was read there."""
+class _ReadHistory:
+    """The recent reads in an array, or in a directory of files that are no chunks."""
 
     def __init__(self) -> None:
         self.keys: dict[str, int] = {}  # the last reads, oldest first, with their number
         self.chunks: dict[Index, int] = {}  # likewise
-        self.run = _RUN  # reads in a row that are believed
+        self.run = _RUN  # reads in a row that start a sequence
         self.sequences: list[_Sequence] = []
-        self.wait, self.patience = _LOOKS[0], _LOOKS[0]  # unexpected reads until the listing is looked at
-        self.last = ""  # what was read last
+        self.wait, self.patience = _LOOKS[0], _LOOKS[0]  # unpredicted reads until the next look at the listing
+        self.last = ""  # the last key
 
     def add(self, key: str, index: Index | None, number: int) -> None:
         """Note a read."""
@@ -58,17 +58,17 @@ class _Place:
 
 
 class _Sequence:
-    """One reader that goes through keys in an order."""
+    """One reader that opens keys in a predictable order."""
 
-    def __init__(self, order: GridOrder | DirectoryOrder, place: _Place) -> None:
+    def __init__(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> None:
         self.order = order
         self.place = place
-        self.trust = 0  # predictions that came true, less where its reader went on elsewhere
+        self.trust = 0  # correct predictions, reduced when its reader jumps
         self.pending: dict[str, int] = {}  # predicted and not read yet: the number in the sequence
         self.made = 0  # predicted
         self.reached = 0  # after the furthest that was read
         self.late = 0  # how far behind that reads still come
-        self.strays = 0  # reads that were not expected, since one was
+        self.strays = 0  # unpredicted reads since the last predicted one
         self.used = self.dropped = 0
         self.rereads = False  # its reader goes through what has been read before
         self.cost = 0.0  # bytes of a value, on average
@@ -76,7 +76,7 @@ class _Sequence:
         self.batches: set[trio.CancelScope] = set()
 
     def reads(self, number: int) -> None:
-        """A predicted key was read."""
+        """Note that a predicted key was read."""
         self.used += 1
         self.trust += 1
         self.strays = 0
@@ -92,16 +92,16 @@ class _Sequence:
 
     @property
     def wasteful(self) -> bool:
-        """Whether most of what it predicts is not read."""
+        """Whether most predicted keys are not read."""
         return self.dropped > 16 and self.dropped > self.used
 
 
 class KeyReadAhead:
-    """Watches the first read of each value of a store, and prefetches what comes next in their order.
+    """The read-ahead of a store: it observes the first read of each value, and prefetches the next keys in order.
 
-    The orders are those of store.sequences. What is read in none costs microseconds and fetches nothing.
-    At most `limit` bytes are ahead of all readers together; what was predicted is cancelled when reads leave
-    the order. All methods are for one trio loop.
+    The orders are those of prefetch/sequences.py. Reads in no order cost microseconds and prefetch nothing. At most
+    `limit` bytes are ahead of all readers together; predictions are cancelled when reads leave the order. All methods
+    run on one trio loop.
     """
 
     def __init__(self, store: Store, limit: int) -> None:
@@ -109,19 +109,19 @@ class KeyReadAhead:
         self.limit = limit  # bytes
         self._reads = 0
         self._just_read: dict[str, int] = {}  # key: number of the read, the oldest first
-        self._places: OrderedDict[Pattern | str, _Place] = OrderedDict()
-        self._tree = _Place()  # all reads, where directories have too few files each
+        self._places: OrderedDict[Pattern | str, _ReadHistory] = OrderedDict()
+        self._tree = _ReadHistory()  # all reads, where directories have too few files each
         self._sequences: OrderedDict[_Sequence, None] = OrderedDict()  # used last at the end
         self._rereads = False  # the last read was of what had been read before
         self._expected: dict[str, _Sequence] = {}
-        self._due: deque[_Sequence | _Place] = deque()
+        self._due: deque[_Sequence | _ReadHistory] = deque()
         self._closing: list[DirectoryOrder] = []
         self._started = self._used = self._dropped = 0
 
     # -- for the path of reads
 
     def opened(self, key: str, size: int) -> bool:
-        """Note the first read of a value of `size` bytes (0: unknown); True: advance() has something to do."""
+        """Note the first read of a value of `size` bytes (0: unknown); return whether advance() has work."""
         if not self.limit or not self._store.remote:
             return False
         self._reads += 1
@@ -144,22 +144,22 @@ class KeyReadAhead:
         return bool(self._due)
 
     def resize(self, limit: int) -> None:
-        """Bound what is ahead anew; 0: nothing is, and what was on its way is given up."""
+        """Set the limit on bytes ahead; 0 disables read-ahead and cancels all requests."""
         self.limit = limit
         if not limit:
             for sequence in list(self._sequences):
                 self._drop(sequence)
             for one in self._due:
-                if isinstance(one, _Place):
+                if isinstance(one, _ReadHistory):
                     one.wait = one.patience
             self._due.clear()
 
     def stats(self) -> dict[str, int]:
-        """How many values were fetched ahead, read afterwards, and given up; and how many sequences there are."""
+        """Return the counts of values that were prefetched, then read, or dropped unread; and of sequences."""
         return {"started": self._started, "used": self._used, "dropped": self._dropped,
                 "sequences": len(self._sequences)}  # fmt: skip
 
-    def _predicted(self, sequence: _Sequence, place: _Place, key: str, index: Index | None, size: int) -> None:
+    def _predicted(self, sequence: _Sequence, place: _ReadHistory, key: str, index: Index | None, size: int) -> None:
         sequence.reads(sequence.pending.pop(key))
         sequence.rereads = self._rereads
         self._used += 1
@@ -175,7 +175,7 @@ class KeyReadAhead:
         place.run = _RUN
         self._queue(sequence)
 
-    def _unexpected(self, place: _Place, name: Pattern | str, index: Index | None) -> None:
+    def _unexpected(self, place: _ReadHistory, name: Pattern | str, index: Index | None) -> None:
         for sequence in list(place.sequences):
             order = sequence.order
             fit = Fit.NONE
@@ -210,8 +210,8 @@ class KeyReadAhead:
                 return
         self._consider(place)
 
-    def _consider(self, place: _Place) -> None:
-        """Look at the listing now and then: it costs more, and most places are not read in its order."""
+    def _consider(self, place: _ReadHistory) -> None:
+        """Look at the listing now and then: it costs more, and most directories are not read in its order."""
         if not self._store.knows_names and not (len(place.keys) >= 2 * _RUN and not place.chunks):
             return
         for one in (place, self._tree):
@@ -220,7 +220,7 @@ class KeyReadAhead:
                 self._due.append(one)
 
     def _queue(self, sequence: _Sequence) -> None:
-        """Let advance() go on with a sequence, if half of what was ahead of its reader is used."""
+        """Queue a sequence for advance() if half of its read-ahead window is used."""
         if not sequence.due and not sequence.busy and self._wants_more(sequence):
             sequence.due = True
             self._due.append(sequence)
@@ -230,22 +230,22 @@ class KeyReadAhead:
         return not sequence.order.ended and len(sequence.batches) < _BATCHES and ahead <= self._goal(sequence) // 2
 
     def _goal(self, sequence: _Sequence) -> int:
-        """How many keys should be ahead of a reader: no more than its share of the bytes allows."""
+        """Return the read-ahead window of a reader, in keys, within its share of the bytes."""
         active = sum(1 for other in self._sequences if other.pending) or 1
         cost = max(sequence.cost, 1.0)
         window = max(sequence.trust, min(4 * sequence.trust, int(_CHEAP / cost)), _FIRST)
         return max(1, min(window, _MOST, int(self.limit / active / cost)))
 
-    # -- places and sequences come and go
+    # -- histories and sequences
 
-    def _new_place(self, name: Pattern | str) -> _Place:
-        place = self._places[name] = _Place()
+    def _new_place(self, name: Pattern | str) -> _ReadHistory:
+        place = self._places[name] = _ReadHistory()
         if len(self._places) > _PLACES:
             for sequence in list(self._places.popitem(last=False)[1].sequences):
                 self._drop(sequence)
         return place
 
-    def _start(self, order: GridOrder | DirectoryOrder, place: _Place) -> _Sequence:
+    def _start(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> _Sequence:
         sequence = _Sequence(order, place)
         sequence.rereads = self._rereads
         place.sequences.append(sequence)
@@ -256,7 +256,7 @@ class KeyReadAhead:
         return sequence
 
     def _cancel(self, sequence: _Sequence) -> None:
-        """Take back what was predicted and not read."""
+        """Cancel the predictions that have not been read."""
         for batch in sequence.batches:
             batch.cancel()
         self._forget(sequence, list(sequence.pending))
@@ -274,7 +274,7 @@ class KeyReadAhead:
             self._closing.append(sequence.order)
 
     def _merge(self, sequence: _Sequence, other: _Sequence) -> None:
-        """End a sequence that has come upon what `other` predicts: many readers in one order look like several."""
+        """Merge a sequence into `other`, which predicts the same keys: many readers in one order look like several."""
         for key in sequence.pending:
             self._expected[key] = other
             other.pending[key] = other.reached - 1
@@ -294,20 +294,20 @@ class KeyReadAhead:
     # -- in the background
 
     async def advance(self) -> None:
-        """Predict and prefetch what opened() found to do; never raises but for cancellation."""
+        """Predict and prefetch for the sequences that opened() queued; raises nothing but cancellation."""
         try:
             while self._closing:
                 await self._closing.pop().aclose()
             while self._due and self.limit:
                 due = self._due.popleft()
-                if isinstance(due, _Place):
+                if isinstance(due, _ReadHistory):
                     await self._look(due)
                 elif due in self._sequences:
                     await self._go_on(due)
                     break
         except ZarrfsError as exc:
             log.debug("read-ahead: %s", exc)
-        except Exception:  # nobody waits for this, and a mount must not end for it
+        except Exception:  # no caller waits for this, and it must not end the mount
             log.debug("read-ahead", exc_info=True)
 
     async def aclose(self) -> None:
@@ -318,7 +318,7 @@ class KeyReadAhead:
             await self._closing.pop().aclose()
 
     async def _go_on(self, sequence: _Sequence) -> None:
-        """Prefetch what comes next in a sequence, until enough is on its way."""
+        """Prefetch the next keys of a sequence until its window is full."""
         sequence.due = False
         while not sequence.busy and self._wants_more(sequence):
             sequence.busy, made = True, sequence.made
@@ -343,11 +343,11 @@ class KeyReadAhead:
                 try:
                     await self._store.prefetch(keys)
                 finally:
-                    for one in self._sequences:  # it may be another's by now
+                    for one in self._sequences:  # the batch may belong to another one after a merge
                         one.batches.discard(batch)
 
     async def _predict(self, sequence: _Sequence) -> list[str]:
-        """The next keys to prefetch: not those that were just read, or that another sequence predicts."""
+        """Return the next keys to prefetch, without those just read or predicted by another sequence."""
         late = sequence.reached - 2 * REACH
         self._forget(sequence, [key for key, number in sequence.pending.items() if number < late])
         count = max(1, self._goal(sequence) - (sequence.made - sequence.reached))
@@ -380,7 +380,7 @@ class KeyReadAhead:
         return fresh
 
     async def _ask(self, keys: Sequence[str]) -> list[Found | None]:
-        """Which of some keys exist; many at once where that takes requests."""
+        """Return which of some keys exist, in parallel if that takes requests."""
         answers: list[Found | None] = [None] * len(keys)
         waiting = iter(range(len(keys)))
 
@@ -401,8 +401,8 @@ class KeyReadAhead:
                     nursery.start_soon(ask)
         return answers
 
-    async def _look(self, place: _Place) -> None:
-        """Begin a sequence in the order of the directory, if the last reads of a place were."""
+    async def _look(self, place: _ReadHistory) -> None:
+        """Start a sequence in the order of the directory if the last reads were in that order."""
         keys = list(place.keys)[-_LOOKED_AT:]
         if place is not self._tree:
             above = split_key(keys[-1])[0]
@@ -422,7 +422,7 @@ class KeyReadAhead:
         self._start(order, target)
 
     async def _explained(self, keys: list[str], share: float) -> DirectoryOrder | None:
-        """The order of the listing after `keys`, if of what it has between them they are a `share` or more."""
+        """Return the order of the listing after `keys`, if they are at least a `share` of the entries between them."""
         keys = sorted(keys, key=lambda key: key.split("/"))
         if len(keys) < _RUN:
             return None
@@ -440,12 +440,12 @@ class KeyReadAhead:
 
 
 def _place_of(key: str) -> tuple[Pattern | str, Index | None]:
-    """(the array or directory that `key` is in, where in the array's grid)."""
+    """Return (the array or directory of `key`, its index in the array's grid)."""
     return parse(key) or (split_key(key)[0], None)
 
 
 def _renew(memory: dict[str, int] | dict[Index, int], key: str | Index, number: int, most: int) -> None:
-    """Note `key` as the latest of at most `most`."""
+    """Move `key` to the end of a table of at most `most` keys."""
     table: dict[str | Index, int] = memory  # type: ignore[assignment]
     table.pop(key, None)
     table[key] = number

@@ -1,7 +1,7 @@
-"""Records of what a run reads, and fetching that ahead the next time.
+"""Records of the reads of a run, and prefetching from them in the next run.
 
-A record is text: a line {"zarrfs": "record", "version": 1, "source": ...}, then a line ["key", start, stop] for
-what was read, in the order of first use. start and stop are bytes, stop perhaps after the value's end.
+A record is text: a line {"zarrfs": "record", "version": 1, "source": ...}, then a line ["key", start, stop] for each
+range that was read, in the order of first use. start and stop are bytes; stop may lie after the value's end.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from zarrfs.store.api import Kind, Store, key_rule
 
 log = logging.getLogger("zarrfs.store")
 
-BLOCK = 4 << 20  # bytes: reads are noted in whole blocks
+BLOCK = 4 << 20  # bytes: reads are recorded in whole blocks
 _INTERVAL = 1.0  # seconds from one write to the next
-_NOTED_MAX = 5_000_000  # blocks in one record: what is noted is held in memory
+_NOTED_MAX = 5_000_000  # blocks in one record: they are held in memory
 _LINE_MAX = 1 << 20  # characters
 _BATCH = 256  # small values fetched in one call
 _BATCH_BYTES = 16 << 20
 _WORKERS = 4  # batches, or pieces of large values, at once
 
 
-class Record(NamedTuple):
+class RecordedRead(NamedTuple):
     """A range of a value that was read."""
 
     key: str
@@ -42,15 +42,15 @@ class Record(NamedTuple):
 
 
 class Recorder:
-    """Writes which keys are read, in order of first use, in blocks of 4 MiB; made before trio runs.
+    """A writer of the blocks of 4 MiB that are read, in order of first use; it is made before trio runs.
 
-    The file appears with its first line in place of an older one, and grows by whole lines. A disk that fails
-    ends the record with one warning.
+    The file, with its first line, replaces an older one atomically, and grows by whole lines. A failing disk ends the
+    record with one warning.
     """
 
     def __init__(self, path: str, source: str = "") -> None:
-        """UsageError where `path` cannot be written, or is a file that is no record."""
-        self._first: set[str] = set()  # keys of which the first block is noted
+        """Create the file. UsageError if `path` cannot be written, or is a file that is no record."""
+        self._first: set[str] = set()  # keys whose first block is recorded
         self._later: set[tuple[str, int]] = set()  # numbers of later blocks
         self._lines: list[tuple[str, int, int]] = []
         self._path = path
@@ -62,7 +62,7 @@ class Recorder:
             raise UsageError(f"option record={path}: {(exc.strerror or str(exc)).lower()}") from exc
 
     def read(self, key: str, start: int, stop: int) -> None:
-        """Note that the bytes [start, stop) of a value are read; takes less than a microsecond if they were before."""
+        """Record a read of the bytes [start, stop) of a value; a repeated read costs less than a microsecond."""
         if stop <= BLOCK:
             if key not in self._first and start < stop:
                 self._note(key, 0)
@@ -72,7 +72,7 @@ class Recorder:
                 self._note(key, number)
 
     async def run(self) -> None:
-        """Write what was noted every second, until cancelled."""
+        """Write new lines every second, until cancelled."""
         while True:
             await trio.sleep(_INTERVAL)
             if self._lines:
@@ -80,7 +80,7 @@ class Recorder:
                 await trio.to_thread.run_sync(self._write, lines)
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write the remaining lines and close the file."""
         lines, self._lines = self._lines, []
         self._write(lines)
         with self._writing:
@@ -119,9 +119,9 @@ class Recorder:
 
 
 def _new_file(path: str, header: dict[str, Any]) -> int:
-    """A descriptor to append to the file `path`, which has a first line; an older one is replaced as a whole."""
+    """Create the file `path` with its first line, replacing an older one; return a descriptor for appending."""
     line = json.dumps(header).encode() + b"\n"
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a terminal: nobody waits for its reader
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal: never wait for its reader
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
         os.write(descriptor, line)
         return descriptor
@@ -142,7 +142,7 @@ def _new_file(path: str, header: dict[str, Any]) -> int:
 
 
 def _replaceable(path: str) -> bool:
-    """Whether a new record may take the place of what is at `path`: a record, an empty file, or nothing."""
+    """Return whether a new record may be written to `path`: over a record, an empty file, or nothing."""
     try:
         with open(path, "rb") as file:
             first = file.readline(_LINE_MAX)
@@ -154,10 +154,10 @@ def _replaceable(path: str) -> bool:
         return False
 
 
-def read_record(path: str) -> Iterator[Record]:
-    """The lines of a record; it is opened, and its first line judged, before this returns.
+def read_record(path: str) -> Iterator[RecordedRead]:
+    """Open a record, check its first line, and return an iterator over the other lines.
 
-    A last line that is not whole, as a crash leaves it, is left out. SourceError names file, line and rule.
+    An incomplete last line, as a crash leaves it, is skipped. SourceError names file, line and rule.
     """
     try:
         file = open(path, encoding="utf-8", errors="strict", newline="\n")  # noqa: SIM115 - the generator closes it
@@ -181,7 +181,7 @@ def _check_header(path: str, line: str) -> None:
         raise SourceError(path, f"version {header.get('version')!r} of records; this program reads 1", "line 1")
 
 
-def _records(path: str, file: IO[str]) -> Iterator[Record]:
+def _records(path: str, file: IO[str]) -> Iterator[RecordedRead]:
     with file:
         number = 2
         while line := _line(path, number, file):
@@ -190,7 +190,7 @@ def _records(path: str, file: IO[str]) -> Iterator[Record]:
 
 
 def _line(path: str, number: int, file: IO[str]) -> str:
-    """The next whole line; "" at the end."""
+    """Return the next complete line; "" at the end."""
     try:
         line = file.readline(_LINE_MAX)
     except UnicodeDecodeError:
@@ -209,7 +209,7 @@ def _parsed(path: str, number: int, line: str) -> Any:
         raise SourceError(path, "not JSON", f"line {number}") from None
 
 
-def _record(path: str, number: int, value: Any) -> Record:
+def _record(path: str, number: int, value: Any) -> RecordedRead:
     rule = None
     if not isinstance(value, list) or len(value) != 3 or type(value[0]) is not str:
         rule = 'expected ["key", start, stop]'
@@ -219,23 +219,25 @@ def _record(path: str, number: int, value: Any) -> Record:
         rule = "expected whole numbers with 0 <= start < stop"
     if rule is not None:
         raise SourceError(path, rule, f"line {number}")
-    return Record(*value)
+    return RecordedRead(*value)
 
 
 @dataclasses.dataclass
 class Warmed:
-    """What warm() has done so far; a value of several records counts once for each."""
+    """The counts of warm(); a value with several recorded ranges counts once for each."""
 
     found: int = 0
-    absent: int = 0  # not there any more
+    absent: int = 0  # removed since
     failed: int = 0
     bytes: int = 0
 
 
-async def warm(store: Store, records: Iterable[Record], tell: Callable[[Warmed], None] = lambda _: None) -> Warmed:
-    """Fetch what a record says, in its order, a bounded number of requests and bytes at once.
+async def warm(
+    store: Store, records: Iterable[RecordedRead], tell: Callable[[Warmed], None] = lambda _: None
+) -> Warmed:
+    """Fetch the recorded ranges in order, with bounded requests and bytes in flight; return the counts.
 
-    `tell` hears the counts after every batch. SourceError where the record itself is bad; the rest is done then.
+    Calls `tell` with the counts after every batch. SourceError, at the end, if the record itself is bad.
     """
     warmed = Warmed()
     units = _units(store, records, warmed)
@@ -263,9 +265,11 @@ async def warm(store: Store, records: Iterable[Record], tell: Callable[[Warmed],
     return warmed
 
 
-async def _units(store: Store, records: Iterable[Record], warmed: Warmed) -> AsyncGenerator[list[Record], None]:
-    """Small values that are fetched together, or a piece of a large one; stops are no further than the value's end."""
-    batch: list[Record] = []
+async def _units(
+    store: Store, records: Iterable[RecordedRead], warmed: Warmed
+) -> AsyncGenerator[list[RecordedRead], None]:
+    """Yield batches: small values to fetch together, or a piece of a large one, cut at the value's end."""
+    batch: list[RecordedRead] = []
     held = 0
     for key, start, stop in records:
         size = await _size(store, key, warmed)
@@ -273,20 +277,20 @@ async def _units(store: Store, records: Iterable[Record], warmed: Warmed) -> Asy
             continue
         stop = min(stop, size)
         if size <= BLOCK:
-            batch.append(Record(key, start, stop))
+            batch.append(RecordedRead(key, start, stop))
             held += size
         if batch and (len(batch) == _BATCH or held >= _BATCH_BYTES or size > BLOCK):
             yield batch
             batch, held = [], 0
         if size > BLOCK:
             for at in range(start, stop, BLOCK):
-                yield [Record(key, at, min(stop, at + BLOCK))]
+                yield [RecordedRead(key, at, min(stop, at + BLOCK))]
     if batch:
         yield batch
 
 
 async def _size(store: Store, key: str, warmed: Warmed) -> int | None:
-    """The size of a value in bytes; None where it cannot be had, which is counted."""
+    """Return the size of a value in bytes; None, and count it, if that fails."""
     try:
         info = await store.info(key)
     except (ZarrfsError, OSError) as exc:
@@ -299,7 +303,7 @@ async def _size(store: Store, key: str, warmed: Warmed) -> int | None:
 
 
 def _missed(exc: Exception, warmed: Warmed) -> None:
-    """Count what is not there any more, or cannot be read."""
+    """Count a value that is absent or unreadable."""
     log.debug("warm: %s", exc)
     if isinstance(exc, NotFound | NotDirectory | IsDirectory):
         warmed.absent += 1
@@ -307,7 +311,7 @@ def _missed(exc: Exception, warmed: Warmed) -> None:
         warmed.failed += 1
 
 
-async def _fetch(store: Store, unit: list[Record], warmed: Warmed) -> None:
+async def _fetch(store: Store, unit: list[RecordedRead], warmed: Warmed) -> None:
     if len(unit) > 1:
         await store.prefetch([record.key for record in unit])
     for key, start, stop in unit:
@@ -320,24 +324,24 @@ async def _fetch(store: Store, unit: list[Record], warmed: Warmed) -> None:
             warmed.bytes += len(data)
 
 
-def records_to_warm(options: Options) -> Iterator[Record] | None:
-    """The record of -o warm=, judged and open: to call before the Recorder of -o record= may replace it.
+def records_to_warm(options: Options) -> Iterator[RecordedRead] | None:
+    """Open the record of -o warm=; call this before the Recorder of -o record= may replace it.
 
-    None without the option, and where record= is the same file, which the first run has yet to write.
-    SourceError where the file is no record.
+    Returns None without the option, and if record= is the same file and does not exist yet. SourceError if the file
+    is no record.
     """
     if options.warm is None or (options.warm == options.record and not os.path.exists(options.warm)):
         return None
     return read_record(options.warm)
 
 
-async def warm_mount(store: Store, path: str, records: Iterable[Record]) -> None:
-    """warm() for a task of a mount: says in the log what came of it, and raises nothing."""
+async def warm_mount(store: Store, path: str, records: Iterable[RecordedRead]) -> None:
+    """Run warm() as a task of a mount: log the outcome, and raise nothing."""
     try:
         done = await warm(store, records)
     except SourceError as exc:
         log.warning("warm: %s", exc)
-    except Exception:  # a mount must not end for it
+    except Exception:  # it must not end the mount
         log.warning("warm=%s: stopped", path, exc_info=True)
     else:
         log.info("warm=%s: %d found, %d absent, %d failed, %d bytes", path, done.found, done.absent, done.failed,

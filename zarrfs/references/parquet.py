@@ -22,8 +22,7 @@ from zarrfs.references.keys import printable as shown
 from zarrfs.references.parquet_files import Directory, Place, Remote
 from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
 from zarrfs.store.api import Absences, Fault, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
-from zarrfs.store.targetreader import TargetReader
-from zarrfs.store.targets import Targets
+from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.store.values import BytesValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import memory_limit

@@ -20,7 +20,7 @@ from zarrfs.config.options import Options
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import ReadError, SourceError, UsageError
 from zarrfs.store.api import Store
-from zarrfs.store.targetreader import TargetReader
+from zarrfs.store.targets import TargetReader
 from zarrfs.store.uri import path_of_uri
 
 _DESCRIPTOR = re.compile("/dev/fd/|/proc/(self|thread-self)/fd/")

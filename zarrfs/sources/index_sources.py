@@ -14,8 +14,7 @@ from zarrfs.documents.document import Document
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError
 from zarrfs.store.destination import is_utf8
-from zarrfs.store.indexcheck import first_fault
-from zarrfs.store.indexfile import read_notes
+from zarrfs.store.indexfile import first_fault, read_notes
 
 
 def plan_index(path: str, options: Options, mtime_ns: int) -> Plan:

@@ -1,4 +1,4 @@
-"""The vocabulary of the whole program: keys, Info, and the Store protocol.
+"""The vocabulary of the whole program: keys, Info, and the Store and Value classes.
 
 Source: Zarr v3 core protocol, abstract store interface, and the file system store 1.0 (key translation).
 """
@@ -21,7 +21,7 @@ NAME_MAX = 255  # bytes of UTF-8, as in every Linux file system
 
 
 class Kind(enum.IntEnum):
-    """What a directory entry is; the values are stored in indexes."""
+    """The kind of a directory entry; the values are stored in indexes."""
 
     FILE = 0
     DIRECTORY = 1
@@ -29,39 +29,39 @@ class Kind(enum.IntEnum):
 
 
 class Info(NamedTuple):
-    """What a directory listing knows of one entry."""
+    """A directory entry, as listings return it."""
 
     name: str
     kind: Kind
-    size: int | None = 0  # bytes; None: not known yet, info() finds out
+    size: int | None = 0  # bytes; None: not known yet, info() requests it
     mode: int | None = None  # permission bits including setuid, setgid, sticky; None: the mount decides
     mtime_ns: int | None = None  # None: the mount decides
     target: str | None = None  # of a symlink
     allocated: int | None = None  # bytes held, where less than size (holes); None: all
-    links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 where nobody counted
-    identity: int | None = None  # changes when another file takes the name; None: nobody can tell
-    unreadable: str = ""  # why its bytes cannot be had, where that is known without opening it
+    links: int = 1  # st_nlink; of a directory 2 + its subdirectories, or 1 if not counted
+    identity: int | None = None  # changes when another file takes the name; None: not known
+    unreadable: str = ""  # why its bytes cannot be read, if that is known without opening it
 
 
 PlainPart = tuple[int, int, Buffer | None, str, int]  # start, length, data, url and offset of a Part
-# name, kind, size, mode, mtime_ns, held and target of an Info; of what a file is made, None where nobody can tell
+# name, kind, size, mode, mtime_ns, allocated and target of an Info; the parts of a file, None if not known
 Entry = tuple[str, int, int | None, int | None, int | None, int | None, str | None, list[PlainPart] | None]
 
 SET_IDS = stat.S_ISUID | stat.S_ISGID
 
 
 def ordinary_mode(info: Info) -> int:
-    """Permission bits without what lets who executes a file act as its owner or group: no source tells who they are.
+    """Return permission bits without set-user-ID and set-group-ID of files, as no source has trusted owners.
 
-    Whoever mounts, copies or extracts becomes the owner, so a stranger's archive would act as him. Directories keep
-    set-group-ID, which only says whose group new files get. `info.mode` is not None.
+    The user who mounts, copies or extracts becomes the owner, so a stranger's archive could act as that user.
+    Directories keep set-group-ID, which only chooses the group of new files. `info.mode` is not None.
     """
     assert info.mode is not None
     return info.mode if info.kind is Kind.DIRECTORY else info.mode & ~SET_IDS
 
 
 class Usage(NamedTuple):
-    """What statfs tells of a store; zeros where nobody knows."""
+    """The numbers of statfs for a store; zeros if not known."""
 
     bytes: int = 0
     files: int = 0
@@ -71,17 +71,17 @@ class Usage(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """One file of a reference set: inline bytes, a range of a target, or all of a target."""
+    """A file of a reference set: inline bytes, a range of a target, or all of a target."""
 
     key: str
-    data: Buffer | None = None  # inline; then the rest says nothing
+    data: Buffer | None = None  # inline; the other fields are then unused
     url: str = ""  # as the set has it: perhaps relative
     offset: int = 0
     length: int | None = None  # bytes; None: all of the target
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong with a reference set; a warning takes nothing away from the set."""
+    """A fault of a reference set; a warning costs the set nothing."""
 
     entry: str  # where in the set: refs["x/0"], gen[2].url, x/refs.0.parq; "" for the whole
     rule: str
@@ -89,7 +89,7 @@ class Fault(NamedTuple):
 
 
 class Absences(NamedTuple):
-    """How many record files are not in a Parquet set, of how many that there could be."""
+    """The counts of absent and possible record files of a Parquet set."""
 
     absent: int
     record_files: int
@@ -106,7 +106,7 @@ class Value(abc.ABC):
     __slots__ = ("info", "version")
 
     info: Info  # as it was when the value was opened; its size is known
-    version: Hashable | None  # equal for two openings only where the bytes are equal; None where nobody can tell
+    version: Hashable | None  # equal for two openings only if the bytes are equal; None: not known
 
     def __init__(self, info: Info, version: Hashable | None = None) -> None:
         self.info, self.version = info, version
@@ -120,11 +120,11 @@ class Value(abc.ABC):
     async def read(self, start: int, length: int) -> Buffer:
         """Return the bytes [start, start + length), cut at the end of the value.
 
-        Raises TargetChanged where the store has another version by now, ReadError where the bytes cannot be had.
+        Raises TargetChanged if the store has another version by now, ReadError if the bytes cannot be read.
         """
 
     def fileno(self) -> int | None:
-        """Return a descriptor of a file that holds this value from offset 0 on; None where there is none.
+        """Return a descriptor of a file that holds this value from offset 0 on; None if there is no such file.
 
         The fast path: FUSE reads, copies and hashes use it in place of read().
         """
@@ -149,23 +149,23 @@ class Store(abc.ABC):
 
     @property
     def sizes_known(self) -> bool:
-        """Whether no target will have to be asked for the size of its file."""
+        """Whether the sizes of all files are known without a request to a target."""
         return False
 
     @abc.abstractmethod
     async def info(self, key: str, sized: bool = True) -> Info:
-        """Return the entry of `key`. NotFound; ReadError where its size cannot be had.
+        """Return the entry of `key`. NotFound; ReadError if its size cannot be determined.
 
-        Unless `sized`, the size is None where only a target could tell it: no request leaves the store for it.
+        Unless `sized`, no request is sent for the size: it is None if only a target knows it.
         """
 
     @abc.abstractmethod
     def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """Yield the children of `prefix` that come after the name `after`, or all of them.
 
-        The order is fixed, and by name (code points) unless the store says otherwise. `after` is a name that an
-        earlier listing gave; where all are sorted, any name will do. A directory whose entries nobody can know is a
-        ReadError, never an empty one.
+        The order is fixed, and by name (code points) unless the store documents another one. `after` is a name of an
+        earlier listing; in a sorted listing, any name. A directory that cannot be listed raises ReadError, and never
+        appears empty.
         """
 
     @abc.abstractmethod
@@ -190,7 +190,7 @@ class Store(abc.ABC):
         return {}
 
     async def usage(self) -> Usage:
-        """Return how much the store holds; never asks a server."""
+        """Return how much the store holds, without a request to a server."""
         return Usage()
 
     @property
@@ -199,17 +199,17 @@ class Store(abc.ABC):
         return False
 
     async def get_ready(self) -> None:  # noqa: B027
-        """Import and start what the first read over a network takes, if there are such values; asks no server."""
+        """Import and start what the first read over a network takes, if there are remote values; send no request."""
 
     async def prefetch(self, keys: Sequence[str]) -> None:  # noqa: B027
         """Bring values into the cache, of large ones the beginning; neighbours in one request.
 
-        Returns when they are there; cancelling it drops what has not come and nobody reads. A value that cannot be
-        had is left out: its reader gets the reason.
+        Returns when they are cached; cancelling it drops unfinished requests without a reader. A value that cannot be
+        fetched is left out: its reader gets the error.
         """
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """Return why something at or below `key` is not shown, by key; only what was looked at is known."""
+        """Return why entries at or below `key` are left out, by key, as far as they have been examined."""
         return {}
 
     async def holder(self, key: str) -> tuple[Store, str]:
@@ -217,25 +217,25 @@ class Store(abc.ABC):
         return self, key
 
     async def check(self) -> None:  # noqa: B027
-        """Look at all that a view has to translate; ReadError for the first node that is wrong or cannot be shown."""
+        """Examine everything that a view has to translate; ReadError for the first invalid or unsupported node."""
 
     async def about(self) -> dict[str, Any]:
-        """Return what `zarrfs info` says of the source, ready for JSON."""
+        """Return the description of the source for `zarrfs info`, ready for JSON."""
         return {}
 
     async def problems(self) -> list[tuple[str, str]]:
-        """Return (entry, rule) of everything in the source's document that is left out, as it breaks a rule."""
+        """Return (entry, rule) of every entry of the source's document that is left out because it breaks a rule."""
         return []
 
     async def absences(self, prefix: str = "", ask: bool = True) -> Absences | None:
-        """Count the record files that are absent from a Parquet set at and below `prefix`; None: there is no such.
+        """Count the absent record files of a Parquet set at and below `prefix`; None: this is no Parquet set.
 
-        Unless `ask`, no file is read to find out, and None is an answer as well.
+        Unless `ask`, no file is read for that, and the result may also be None.
         """
         return None
 
     async def faults(self) -> AsyncIterator[Fault]:
-        """Yield everything that is wrong with a reference set."""
+        """Yield every fault of a reference set."""
         return
         yield  # makes it a generator
 
@@ -248,17 +248,17 @@ class Store(abc.ABC):
         yield  # makes it a generator
 
     def blocking(self) -> BlockingReader | None:
-        """Return a reader of the same tree for threads and forked processes; None where that takes the event loop."""
+        """Return a reader of the same tree for threads and forked processes; None if reads need the event loop."""
         return None
 
     def hide_document_time(self) -> None:  # noqa: B027
-        """Give entries without a time of their own none, in place of their document's."""
+        """Show entries that have no time of their own without one, not with their document's time."""
 
     def forbid_device(self, device: int) -> None:  # noqa: B027
         """Refuse targets on the file system `device` (st_dev), which is the mount that shows this very store."""
 
     def adjust(self, options: Options) -> None:  # noqa: B027
-        """Take over new bounds on memory, disk and requests (daemon/live_options.py says which options may change)."""
+        """Apply new bounds on memory, disk and requests (daemon/live_options.py lists the options that may change)."""
 
     def stats(self) -> dict[str, Any]:
         """Return counters."""
@@ -274,11 +274,11 @@ class WritableStore(Store):
 
     @abc.abstractmethod
     async def set(self, key: str, value: Buffer) -> None:
-        """Store `value` atomically: a reader sees the old value or the new one, never half of it."""
+        """Store `value` atomically: a reader sees the old value or the new one, never a mixture."""
 
     @abc.abstractmethod
     async def delete(self, key: str) -> None:
-        """Remove a file, or a directory with all below it."""
+        """Remove a file, or a directory with everything below it."""
 
 
 class Part(NamedTuple):
@@ -292,14 +292,14 @@ class Part(NamedTuple):
 
 
 class BlockingReader(abc.ABC):
-    """Reads a store without an event loop: every method blocks, and runs in any thread or forked process.
+    """A reader of a store that needs no event loop: every method blocks, and runs in any thread or forked process.
 
     Values are files (`opens_files`), or are made of parts: bytes of the store, and blobs that lie in local files.
     """
 
     opens_files: bool = False
-    serves_most: bool = True  # few values, if any, take the event loop
-    skip_warned: bool = False  # leave a blob whose source has failed before to the event loop, which warns once
+    serves_most: bool = True  # few values, if any, need the event loop
+    skip_warned: bool = False  # leave blobs whose source has failed before to the event loop, which warns once
 
     @abc.abstractmethod
     def entries(self, prefix: str) -> Iterator[Entry]:
@@ -310,20 +310,20 @@ class BlockingReader(abc.ABC):
         raise NotImplementedError
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
-        """Return what files of a directory are made of; None for what takes the event loop."""
+        """Return the parts of files in a directory, by name; None for files that need the event loop."""
         return {}
 
     def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
-        """Return what the bytes [start, stop) of one file are made of, cut at both ends; None as in parts_in()."""
+        """Return the parts of the bytes [start, stop) of one file, cut at both ends; None as in parts_in()."""
         return None
 
     def blob(self, url: str) -> memoryview | None:
-        """Return all bytes of a blob, verified; None where it takes the event loop."""
+        """Return all bytes of a blob, verified; None if that needs the event loop."""
         return None
 
 
 class WrappingStore(Store):
-    """A store over another one, which answers whatever this one does not change: overlays and views."""
+    """A store over another one, to which it passes every call that it does not change: overlays and views."""
 
     def __init__(self, lower: Store) -> None:
         self.lower = lower
@@ -350,7 +350,7 @@ class WrappingStore(Store):
 
 
 def name_rule(name: str) -> str | None:
-    """The rule that `name` breaks as one part of a key, or None."""
+    """Return the rule that `name` breaks as one part of a key, or None."""
     if name in ("", ".", ".."):
         return f"a part {name!r}" if name else "an empty part"
     if "\0" in name:
@@ -366,7 +366,7 @@ def name_rule(name: str) -> str | None:
 
 
 def key_rule(key: str) -> str | None:
-    """The rule that `key` breaks as the key of a file, or None."""
+    """Return the rule that `key` breaks as the key of a file, or None."""
     if not key:
         return "an empty key"
     if key[0] == "/":
@@ -389,19 +389,19 @@ def check_key(key: str, root: bool = False) -> str:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """(parent prefix, name): "a/b/c" -> ("a/b", "c")."""
+    """Return (parent prefix, name): "a/b/c" -> ("a/b", "c")."""
     parent, _, name = key.rpartition("/")
     return parent, name
 
 
 def join_key(prefix: str, name: str) -> str:
-    """The key of `name` in the directory `prefix`."""
+    """Return the key of `name` in the directory `prefix`."""
     return f"{prefix}/{name}" if prefix else name
 
 
 async def keys_below(store: Store, prefix: str) -> AsyncIterator[str]:
-    """list_prefix() of a store by its list_dir(): holds one open listing a level."""
-    levels = [(prefix, store.list_dir(prefix))]  # a stack of our own: trees may be deeper than Python's
+    """Yield list_prefix() of a store from its list_dir(), with one open listing a level."""
+    levels = [(prefix, store.list_dir(prefix))]  # an explicit stack: trees may be deeper than Python's recursion limit
     while levels:
         above, listing = levels[-1]
         async for info in listing:

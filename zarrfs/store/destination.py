@@ -1,4 +1,4 @@
-"""Where something goes that a user has named: looked at before, written beside it, and put there when it is whole."""
+"""Output paths that a user names: check them, write to a temporary directory beside them, rename when whole."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _RECORD_FILE = re.compile(r"refs\.[0-9]+\.parq")
 _DIRECTORIES = {"parquet": "a Parquet set", "directory": "what is to be written"}
 
 
-class Place(NamedTuple):
-    """What is written has the path `new`; `own` are paths of ours that were not there, or will not be."""
+class Placement(NamedTuple):
+    """The path `new` to write to; `own`: paths that exist only because of this command."""
 
     new: str
     own: tuple[str, ...]
 
 
 @contextlib.contextmanager
-def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Place]:
-    """Somewhere to write a file, or a directory ("parquet", "directory"), which then becomes `shown`, at once.
+def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[Placement]:
+    """Provide a path for a new file, or directory ("parquet", "directory"), and rename it to `shown` at the end.
 
-    It is on the disk then, unless a file is not to be (`sync`). Leaving the block with an exception leaves nothing
-    behind. UsageError as check_destination(), SourceError where writing fails.
+    The result is synced to disk, unless `sync` is False for a file. Leaving the block with an exception leaves nothing
+    behind. UsageError as check_destination(), SourceError if writing fails.
     """
     path = os.path.realpath(shown)
     check_destination(shown, form, replace)
@@ -46,9 +46,9 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
         _remove_abandoned(directory, name)
         work, held = _work_directory(directory, name)
         new, old = os.path.join(work, "new"), os.path.join(work, "old")
-        yield Place(new, (path, work))
+        yield Placement(new, (path, work))
         if form == "directory":
-            sync_file_system(work)  # of what is in it, links are not ours to follow, and not all may be opened
+            sync_file_system(work)  # not file by file: links must not be followed, and modes may forbid opening
             _make_writable(path)
         elif sync:
             _sync_all(new)
@@ -73,11 +73,11 @@ def placed(shown: str, form: str, replace: bool, sync: bool = True) -> Iterator[
 
 
 def _work_directory(directory: str, name: str) -> tuple[str, int]:
-    """A new directory for what is to be called `name`, and a descriptor with its lock, which says that we live."""
+    """Create a temporary directory for `name`; return its path, and a descriptor that holds its lock."""
     while True:
         work = os.path.join(directory, f".{name}.{secrets.token_hex(8)}.tmp")
         os.mkdir(work, 0o700)
-        with contextlib.suppress(FileNotFoundError):  # whoever removes what was abandoned was quicker than our lock
+        with contextlib.suppress(FileNotFoundError):  # another command took it for abandoned before we locked it
             held = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             if lock(held) is not False and os.fstat(held).st_nlink:
                 return work, held
@@ -85,7 +85,7 @@ def _work_directory(directory: str, name: str) -> tuple[str, int]:
 
 
 def _remove_abandoned(directory: str, name: str) -> None:
-    """Remove what killed commands have left of the same name, but where one had put away what was there before."""
+    """Remove temporary directories of killed commands for `name`, unless one holds the replaced directory."""
     form = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
     for entry in filter(form.fullmatch, os.listdir(directory)):
         work = os.path.join(directory, entry)
@@ -101,10 +101,10 @@ def _remove_abandoned(directory: str, name: str) -> None:
 
 
 def check_destination(shown: str, form: str, replace: bool) -> None:
-    """UsageError unless `shown` is free, or is to be replaced and is what something of this form may replace.
+    """Raise UsageError unless `shown` is free, or `replace` is set and this form may replace it.
 
-    A document or zip file replaces any file, an index only an index, a Parquet set only a directory with nothing
-    else, and a directory any directory.
+    A document or zip file replaces any file, an index only an index, a Parquet set only a directory that holds
+    nothing but a set, and a directory any directory.
     """
     if not shown:
         raise UsageError("an empty name of a file")
@@ -140,7 +140,7 @@ def check_destination(shown: str, form: str, replace: bool) -> None:
 
 
 def is_utf8(path: str) -> bool:
-    """Whether a path, as Python has it, is UTF-8."""
+    """Return whether a path, decoded by os.fsdecode(), is UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -149,7 +149,7 @@ def is_utf8(path: str) -> bool:
 
 
 def _is_index(path: str) -> bool:
-    """Whether it is an index, of whatever version. Source: the SQLite file format, application id."""
+    """Return whether a file is an index, of any version. Source: the SQLite file format, application id."""
     from zarrfs.store.indexfile import APPLICATION_ID, MAGIC
 
     try:
@@ -164,7 +164,7 @@ def _is_index(path: str) -> bool:
 
 
 def _check_set(shown: str, directory: str) -> None:
-    """UsageError unless there is a set, and nothing else: its relative URLs may name files beside it."""
+    """Raise UsageError unless a directory holds a set and nothing else: relative URLs may name files beside it."""
     try:
         with open(os.path.join(directory, _DOCUMENT), "rb") as file:
             found = json.load(file)
@@ -182,7 +182,7 @@ def _check_set(shown: str, directory: str) -> None:
 
 
 def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:
-    """(relative path, whether it is a regular file) of all below a directory that are no directories themselves."""
+    """Yield (relative path, whether it is a regular file) of everything but directories below a directory."""
     with os.scandir(os.path.join(directory, prefix)) as entries:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
@@ -194,7 +194,7 @@ def _below(directory: str, prefix: str = "") -> Iterator[tuple[str, bool]]:
 
 
 def _remove_set(directory: str) -> None:
-    """Remove the files of a set and its empty directories; what else came in meanwhile stays."""
+    """Remove the files of a set and its empty directories; other files that came in meanwhile stay."""
     for at, _, names in os.walk(directory, topdown=False):
         for name in names:
             if _RECORD_FILE.fullmatch(name) or (name == _DOCUMENT and at == directory):
@@ -207,9 +207,9 @@ def _remove_set(directory: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Delete a file, a link itself, or a directory with all below it, whatever its mode; nothing there is fine.
+    """Delete a file, a link itself, or a directory with everything below it, whatever its mode, if it exists.
 
-    OSError for what is another user's.
+    OSError for entries of another user.
     """
     if os.path.islink(path) or not os.path.isdir(path):
         with contextlib.suppress(FileNotFoundError):
@@ -223,19 +223,19 @@ def remove_tree(path: str) -> None:
 
 
 def _make_writable(path: str) -> None:
-    """Let its owner write to a directory: without that it can neither be moved nor emptied."""
-    with contextlib.suppress(OSError):  # what really is in the way shows later
+    """Make a directory writable for its owner: otherwise it can neither be moved nor emptied."""
+    with contextlib.suppress(OSError):  # the later removal reports the failure
         mode = os.lstat(path).st_mode
         if stat.S_ISDIR(mode) and mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(path, mode | stat.S_IRWXU)
 
 
 def _rename(new: str, path: str, old: str) -> None:
-    """Give what is whole its name; a directory that was there is called `old` afterwards."""
+    """Rename `new` to `path`; a directory that it replaces is called `old` afterwards."""
     if not os.path.isdir(path) or not os.listdir(path):
         os.rename(new, path)
         return
-    os.rename(new, old)  # from here on nobody takes for abandoned what is there, whichever of the two it is
+    os.rename(new, old)  # from here on no command takes the temporary directory for abandoned
     if _exchange(old, path):
         return
     os.rename(old, new)
@@ -248,7 +248,7 @@ def _rename(new: str, path: str, old: str) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Swap two names in one step; False where the kernel or the file system cannot."""
+    """Swap two names atomically; return False if the kernel or the file system cannot."""
     try:
         rename(os.fsencode(one), os.fsencode(other), EXCHANGE)
     except OSError:
@@ -257,7 +257,7 @@ def _exchange(one: str, other: str) -> bool:
 
 
 def _sync_all(path: str) -> None:
-    """Have a file, or a directory and all below it, on the disk."""
+    """Sync a file, or a directory and everything below it, to disk."""
     for directory, _, names in os.walk(path):
         for name in names:
             _sync(os.path.join(directory, name))
@@ -267,7 +267,7 @@ def _sync_all(path: str) -> None:
 
 
 def sync_file_system(path: str) -> None:
-    """Have all that was written to the file system of `path` on the disk. OSError. Source: syncfs(2)."""
+    """Sync the file system of `path` to disk. OSError. Source: syncfs(2)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):

@@ -2,10 +2,10 @@
 
 Source: Zarr v3, "File system store" 1.0 (key translation, the operations, canonical URI); RFC 8089.
 
-Where the specification is silent: a symbolic link is a key of its own, or stands for what it leads to (Links says
-which); get follows it, out of the base directory only to allowed directories; set and delete replace and remove the
-link itself. A FIFO, socket or device is a key whose value cannot be read, and is never opened. Names that are not
-UTF-8 are read with surrogateescape.
+Where the specification is silent: a symbolic link is a key of its own, or stands for its target (see Links); get
+follows it, out of the base directory only to allowed directories; set and delete replace and remove the link itself.
+A FIFO, socket or device is a key whose value cannot be read, and is never opened. Names that are not UTF-8 are decoded
+with surrogateescape.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from zarrfs.store.values import FileValue
 from zarrfs.system.beneath import BaseDirectory, real_path, reopen
 from zarrfs.system.buffers import Buffer
 
-_PAGE = 1000  # entries looked at in one visit to a worker thread
+_PAGE = 1000  # entries examined in one thread hop
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _LEADS_BACK = "leads to a directory that it lies in"
 _ANSWERS: dict[int, type[StoreError]] = {
@@ -68,16 +68,16 @@ class Links(enum.Enum):
     """How a store shows symbolic links."""
 
     KEEP = "keep"  # as links
-    FOLLOW = "follow"  # as what they lead to; where that cannot be read, as a file that cannot
+    FOLLOW = "follow"  # as their targets; a dangling link as an unreadable file
     FOLLOW_OUT = "follow out"  # links out of the base directory as FOLLOW, the others as KEEP
 
 
 class FileSystemStore(WritableStore):
-    """Keys are the files below the directory `path`; a WritableStore.
+    """A store of the files below the directory `path`.
 
     `fsync`: set() returns only when the value is on the disk. Values appear by rename, so that a reader, or
-    a crash, sees the old value or the new one. `allowed`: real paths of directories out of the base directory that
-    links may lead to. Raises SourceError where `path` is no directory.
+    a crash, sees the old value or the new one. `allowed`: real paths of directories outside of the base directory that
+    links may lead to. Raises SourceError if `path` is no directory.
     """
 
     immutable = False
@@ -193,7 +193,7 @@ class FileSystemStore(WritableStore):
         return {"url": file_uri(os.path.join(self.path, key))}
 
     async def usage(self) -> Usage:
-        """That of the file system that the base directory is on."""
+        """Return the usage of the file system that holds the base directory."""
         with _answers(""):
             status = await trio.to_thread.run_sync(os.fstatvfs, self._base.descriptor)
         unit = status.f_frsize
@@ -206,16 +206,16 @@ class FileSystemStore(WritableStore):
     # -- writing
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Store `value`, making the directories above it. IsDirectory, NotDirectory, AccessDenied, ...
+        """Store `value`, creating parent directories. IsDirectory, NotDirectory, AccessDenied, ...
 
-        OSError for what is nobody's answer: a full disk, a quota, an input/output error.
+        OSError for failures without a type of their own: a full disk, a quota, an input/output error.
         """
         path = _path_of_key(key)
         with _answers(key, writing=True):
             await trio.to_thread.run_sync(self._set, path, value)
 
     async def delete(self, key: str) -> None:
-        """Remove a file, a link, or a directory with all below it; NotFound. Parents stay."""
+        """Remove a file, a link, or a directory with everything below it; NotFound. Parents stay."""
         path = _path_of_key(key)
         with _answers(key, writing=True):
             await trio.to_thread.run_sync(self._delete, path)
@@ -225,7 +225,7 @@ class FileSystemStore(WritableStore):
             await trio.to_thread.run_sync(self._staging.close)
         self._base.close()
 
-    # -- in a worker thread, or where the kernel has it cached
+    # -- in a worker thread, or on the event loop if the kernel has it cached
 
     def _look(self, key: str, path: bytes, cached: bool = False) -> Info | None:
         try:
@@ -262,7 +262,7 @@ class FileSystemStore(WritableStore):
         return _info(name, status, None)
 
     def _stays(self, path: bytes, cached: bool = False) -> bool:
-        """Return whether a link leads to a place in the base directory, be there something or not."""
+        """Return whether a link stays in the base directory, dangling or not."""
         try:
             os.close(self._base.open(path, os.O_PATH, cached))
         except BlockingIOError:
@@ -272,7 +272,7 @@ class FileSystemStore(WritableStore):
         return True
 
     def _is_above(self, directory: os.stat_result, path: bytes, cached: bool) -> bool:
-        """Return whether a directory is one of those that `path` leads through: a walk would never end."""
+        """Return whether a directory is a parent of `path`: walking into it would never end."""
         while path:
             path = path.rpartition(b"/")[0]
             descriptor = self._base.find(path, self._allowed, cached=cached)
@@ -284,7 +284,7 @@ class FileSystemStore(WritableStore):
         return False
 
     def _open_value(self, key: str, path: bytes, cached: bool = False) -> int:
-        """The descriptor of a regular file, through links. Nothing else is ever opened: a FIFO notices readers."""
+        """Open a regular file, following links. Other kinds are never opened: opening a FIFO has side effects."""
         try:
             found = self._base.find(path, self._allowed, cached=cached)
         except BlockingIOError:
@@ -310,7 +310,7 @@ class FileSystemStore(WritableStore):
         raise ReadError(key, f"is {_special(status)}, which is not opened")
 
     def _link_at(self, path: bytes, cached: bool) -> bytes | None:
-        """As _target_of_link(); None also where there is nothing."""
+        """Return _target_of_link(), or None if there is no entry."""
         try:
             return self._target_of_link(path, cached)
         except BlockingIOError:
@@ -319,7 +319,7 @@ class FileSystemStore(WritableStore):
             return None
 
     def _check_parents(self, path: bytes, cached: bool = False) -> None:
-        """ReadError where a name is absent because a link above it cannot be followed."""
+        """Raise ReadError if a name is absent because a link above it cannot be followed."""
         while b"/" in path:
             path = path.rpartition(b"/")[0]
             try:
@@ -331,7 +331,7 @@ class FileSystemStore(WritableStore):
             except BlockingIOError:
                 raise
             except OSError:
-                return  # the error of the name itself says more
+                return  # the error of the name itself is more specific
             try:
                 os.close(self._base.find(path, self._allowed, cached=cached))
             except BlockingIOError:
@@ -341,7 +341,7 @@ class FileSystemStore(WritableStore):
             return
 
     def _target_of_link(self, path: bytes, cached: bool) -> bytes | None:
-        """The text of a symbolic link; None where there is something else. OSError."""
+        """Return the target of a symbolic link; None for other kinds of entries. OSError."""
         descriptor = self._base.find(path, self._allowed, nofollow=True, cached=cached)
         try:
             is_link = stat.S_ISLNK(os.fstat(descriptor).st_mode)
@@ -398,7 +398,7 @@ class FileSystemStore(WritableStore):
             except OSError as exc:
                 if exc.errno not in (errno.ENOTCONN, errno.ECONNABORTED):
                     raise
-                # a mount that has lost its daemon: an error for its own readers, not for those of the directory
+                # a mount whose daemon died: its own readers get an error, but the directory can be listed
                 found.append(Info(name, Kind.DIRECTORY, 0))
                 continue
             if target is None or self._links is Links.KEEP:
@@ -408,7 +408,7 @@ class FileSystemStore(WritableStore):
         return found
 
     def _open_directory(self, path: bytes, after: str) -> tuple[int, list[str]]:
-        """(descriptor, sorted names greater than `after`) of a directory."""
+        """Open a directory; return (descriptor, sorted names greater than `after`)."""
         directory = self._open_listed(path)
         try:
             names = [name for name in os.listdir(directory) if name > after and not _reserved(name)]
@@ -419,7 +419,7 @@ class FileSystemStore(WritableStore):
         return directory, names
 
     def _open_listed(self, path: bytes) -> int:
-        """A descriptor of the directory `path`, to list it."""
+        """Open the directory `path` for listing."""
         try:
             return self._base.open(path, _DIRECTORY)
         except OSError as exc:
@@ -436,7 +436,7 @@ class FileSystemStore(WritableStore):
             os.close(found)
 
     def _children(self, path: bytes) -> list[tuple[str, bool]]:
-        """(name, whether it is a directory) of the keys in a directory, sorted."""
+        """Return (name, whether it is a directory) of the keys in a directory, sorted."""
         directory = self._open_listed(path)
         try:
             with os.scandir(directory) as entries:
@@ -474,7 +474,7 @@ class FileSystemStore(WritableStore):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))
         staged = self._stage().create(near, 0o666)
         try:
-            if stat.S_ISREG(old):  # a value that others may not read stays so
+            if stat.S_ISREG(old):  # keep the mode: a private value stays private
                 os.fchmod(staged.descriptor, stat.S_IMODE(old))
             view = memoryview(value).cast("B")
             while view:
@@ -500,7 +500,7 @@ class FileSystemStore(WritableStore):
             os.close(parent)
 
     def _parent(self, path: bytes) -> int:
-        """A descriptor of the directory `path`, made with its parents where it is missing."""
+        """Open the directory `path`, creating it and its parents if they are missing."""
         try:
             return self._base.open(path, self._parent_flags)
         except FileNotFoundError:
@@ -524,7 +524,7 @@ class FileSystemStore(WritableStore):
 
 
 def _path_of_key(key: str, root: bool = False) -> bytes:
-    """Key to path, relative to the base directory; a key has no other form, so the reverse is os.fsdecode."""
+    """Return the path of a key, relative to the base directory; os.fsdecode() is the inverse."""
     check_key(key, root)
     if RESERVED in key and any(_reserved(name) for name in key.split("/")):
         if root:
@@ -541,7 +541,7 @@ def _reserved(name: str) -> bool:
 
 
 def _info(name: str, status: os.stat_result, target: bytes | None) -> Info:
-    """The entry of a file, a directory, a link that leads to `target`, or of what cannot be read."""
+    """Return the entry of a file, a directory, a link to `target`, or of an unreadable special file."""
     mode, size = stat.S_IMODE(status.st_mode), status.st_size
     if stat.S_ISREG(status.st_mode):
         held = status.st_blocks * 512
@@ -558,9 +558,9 @@ def _info(name: str, status: os.stat_result, target: bytes | None) -> Info:
 
 
 def _unreadable(name: str, status: os.stat_result, why: str, size: int = 1) -> Info:
-    """The entry of what is listed as a file and cannot be read.
+    """Return the entry of an unreadable file, which is listed as a regular one.
 
-    It is not empty, or tar(1) would store an empty file without ever opening it.
+    Its size is not 0, or tar(1) would store an empty file without ever opening it.
     """
     return Info(name, Kind.FILE, max(size, 1), 0o444, status.st_mtime_ns, identity=status.st_ino, unreadable=why)
 
@@ -571,7 +571,7 @@ def _special(status: os.stat_result) -> str:
 
 
 def _why_not_followed(target: bytes, exc: OSError) -> str:
-    """The reason why a link cannot be followed, with what to do."""
+    """Return the reason why a link cannot be followed, with a remedy if there is one."""
     text = os.fsdecode(target)
     if exc.errno == errno.ENOENT:
         fetched = " (git annex get fetches it)" if ".git/annex/objects/" in text else ""
@@ -581,7 +581,7 @@ def _why_not_followed(target: bytes, exc: OSError) -> str:
 
 @contextlib.contextmanager
 def _answers(key: str, writing: bool = False) -> Iterator[None]:
-    """Turns an OSError into the answer or failure that it is. A full disk and the like stay as they are."""
+    """Turn an OSError into the matching StoreError. A full disk and similar errors stay an OSError."""
     try:
         yield
     except BlockingIOError:
@@ -599,7 +599,7 @@ def _answers(key: str, writing: bool = False) -> Iterator[None]:
         if writing:
             raise
         unreadable = ReadError(key, reason)
-        if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # ours, and it may pass
+        if code in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this process, and temporary
             unreadable.errno = code
         raise unreadable from exc
 

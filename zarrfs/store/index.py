@@ -1,8 +1,9 @@
-"""IndexStore: a read-only tree in an SQLite index; the bytes come from a TargetReader."""
+"""A store over an SQLite index: names come from its rows, bytes from a TargetReader."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,19 +14,31 @@ from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
-from zarrfs.store.api import BlockingReader, Entry, Fault, Info, Kind, Part, Reference, Store, Usage, Value, split_key
-from zarrfs.store.indexentries import TARGET_MAX, entries_of
+from zarrfs.store.api import (
+    BlockingReader,
+    Entry,
+    Fault,
+    Info,
+    Kind,
+    Part,
+    PlainPart,
+    Reference,
+    Store,
+    Usage,
+    Value,
+    split_key,
+)
 from zarrfs.store.indexfile import ROOT, Place, open_database
-from zarrfs.store.targetreader import TargetReader, WholeReader
+from zarrfs.store.targets import TargetReader
 from zarrfs.system.buffers import Buffer
 
 _COLUMNS = "name, kind, size, mode, mtime_ns, place, ref, start, held"
 _LISTED = "name, kind, size, mode, mtime_ns, ref, held"
 _FIRST_PAGE, _PAGE = 128, 1000  # rows of the first range scan and of later ones: a listing can stop anywhere
 _AT_ONCE = 16  # regions of one read
-_FIRST_REGIONS = 16  # of a file that are fetched before it is read
-_AHEAD = 16 << 20  # bytes of a file whose regions are fetched ahead of who reads it in order
-_NEAR = 2 << 20  # bytes between two reads in order: the kernel sends several at once
+_FIRST_REGIONS = 16  # of a file that prefetch() fetches
+_AHEAD = 16 << 20  # bytes: read-ahead window of a file made of regions
+_NEAR = 2 << 20  # bytes between two sequential reads: the kernel sends several at once
 _REMEMBERED = 16_384  # directories and rows kept in memory
 
 _NEXT_REGIONS = """
@@ -51,10 +64,10 @@ class _Row(NamedTuple):
 
 
 class IndexStore(Store):
-    """The tree of an index file written by IndexWriter.
+    """A read-only store over an index file that IndexWriter wrote.
 
-    Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup
-    takes microseconds. `mtime_ns` is what entries without a time of their own show; it may be set.
+    Queries run on the calling thread: the file is local and mostly in the page cache, and a lookup takes microseconds.
+    `mtime_ns` is the time of entries that have none of their own; it may be set.
     """
 
     immutable = True
@@ -64,7 +77,7 @@ class IndexStore(Store):
     def __init__(self, path: str, targets: TargetReader, mtime_ns: int | None = None) -> None:
         self._db = open_database(path)
         self._targets = targets
-        self._wholes = targets if isinstance(targets, WholeReader) else None
+
         self.mtime_ns = mtime_ns
         self._directories: LRU[str, int] = LRU(_REMEMBERED)
         self._read: LRU[int, tuple[int, int, int]] = LRU(_REMEMBERED)  # regions: run from, to, fetched to
@@ -80,7 +93,7 @@ class IndexStore(Store):
 
     @property
     def meta(self) -> dict[str, str]:
-        """What the compiler noted about the document."""
+        """The compiler's notes about the document."""
         return dict(self._db.execute("SELECT name, value FROM meta"))
 
     async def problems(self) -> list[tuple[str, str]]:
@@ -92,8 +105,8 @@ class IndexStore(Store):
         return {"files": usage.files, "bytes": usage.bytes, "problems": problems}
 
     async def faults(self) -> AsyncIterator[Fault]:
-        # what the compiler found, and of an index that somebody else has written, every row
-        from zarrfs.store.indexcheck import row_faults
+        # the compiler's problems; an index from another writer is checked row by row
+        from zarrfs.store.indexfile import row_faults
 
         is_document = "validated" in self.meta
         for entry, rule in await self.problems():
@@ -108,7 +121,7 @@ class IndexStore(Store):
     def forbid_device(self, device: int) -> None:
         self._targets.forbidden_device = device
 
-    # -- the Store protocol
+    # -- the Store interface
 
     async def info(self, key: str, sized: bool = True) -> Info:
         row = self._row(key)
@@ -130,7 +143,7 @@ class IndexStore(Store):
                     continue
                 if mtime_ns is None:
                     mtime_ns = usual_ns
-                # Info() takes thrice as long
+                # Info() takes three times as long
                 yield new(Info, (name, file, size, mode, mtime_ns, None, held, 1, None, ""))
             if len(page) < size_of_page:
                 return
@@ -208,7 +221,7 @@ class IndexStore(Store):
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
     async def references(self) -> AsyncIterator[Reference]:
-        # a ReadError at an entry that no reference set can hold
+        # raises ReadError at an entry that no reference set can hold
         try:
             for reference in self._references():
                 yield reference
@@ -226,7 +239,7 @@ class IndexStore(Store):
         return self._targets.stats()
 
     def blocking(self) -> BlockingReader:
-        return _IndexReader(self._db, self._directory, self._row, lambda: self.mtime_ns, self._wholes, self.remote)
+        return _IndexReader(self._db, self._directory, self._row, lambda: self.mtime_ns, self._targets)
 
     async def aclose(self) -> None:
         self._db.close()
@@ -288,7 +301,7 @@ class IndexStore(Store):
                 found = self._db.execute(
                     f"SELECT {_COLUMNS} FROM entry WHERE parent=? AND name=?", (parent, name)
                 ).fetchone()
-            except UnicodeEncodeError:  # bytes that are no UTF-8 are nobody's name in a document
+            except UnicodeEncodeError:  # documents have no names that are not UTF-8
                 raise NotFound(key) from None
             if found is None:
                 raise NotFound(key)
@@ -296,7 +309,7 @@ class IndexStore(Store):
         return row
 
     def _directory(self, key: str) -> int:
-        """The id of the directory `key`."""
+        """Return the id of the directory `key`."""
         if not key:
             return ROOT
         ident = self._directories.get(key)
@@ -317,7 +330,7 @@ class IndexStore(Store):
     # -- bytes
 
     def _whole_value(self, key: str, ref: int, size: int) -> bytes:
-        """An inline value that has all its bytes, as those of a reference set have."""
+        """Return an inline value; ReadError if it is shorter than its size, which no reference set allows."""
         with contextlib.closing(self._db.blobopen("value", "data", ref, readonly=True)) as blob:
             if len(blob) != size:
                 raise ReadError(key, f"the index is damaged: {len(blob)} bytes inline, and a size of {size}")
@@ -329,7 +342,7 @@ class IndexStore(Store):
             return blob.read(length).ljust(length, b"\0")  # a value shorter than its file goes on with zeros
 
     async def _gather(self, owner: int, start: int, stop: int) -> Buffer:
-        """[start, stop) of a file made of regions, zeros between them."""
+        """Return the bytes [start, stop) of a file made of regions, with zeros between them."""
         rows = self._db.execute(
             "SELECT start, length, target, offset FROM region WHERE owner=? AND start<? AND start+length>? "
             "AND start >= coalesce((SELECT max(start) FROM region WHERE owner=? AND start<=?), 0) "
@@ -356,7 +369,7 @@ class IndexStore(Store):
         return out
 
     def _read_on(self, owner: int, start: int, stop: int) -> None:
-        """Have the next regions of a file fetched that is read in order: as much ahead as was read, up to a bound."""
+        """Prefetch the next regions of a file that is read in order: as many bytes as were read, up to a bound."""
         begin, last, until = self._read.get(owner, (0, 0, 0))
         if not last - _NEAR <= start <= last + _NEAR:
             begin, until = start, 0
@@ -371,7 +384,7 @@ class IndexStore(Store):
             in_background(self._targets.prefetch, wanted)
 
     def _ranges(self, row: _Row) -> Iterator[tuple[str, int, int]]:
-        """(url, low, high) of what a file is made of, as far as that is known without asking."""
+        """Yield (url, low, high) of the parts of a file, as far as they are known without a request."""
         size = self._sizes.get(row.ref) if row.size is None else row.size
         if not size:
             return
@@ -414,7 +427,7 @@ class IndexStore(Store):
 
 
 def _check_order(key: str, parent: int, ident: int) -> None:
-    """Every directory is numbered after its parent; in an index that somebody made, one may contain itself."""
+    """Raise ReadError unless a directory has a higher id than its parent: in a forged index it may contain itself."""
     if ident <= parent:
         raise ReadError(key, "the index is damaged: a directory that contains itself")
 
@@ -433,20 +446,20 @@ class _IndexValue(Value):
 class _IndexReader(BlockingReader):
     def __init__(
         self, db: sqlite3.Connection, directory: Callable[[str], int], row: Callable[[str], _Row],
-        usual_ns: Callable[[], int | None], wholes: WholeReader | None, remote: bool,
+        usual_ns: Callable[[], int | None], targets: TargetReader,
     ) -> None:  # fmt: skip
-        self._db, self._directory, self._row, self._usual_ns, self._wholes = db, directory, row, usual_ns, wholes
-        self.serves_most = wholes is not None and not remote
+        self._db, self._directory, self._row, self._usual_ns, self._targets = db, directory, row, usual_ns, targets
+        self.serves_most = targets.has_whole and not targets.remote
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        # sqlite3.Error as well
+        # also raises sqlite3.Error
         yield from entries_of(self._db, self._directory(prefix), self._usual_ns())
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
         found: dict[str, list[Part] | None] = {}
         for entry in entries_of(self._db, self._directory(prefix), self._usual_ns(), names):
             parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
-            if parts and parts[0].data is None and self._wholes is None:
+            if parts and parts[0].data is None and not self._targets.has_whole:
                 parts = None
             found[entry[0]] = parts
         return found
@@ -455,7 +468,7 @@ class _IndexReader(BlockingReader):
         row = self._row(key)
         if row.place == Place.HOLE:
             return []
-        if row.place != Place.REGIONS or self._wholes is None:
+        if row.place != Place.REGIONS or not self._targets.has_whole:
             return None
         found = []
         for at, length, url, offset in self._db.execute(_PARTS, (row.ref, stop, start)):
@@ -464,4 +477,56 @@ class _IndexReader(BlockingReader):
         return found
 
     def blob(self, url: str) -> memoryview | None:
-        return None if self._wholes is None else self._wholes.whole(url, self.skip_warned)
+        return self._targets.whole(url, self.skip_warned)
+
+
+TARGET_MAX = 4095  # bytes of a symbolic link's target
+_MANY_REGIONS = 4096  # of a file: more are not held for a listing
+
+_QUERY = """
+SELECT e.name, e.kind, e.size, e.mode, e.mtime_ns, e.held, e.place, v.data, r.start, r.length, t.url, r.offset
+FROM entry e
+LEFT JOIN value v ON (e.place=0 OR e.kind=2) AND v.id=e.ref
+LEFT JOIN region r ON e.place=3 AND r.owner=e.ref
+LEFT JOIN target t ON t.id=r.target
+WHERE e.parent=? AND {which} ORDER BY e.name, r.start
+"""
+_ALL, _SOME = "e.name>''", "e.name IN (SELECT value FROM json_each(?)) AND e.kind=0"
+
+
+def entries_of(
+    db: sqlite3.Connection, parent: int, usual_ns: int | None, names: Sequence[str] | None = None
+) -> Iterator[Entry]:
+    """Yield the entries of the directory with id `parent`, or its files in `names`; `usual_ns`: the default time.
+
+    Files of very many regions come without parts unless they are named. Blocks, in any thread. sqlite3.Error.
+    """
+    entry: Entry | None = None
+    last = ""
+    most = _MANY_REGIONS if names is None else 1 << 62
+    which, more = (_ALL, ()) if names is None else (_SOME, (json.dumps(names),))
+    for name, kind, size, mode, mtime_ns, held, place, data, start, length, url, offset in db.execute(
+        _QUERY.format(which=which), (parent, *more)
+    ):
+        if name == last and entry is not None:  # one more region
+            if entry[7] is not None:
+                entry[7].append((start, length, None, url, offset))
+                entry = (*entry[:7], None) if len(entry[7]) > most else entry
+            continue
+        if entry is not None:
+            yield entry
+        last, target = name, None
+        parts: list[PlainPart] | None = None
+        if kind == Kind.SYMLINK:
+            target = data.decode() if size == len(data) <= TARGET_MAX else None
+        elif kind == Kind.DIRECTORY:
+            size = 0  # not how many directories are in it
+        elif kind == Kind.FILE and place == Place.REGIONS:
+            parts = [] if start is None else [(start, length, None, url, offset)]
+        elif kind == Kind.FILE and place == Place.INLINE:
+            parts = [(0, len(data), data, "", 0)] if data else []
+        elif kind == Kind.FILE and place == Place.HOLE:
+            parts = []
+        entry = name, kind, size, mode, usual_ns if mtime_ns is None else mtime_ns, held, target, parts
+    if entry is not None:
+        yield entry

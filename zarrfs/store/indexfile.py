@@ -1,4 +1,4 @@
-"""The file of an index: its SQLite schema, and IndexWriter, which documents are compiled with.
+"""The index file: its SQLite schema, the writer that documents are compiled with, and checks of its rows.
 
 One row per entry, keyed by (parent directory, name), so that a listing is one range scan in the order of
 names. A file's row says where its bytes are (Place); inline values, target URLs and regions have tables of
@@ -14,20 +14,110 @@ import json
 import operator
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import quote
 
 from zarrfs.errors import SourceError
-from zarrfs.store.api import Kind
-from zarrfs.store.indexdirs import ROOT as ROOT
-from zarrfs.store.indexdirs import Directories
+from zarrfs.store.api import Kind, name_rule
 from zarrfs.system.buffers import Buffer
+
+ROOT = 1  # the id of the root; every other directory has a larger one than its parent
+
+_REMEMBERED = 200_000  # keys kept in memory
+_BELOW = (
+    "WITH RECURSIVE below(id) AS "
+    "(SELECT ? UNION ALL SELECT directory.id FROM directory JOIN below ON directory.parent = below.id) "
+)
+
+
+class Directories:
+    """Ids of the directories of an index that is being written, in a temporary table: there may be very many."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        db.execute(
+            "CREATE TEMP TABLE directory (id INTEGER PRIMARY KEY, parent INTEGER NOT NULL, name TEXT NOT NULL, "
+            "mode INTEGER, mtime_ns INTEGER, UNIQUE (parent, name))"
+        )
+        # the root is its own parent under the empty name, which no key can have
+        db.execute("INSERT INTO directory VALUES (?, 0, '', NULL, NULL)", (ROOT,))
+        self.known = {"": ROOT}  # some keys with their ids
+        self._all_known = True
+        self._next = ROOT + 1
+
+    def find(self, key: str) -> int:
+        """Return the id of the directory `key`; add it and its parents if they are new."""
+        ident = self.known.get(key)
+        if ident is not None:
+            return ident
+        at = len(key)
+        while at >= 0 and key[:at] not in self.known:
+            at = key.rfind("/", 0, at)
+        ident = self.known[key[: max(at, 0)]]
+        while at < len(key):
+            start = at + 1 if at > 0 else 0
+            at = key.find("/", start)
+            at = len(key) if at < 0 else at
+            ident = self._child(ident, key[start:at])
+            self.known[key[:at]] = ident
+        if len(self.known) > _REMEMBERED:
+            self._forget()
+        return ident
+
+    def describe(self, key: str, mode: int | None, mtime_ns: int | None) -> None:
+        """Set the mode and time of a directory."""
+        self._db.execute("UPDATE directory SET mode=?, mtime_ns=? WHERE id=?", (mode, mtime_ns, self.find(key)))
+
+    def conflicts(self) -> list[str]:
+        """Return the keys that are also files, sorted."""
+        query = "SELECT directory.id FROM directory CROSS JOIN entry USING (parent, name)"  # looks each up
+        return sorted(self._key(ident) for (ident,) in self._db.execute(query).fetchall())
+
+    def remove(self, key: str) -> int:
+        """Remove a directory and everything below it; return the number of entries."""
+        ident = self.find(key)
+        self._db.execute(f"{_BELOW} DELETE FROM entry WHERE parent IN (SELECT id FROM below)", (ident,))
+        (count,) = self._db.execute("SELECT changes()").fetchone()
+        self._db.execute(f"{_BELOW} DELETE FROM directory WHERE id IN (SELECT id FROM below)", (ident,))
+        self._forget()
+        return int(count)
+
+    def write(self) -> None:
+        """Insert the directories as entries, replacing files of the same name; their size counts subdirectories."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO entry SELECT parent, name, 1, "
+            "(SELECT count(*) FROM directory AS below WHERE below.parent = directory.id), "
+            "mode, mtime_ns, NULL, id, NULL, NULL FROM directory ORDER BY parent, name"
+        )
+        self._db.execute("DROP TABLE directory")
+
+    def _child(self, parent: int, name: str) -> int:
+        if not self._all_known:
+            row = self._db.execute("SELECT id FROM directory WHERE parent=? AND name=?", (parent, name)).fetchone()
+            if row is not None:
+                return int(row[0])
+        ident, self._next = self._next, self._next + 1
+        self._db.execute("INSERT INTO directory VALUES (?,?,?,NULL,NULL)", (ident, parent, name))
+        return ident
+
+    def _forget(self) -> None:
+        self.known.clear()
+        self.known[""] = ROOT
+        self._all_known = False
+
+    def _key(self, ident: int) -> str:
+        names: list[str] = []
+        while ident != ROOT:
+            ident, name = self._db.execute("SELECT parent, name FROM directory WHERE id=?", (ident,)).fetchone()
+            names.append(name)
+        return "/".join(reversed(names))
+
 
 MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x7A617266  # "zarf" in a header that file(1) shows
-INDEX_VERSION = 1  # part of every cache key: a new layout never meets an old file
+INDEX_VERSION = 1  # part of every cache key: a new layout never opens an old file
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -90,7 +180,7 @@ _Row = _Full | tuple[int, str, int, int, int]
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """A read-only connection to an index; raises SourceError for anything that is not one."""
+    """Open a read-only connection to an index; SourceError for any other file."""
     try:
         db = sqlite3.connect(
             f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode=ro&immutable=1", uri=True, check_same_thread=False
@@ -106,7 +196,7 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def _check_database(db: sqlite3.Connection, path: str) -> None:
-    """Have `db`, an index at `path`, ready to be read. SourceError, sqlite3.Error, OSError."""
+    """Check and configure `db`, an index at `path`. SourceError, sqlite3.Error, OSError."""
     found = (
         db.execute("PRAGMA application_id").fetchone()[0],
         db.execute("PRAGMA user_version").fetchone()[0],
@@ -123,9 +213,9 @@ def _check_database(db: sqlite3.Connection, path: str) -> None:
 
 
 def read_notes(path: str) -> dict[str, str]:
-    """The notes in an index: kind, source, warnings (JSON), perhaps base, origin, mtime_ns.
+    """Return the notes in an index: kind, source, warnings (JSON), perhaps base, origin, mtime_ns.
 
-    SourceError where it is no index, or lacks the first three.
+    SourceError if it is no index, or lacks the first three.
     """
     try:
         with contextlib.closing(open_database(path)) as db:
@@ -138,13 +228,13 @@ def read_notes(path: str) -> dict[str, str]:
 
 
 def _is_our_schema(db: sqlite3.Connection) -> bool:
-    """Whether there are our tables and nothing else: a view or a trigger could make any answer of its own."""
+    """Return whether there are our tables and nothing else: a view or a trigger could forge any result."""
     found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master")}
     return found == {statement.strip() for statement in SCHEMA.split(";\n") if statement.strip()}
 
 
 class IndexWriter:
-    """Compiles a document's entries into the new index file `path`, which is whole after commit().
+    """A writer of a document's entries to the new index file `path`, which is complete after commit().
 
     Keys must have passed store.api.key_rule and be encodable as UTF-8. Adding a key again replaces it.
     A context manager: leaving it without commit() removes the file. Where others look for it, it gets its name
@@ -275,7 +365,7 @@ class IndexWriter:
         return self._directories.conflicts()
 
     def commit(self, meta: Iterable[tuple[str, str]] = ()) -> None:
-        """Write everything, to the disk."""
+        """Write everything and sync the file to disk."""
         self._flush()
         self._directories.write()
         self._write_targets()
@@ -313,14 +403,14 @@ class IndexWriter:
         return self._directories.find(prefix), name
 
     def directory_id(self, key: str) -> int:
-        """The id of the directory `key`, made with its parents where it is new."""
+        """Return the id of the directory `key`; add it and its parents if they are new."""
         return self._directories.find(key)
 
     def target_id(self, url: str) -> int:
-        """The id of a target; one that was not named for long may get another."""
+        """Return an id of a target; after many others, the same target may get a second id."""
         found = self._targets.get(url)
         if found is None:
-            if len(self._targets) >= _FLUSH_TARGETS:  # a set may have as many as entries
+            if len(self._targets) >= _FLUSH_TARGETS:  # a set may have as many targets as entries
                 self._write_targets()
             found = self._targets[url] = self._next_target
             self._next_target += 1
@@ -333,7 +423,7 @@ class IndexWriter:
 
     def _value(self, data: Buffer) -> int:
         ident, self._next_value = self._next_value, self._next_value + 1
-        if len(data) > _LONG:  # written in place: SQLite would hold it twice
+        if len(data) > _LONG:  # written in place, or SQLite would hold it twice
             self._db.execute("INSERT INTO value VALUES (?,zeroblob(?))", (ident, len(data)))
             with self._db.blobopen("value", "data", ident) as blob, memoryview(data) as view:
                 for at in range(0, len(data), _LONG):
@@ -368,6 +458,76 @@ class IndexWriter:
 
 
 def int64(value: int) -> bool:
-    """Whether SQLite can hold `value`."""
+    """Return whether SQLite can store `value`."""
     return -(2**63) <= value < 2**63
 
+
+_END_MAX = 2**63 - 1
+_CHECKED = (
+    "SELECT e.name, e.kind, e.ref, e.size, e.place, e.start, typeof(t.url), length(t.url), typeof(v.data), "
+    "length(v.data) "
+    "FROM entry e LEFT JOIN target t ON t.id=e.ref LEFT JOIN value v ON v.id=e.ref "
+    "WHERE e.parent=? AND e.name>'' ORDER BY e.name"
+)
+
+
+def first_fault(path: str) -> tuple[str, str] | None:
+    """Return (key, rule) of the first row of an index file that no reference set may have, or None."""
+    try:
+        with contextlib.closing(open_database(path)) as db:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()  # pages that are used twice would go on for ever
+            return ("", f"damaged: {found}") if found != "ok" else next(row_faults(db), None)
+    except sqlite3.Error as exc:
+        return "", f"damaged: {exc}"
+
+
+def row_faults(db: sqlite3.Connection) -> Iterator[tuple[str, str]]:
+    """Yield (key, rule) of every row below the root that no reference set may have."""
+    levels = [("", db.execute(_CHECKED, (ROOT,)))]
+    seen = {ROOT}
+    try:
+        while levels:
+            prefix, rows = levels[-1]
+            for name, kind, ident, *rest in rows:
+                key = f"{prefix}{name}"
+                rule = name_rule(name) if isinstance(name, str) and "/" not in name else "not a name"
+                if rule is None and kind == Kind.DIRECTORY:
+                    if type(ident) is int and ident not in seen:
+                        seen.add(ident)
+                        levels.append((f"{key}/", db.execute(_CHECKED, (ident,))))
+                        break
+                    rule = "a directory that is in two places"
+                rule = rule or _file_rule(kind, *rest)
+                if rule:
+                    yield key, rule
+            else:
+                levels.pop()
+    except sqlite3.Error as exc:
+        yield "", f"damaged: {exc}"
+
+
+def _file_rule(
+    kind: Any, size: Any, place: Any, start: Any, url: Any, url_size: Any, value: Any, held: Any
+) -> str | None:
+    """Return the rule that the row of a file breaks, or None; `url` and `value`: the types of the referenced columns.
+
+    `held`: the bytes of the value.
+    """
+    if kind != Kind.FILE:
+        return "a symbolic link, which no reference set has" if kind == Kind.SYMLINK else f"of no kind: {kind!r:.40}"
+    if place == Place.INLINE:
+        if value != "blob":
+            return "no inline value"
+        if type(size) is not int or size < 0:
+            return "no size"
+        return None if size == held else f"{held} bytes inline, and a size of {size}"  # zeros follow in archives only
+    if place not in (Place.RANGE, Place.WHOLE):
+        return "a file made of regions, which no reference set has" if place in list(Place) else "of no place"
+    if url != "text" or not url_size:
+        return "no target"
+    if place == Place.RANGE:
+        if type(size) is not int or type(start) is not int or size < 0 or start < 0:
+            return "offset and length: expected whole numbers, 0 or more"
+        if start + size > _END_MAX:
+            return "offset + length is over 2^63 - 1"
+    return None

@@ -1,4 +1,4 @@
-"""Which keys a user has asked for, by globs."""
+"""Selection of keys by globs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zarrfs.store.walk import walk
 
 
 class Globs:
-    """Globs of keys; what is below a directory belongs to it.
+    """Globs of keys; a directory that matches includes everything below it.
 
-    A glob without "/" is compared with names at any depth, one with "/" with whole keys, in which "*" stands for "/"
-    as well. A "/" or "./" before a glob makes it one for whole keys; slashes at its end do not matter.
+    A glob without "/" matches names at any depth, one with "/" whole keys, in which "*" also matches "/". A leading
+    "/" or "./" makes a glob match whole keys; trailing slashes do not matter.
     """
 
     def __init__(self, globs: Iterable[str]) -> None:
@@ -33,7 +33,7 @@ class Globs:
         return bool(self._names or self._keys)
 
     def match(self, key: str) -> bool:
-        """Whether a glob matches `key` itself; who goes through a tree knows about what is above it."""
+        """Return whether a glob matches `key` itself; the caller, which walks the tree, tracks parents."""
         found = False
         for globs, text in ((self._names, key.rpartition("/")[2]), (self._keys, key)):
             for glob, pattern in globs.items():
@@ -43,33 +43,33 @@ class Globs:
         return found
 
     def unused(self) -> list[str]:
-        """The globs that have matched nothing so far."""
+        """Return the globs without a match so far."""
         return list(self._unused)
 
 
 class Picking:
-    """Which keys of a tree are asked for: what globs of `include` match, or all; without what `exclude` matches."""
+    """A selection of keys: those that globs of `include` match, or all, without those that `exclude` matches."""
 
     def __init__(self, include: Iterable[str], exclude: Iterable[str]) -> None:
         self._include, self._exclude = Globs(include), Globs(exclude)
         self.everything = not self._include and not self._exclude
-        self.root = not self._include  # whether the root itself is asked for
+        self.root = not self._include  # whether the root itself is selected
 
     def picked(self, key: str, above: bool) -> bool | None:
-        """Whether `key` is asked for, where the directory `above` it is or not; None: nor is anything below it."""
+        """Return whether `key` is selected (`above`: its directory is); None: exclude everything below it, too."""
         if self._exclude and self._exclude.match(key):
             return None
-        # asked even where it makes no difference, to know which globs match nothing
+        # match even if it makes no difference, to find globs without a match
         return self._include.match(key) or above if self._include else True
 
     def unused(self) -> list[str]:
-        """The globs of `include` that have matched nothing so far."""
+        """Return the globs of `include` without a match so far."""
         return self._include.unused()
 
 
 async def chosen(store: Store, include: Globs, exclude: Globs) -> AsyncIterator[tuple[str, Info]]:
-    """What walk() gives of a store, as far as a glob of `include` matches (or there is none) and none of `exclude`."""
-    within = "" if include else None  # the directory that was asked for, with a slash
+    """Yield the entries of walk() that a glob of `include` matches (or there is none), and none of `exclude`."""
+    within = "" if include else None  # the selected directory, with a slash
     async for key, info in walk(store, leave_out=exclude.match if exclude else lambda key: False):
         matched = include.match(key) if include else True
         below = within is None or (within and key.startswith(within))

@@ -1,7 +1,7 @@
-"""Overlay: a read-only lower store under an upper directory that holds what was changed.
+"""Overlay: a read-only lower store under an upper directory that holds the changes.
 
-Reads fall through to the lower store. Before something of it is changed it is copied up; what is deleted leaves a
-whiteout (store.whiteouts). The lower store is never touched.
+Reads of unchanged entries go to the lower store. A lower entry is copied up before it is changed; deleting it writes a
+whiteout (store/upper.py). The lower store is never modified.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ from zarrfs.store.api import (
     split_key,
 )
 from zarrfs.store.staging import RESERVED, StagedFile
-from zarrfs.store.upper import NamesLock, Upper
+from zarrfs.store.upper import RECORD, NamesLock, Upper, reserved
 from zarrfs.store.uri import file_uri
 from zarrfs.store.values import FileValue, open_sized
-from zarrfs.store.whiteouts import RECORD, reserved
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import keep_times, write_sparse
 
 log = logging.getLogger("zarrfs.store")
 
-_ABSENT = 10_000  # keys that are remembered
+_ABSENT = 10_000  # negative entries in memory
 _PIECE = 4 << 20  # bytes that are copied up at a time
-_MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # where the lower store has none
+_MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # if the lower store has none
 
 
 class Found(NamedTuple):
-    """What is at a key: in the upper, its lstat; of the lower store, an Info. A merged directory has both."""
+    """The entry at a key: the lstat of an upper one, the Info of a lower one. A merged directory has both."""
 
     status: os.stat_result | None
     info: Info | None
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory."""
+        """Whether the entry is a directory."""
         if self.status is not None:
             return stat.S_ISDIR(self.status.st_mode)
         return self.info is not None and self.info.kind is Kind.DIRECTORY
@@ -76,25 +75,25 @@ class Change(NamedTuple):
 
 
 class Overlay(WritableStore):
-    """A store of `lower`, or of nothing, with the changes that `upper` has.
+    """A store of `lower`, or of nothing, with the changes in `upper`.
 
-    `owner`: (uid, gid) of what is copied up; None: of this process. Who changes names holds `lock` meanwhile;
-    copy_up() takes it itself.
+    `owner`: (uid, gid) of entries that are copied up; None: those of this process. A caller that changes names holds
+    `lock`; copy_up() takes it itself.
     """
 
     def __init__(self, lower: Store | None, upper: Upper, owner: tuple[int, int] | None = None) -> None:
         self.lower, self.upper, self.owner = lower, upper, owner
         self.lock = NamesLock()
         self.immutable = lower.immutable if lower is not None else False
-        self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of what is copied up
+        self.mode_of: Callable[[Info], int] = ordinary_mode  # permission bits of entries that are copied up
         self._copies: dict[str, trio.Lock] = {}
         self._told: set[str] = set()
-        self._absent: set[str] = set()  # keys that an immutable lower store was found not to have
+        self._absent: set[str] = set()  # negative entries of an immutable lower store
 
-    # -- what is where
+    # -- lookup
 
     def check_name(self, name: str) -> None:
-        """OSError (EINVAL) for a name that means something in the upper."""
+        """Raise OSError (EINVAL) for a reserved name."""
         if self._reserved(name):
             if name not in self._told and len(self._told) < 100:
                 self._told.add(name)
@@ -102,7 +101,7 @@ class Overlay(WritableStore):
             raise OSError(errno.EINVAL, "a reserved name", name)
 
     async def find(self, key: str) -> Found:
-        """What is at `key`. NotFound (also for reserved names), NotDirectory where the path leads through a file."""
+        """Return the entry at `key`. NotFound (also for reserved names); NotDirectory if a parent is a file."""
         self._check_shown(key)
         status = self.upper.status(key)
         if status is None:
@@ -116,7 +115,7 @@ class Overlay(WritableStore):
         return Found(status, info if info is not None and info.kind is Kind.DIRECTORY else None)
 
     async def below(self, key: str) -> Info | None:
-        """What the lower store shows at `key`; None where it has nothing, or something above hides it."""
+        """Return the lower entry at `key`; None if there is none, or the upper directory hides it."""
         if self.lower is None or self.lacks(key) or self.upper.covers(key):
             return None
         try:
@@ -129,7 +128,7 @@ class Overlay(WritableStore):
             return None
 
     def lacks(self, key: str) -> bool:
-        """Whether it is known that no lower store has anything at `key`, and never will."""
+        """Return whether the lower store is known to have no entry at `key`, for good."""
         if self.lower is None:
             return True
         while key and self._absent:
@@ -139,7 +138,7 @@ class Overlay(WritableStore):
         return False
 
     async def would_show(self, key: str) -> bool:
-        """Whether the lower store would show something at `key` without what the upper has there: hide that first."""
+        """Return whether removing the upper entry at `key` would uncover a lower one: write a whiteout first."""
         if self.lower is None or self.lacks(key) or self.upper.covers(key, itself=False):
             return False
         try:
@@ -149,13 +148,13 @@ class Overlay(WritableStore):
         return True
 
     async def hide_lower(self, key: str) -> None:
-        """Make a whiteout where the lower store would show something; before the upper's entry goes. Hold `lock`."""
+        """Write a whiteout at `key` if would_show(); call it before removing the upper entry. Hold `lock`."""
         if await self.would_show(key):
             await self.make_parents(key)
             self.upper.hide(key)
 
     async def entries(self, key: str) -> list[Merged]:
-        """What is in a directory, by name. NotFound, NotDirectory."""
+        """Return the merged entries of a directory, by name. NotFound, NotDirectory."""
         self._check_shown(key)
         listing = self.upper.listing(key)
         found = await self.find(key) if listing is None else Found(None, await self.below(key))
@@ -186,7 +185,7 @@ class Overlay(WritableStore):
     # -- copying up
 
     async def make_parents(self, key: str) -> None:
-        """Let the directories above `key` be in the upper, as the lower store shows them. Hold `lock`."""
+        """Copy up the parent directories of `key`. Hold `lock`."""
         parent = split_key(key)[0]
         if not parent or self.upper.status(parent) is not None:
             return
@@ -201,9 +200,10 @@ class Overlay(WritableStore):
             self._dress(directory, name, info)
 
     async def copy_up(self, key: str, size: int | None = None) -> os.stat_result:
-        """Let `key` be in the upper, of a file only the first `size` bytes; its lstat there.
+        """Copy up `key`, of a file only the first `size` bytes; return the lstat of the upper entry.
 
-        It appears at once and whole. NotFound; ReadError where its bytes cannot be had; OSError of the upper's disk.
+        The entry appears whole, by a rename. NotFound; ReadError if lower bytes cannot be read; OSError of the upper
+        directory's disk.
         """
         async with self._one_copy(key):
             status = self.upper.status(key)
@@ -213,7 +213,7 @@ class Overlay(WritableStore):
             if info is None:
                 raise NotFound(key)
             if info.kind is Kind.FILE:
-                if not await self._copy_file(key, info, size):  # what is there by now is another file
+                if not await self._copy_file(key, info, size):  # another file took the name
                     raise NotFound(key)
             else:
                 async with self.lock:
@@ -228,7 +228,7 @@ class Overlay(WritableStore):
             return status
 
     async def _copy_file(self, key: str, info: Info, most: int | None) -> bool:
-        """Whether the copy was put in place: not where the name was taken, or taken away, meanwhile."""
+        """Copy up a file; return False if its name was taken or removed meanwhile."""
         assert self.lower is not None
         whole = (info if info.size is not None else await self.lower.info(key)).size or 0
         size = whole if most is None else min(whole, most)
@@ -267,7 +267,7 @@ class Overlay(WritableStore):
         os.fsync(descriptor)  # or after a power failure an empty file might hide the lower one
 
     def _dress(self, directory: int, name: bytes, info: Info) -> None:
-        """Owner, mode and time of a directory or link that was made after one of the lower store."""
+        """Set owner, mode and time of a directory or link that was copied up."""
         if self.owner is not None:
             os.chown(name, *self.owner, dir_fd=directory, follow_symlinks=False)
         if info.kind is Kind.DIRECTORY:
@@ -278,7 +278,7 @@ class Overlay(WritableStore):
 
     @contextlib.asynccontextmanager
     async def _one_copy(self, key: str) -> AsyncIterator[None]:
-        """One at a time for each key."""
+        """Serialise copy-ups of the same key."""
         lock = self._copies.setdefault(key, trio.Lock())
         try:
             async with lock:
@@ -330,7 +330,7 @@ class Overlay(WritableStore):
         return {"url": file_uri(os.path.join(self.upper.path, key))}
 
     async def usage(self) -> Usage:
-        """That of the lower store, and what is free on the upper's disk."""
+        """Return the usage of the lower store, with the free space of the upper directory's disk."""
         held = Usage() if self.lower is None else await self.lower.usage()
         status = os.statvfs(self.upper.path)
         unit = status.f_frsize
@@ -338,7 +338,7 @@ class Overlay(WritableStore):
         return total._replace(bytes_free=status.f_bavail * unit, files_free=status.f_favail)
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Store `value`, making the directories above it; atomic. IsDirectory, NotDirectory, InvalidKey."""
+        """Store `value` atomically, creating parent directories. IsDirectory, NotDirectory, InvalidKey."""
         check_key(key)
         for name in key.split("/"):
             self.check_name(name)
@@ -358,7 +358,7 @@ class Overlay(WritableStore):
             self.upper.show(key)
 
     async def delete(self, key: str) -> None:
-        """Remove a file, a link, or a directory with all below it; NotFound. Parents stay."""
+        """Remove a file, a link, or a directory with everything below it; NotFound. Parents stay."""
         check_key(key)
         async with self.lock:
             found = await self.find(key)
@@ -376,7 +376,7 @@ class Overlay(WritableStore):
             await self.lower.aclose()
 
     async def _make_directories(self, prefix: str) -> None:
-        """Directories from the root to `prefix`, copied up or new. Hold `lock`."""
+        """Copy up or create the directories from the root to `prefix`. Hold `lock`."""
         at = ""
         for name in prefix.split("/") if prefix else ():
             at = join_key(at, name)
@@ -401,12 +401,12 @@ class Overlay(WritableStore):
         if stat.S_ISLNK(status.st_mode):
             return Info(name, Kind.SYMLINK, size, mode, status.st_mtime_ns, self.upper.readlink(key))
         if not stat.S_ISREG(status.st_mode):
-            raise NotFound(key)  # a fifo, a socket or a device is no key
+            raise NotFound(key)  # a FIFO, a socket or a device is no key
         held = status.st_blocks * 512
         return Info(name, Kind.FILE, size, mode, status.st_mtime_ns, None, held if held < size else None,
                     status.st_nlink, status.st_ino)  # fmt: skip
 
-    # -- what the lower store answers
+    # -- passed to the lower store
 
     @property
     def remote(self) -> bool:
@@ -437,12 +437,12 @@ class Overlay(WritableStore):
     # -- the difference
 
     async def changes(self) -> AsyncIterator[Change]:
-        """What differs from the lower store, by key; a replaced directory is deleted, then added."""
+        """Yield the differences from the lower store, by key; a replaced directory is deleted, then added."""
         async for change in self._changes("", self.lower is not None):
             yield change
 
     async def _changes(self, prefix: str, over: bool) -> AsyncIterator[Change]:
-        """The changes in an upper directory; `over`: a lower one is shown through it."""
+        """Yield the changes in an upper directory; `over`: it is merged with a lower one."""
         statuses, hidden, opaque = self.upper.listing(prefix) or ({}, set(), False)
         lower = await self._lower_names(prefix) if over else {}
         gone = set(lower) if opaque else hidden & set(lower)
@@ -476,7 +476,7 @@ class Overlay(WritableStore):
 
 
 def _shown(info: Info) -> Info:
-    """An entry of the lower store with permission bits: without any, its owner may write."""
+    """Return a lower entry with permission bits; by default its owner may write."""
     return info if info.mode is not None else info._replace(mode=_mode(info))
 
 

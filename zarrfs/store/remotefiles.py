@@ -1,7 +1,7 @@
-"""RemoteFiles: URL -> bytes: which blocks a read takes, and which to fetch ahead of it.
+"""Reads of values behind URLs: they become reads of cached blocks, with read-ahead.
 
-Values of up to part_size= are one block. Larger ones are fetched in parts of that size from their beginning on,
-several at once ahead of whoever reads in order, and in smaller pieces for whoever does not.
+Values of up to part_size= are one block. Larger ones are fetched in parts of that size: several at once ahead of a
+sequential reader, and in smaller pieces for random reads.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from zarrfs.net.systems import System
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import LocalFiles
 
-_PIECE = 512 << 10  # bytes of a large value that are fetched for a read anywhere
+_PIECE = 512 << 10  # bytes of a large value that are fetched for a random read
 _WINDOW = 4  # parts: the first window
-_FOUND = 65_536  # URLs whose system is remembered
+_FOUND = 65_536  # URLs whose system is cached
 
 
 class RemoteFiles:
-    """Values behind URLs. Errors: ReadError and its kinds (TargetMissing, AccessDenied, OutOfRange, ...).
+    """A reader of values behind URLs.
 
-    `local` reads the archives that are local files, and keeps to its forbidden_device; it stays the caller's.
-    `trust` says what may be reached: by default all that the user can, as for what the user names.
+    Errors: ReadError and its subclasses (TargetMissing, AccessDenied, OutOfRange, ...).
+
+    `local` reads archives that are local files, except on its forbidden_device; the caller closes it. `trust` decides
+    which URLs may be requested: by default all, as for URLs that the user names.
     """
 
     def __init__(self, options: Options, local: LocalFiles | None = None, trust: Trust | None = None) -> None:
@@ -53,16 +55,16 @@ class RemoteFiles:
     # -- by URL
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        """Exactly the bytes [offset, offset + length) of `url`, which are part of the value [low, high)."""
+        """Return exactly the bytes [offset, offset + length) of `url`, which are part of the value [low, high)."""
         system, path = self._found.get(url) or await self.find(url)
         return await self.read_at(system, path, offset, length, low, high)
 
     async def read_all(self, url: str) -> bytes:
-        """All bytes of `url`; as read_all_at()."""
+        """Return all bytes of `url`; as read_all_at()."""
         return await self.read_all_at(*await self.find(url))
 
     async def size(self, url: str, begin: bool = False) -> int:
-        """As TargetReader.size."""
+        """Return the size of `url` in bytes; with `begin`, fetch the first bytes as well."""
         system, path = await self.find(url)
         size = await self.blocks.begin(self.first_block(system, path, 0, self._part)) if begin else None
         if size is not None:
@@ -73,21 +75,21 @@ class RemoteFiles:
         return found.size
 
     async def find(self, url: str) -> tuple[System, str]:
-        """(system, path in it) of a URL; opens an archive where the URL is a chain."""
+        """Return (system, path in it) of a URL; opens an archive if the URL is a chain."""
         found = self._found.get(url)
         if found is None:
             found = self._found.put(url, await self._openers.find(url))
         return found
 
     async def get_ready(self, url: str) -> None:
-        """As TargetReader.get_ready."""
+        """Import and start what reading `url` takes; send no request."""
         if len(urls.protocols(url)) == 1:
             await self._openers.get_ready(url)
 
     def below(self) -> RemoteFiles:
-        """A RemoteFiles for the bytes of archives, with a quarter of the memory.
+        """Return a RemoteFiles for the bytes of archives, with a quarter of the memory.
 
-        Not this one: a member that waits for room would wait for its own archive.
+        A separate one prevents a deadlock: a member that waits for memory would wait for its own archive.
         """
         if self._below is None:
             cache = self.blocks.cache
@@ -103,7 +105,7 @@ class RemoteFiles:
         self, system: System, path: str, offset: int, length: int, low: int, high: int,
         expected: Entry | None = None,
     ) -> Buffer:  # fmt: skip
-        """As read(). `expected`: what the value must be, instead of what it was when first read."""
+        """Read as read(). `expected`: the version that the value must have, instead of the one first read."""
         if length <= 0:
             return b""
         try:
@@ -139,7 +141,7 @@ class RemoteFiles:
         return buffer
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        """Bring the beginnings of values into the cache, which are (url, low, high); errors are left to readers."""
+        """Fetch the beginnings of values (url, low, high) into the cache; their readers get the errors."""
         blocks = []
         for url, low, high in wanted:
             try:
@@ -152,35 +154,35 @@ class RemoteFiles:
     def first_block(
         self, system: System, path: str, low: int, high: int, expected: Entry | None = None
     ) -> Wanted:
-        """What to fetch of the value [low, high) before it is read."""
+        """Return the block to prefetch of the value [low, high)."""
         return Wanted(system, path, low, min(high, low + self._part), expected)
 
     async def read_all_at(self, system: System, path: str) -> bytes:
-        """All bytes at `path`, not kept; a ReadError where these are more than -o document_limit=."""
+        """Return all bytes at `path`, uncached; ReadError if they are more than -o document_limit=."""
         found = await self.blocks.ranges.call(system, path, lambda: system.fetch(path, 0, None))
         return bytes(found.data)
 
     async def stat_at(self, system: System, path: str) -> Entry:
-        """What is at `path`."""
+        """Return the entry at `path`."""
         found: Entry = await self.blocks.ranges.call(system, path, lambda: system.stat(path))
         return found
 
     async def look_at(self, system: System, path: str) -> Entry | None:
-        """Stat the value at `path` by fetching its beginning, which is kept; None: ask stat_at()."""
+        """Stat the value at `path` by fetching its beginning into the cache; None: only stat_at() can tell."""
         return await self.blocks.look(self.first_block(system, path, 0, self._part))
 
     async def listing_at(self, system: System, path: str) -> list[Entry] | None:
-        """The entries of a directory; None where the server shows no listing."""
+        """Return the entries of a directory; None if the server does not list it."""
         found: list[Entry] | None = await self.blocks.ranges.call(system, path, lambda: system.listing(path))
         return found
 
     async def page_at(self, system: System, path: str, after: str) -> Page:
-        """A page of all keys below `path` that come after `after`."""
+        """Return a page of all keys below `path` that come after `after`."""
         found: Page = await self.blocks.ranges.call(system, path, lambda: system.page(path, after))
         return found
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options."""
+        """Apply options that may change while a mount runs."""
         self._options = options
         self.blocks.adjust(options)
         cache = self.blocks.cache
@@ -192,7 +194,7 @@ class RemoteFiles:
         self._streams.first, self._streams.most = min(_WINDOW * self._part, most), most
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
+        """Return counters for the log."""
         return self.blocks.stats()
 
     async def aclose(self) -> None:
@@ -207,7 +209,7 @@ class RemoteFiles:
     # -- large values
 
     def _cover(self, read: Wanted, low: int, high: int, stream: Stream) -> Iterator[Wanted]:
-        """The blocks that a read of a large value takes: parts for one in order, else pieces."""
+        """Yield the blocks of a read of a large value: parts for a sequential read, else pieces."""
         at = read.start
         while at < read.stop:
             start = at - (at - low) % self._part
@@ -222,7 +224,7 @@ class RemoteFiles:
     def _fetch_ahead(
         self, stream: Stream, system: System, path: str, low: int, high: int, expected: Entry | None
     ) -> None:
-        """Start the parts in the window of a reader, one after the other, as far as there is room."""
+        """Start fetching the parts in the read-ahead window of a stream, as far as there is memory."""
         at = max(stream.started, stream.at - (stream.at - low) % self._part)
         while stream.window and at < min(stream.at + stream.window, high):
             part = Wanted(system, path, at, min(at + self._part, high), expected)
@@ -235,9 +237,9 @@ class RemoteFiles:
 
 
 def _cut(block: Buffer, at: int, length: int, system: System, path: str, low: int) -> memoryview:
-    """`length` bytes of a block from `at` on; the block starts at `low`, and ends where the value does."""
+    """Return `length` bytes of a block from `at` on; a short block, which starts at `low`, shows the value's end."""
     if at + length > len(block):
         asked = f"bytes [{low + at}, {low + at + length}) were asked for"
-        most = "" if block or not low else "at most "  # of a block beyond the end, that is all one knows
+        most = "" if block or not low else "at most "  # an empty block only bounds the size
         raise OutOfRange(system.shown(path), f"has {most}{low + len(block)} bytes, {asked}")
     return memoryview(block)[at : at + length]

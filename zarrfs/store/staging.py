@@ -1,8 +1,8 @@
-"""Staging: where values are written before they appear under their names, and trees go before they vanish.
+"""The staging directory: values are written there before an atomic rename, and trees moved there to be removed.
 
-The directory `.zarrfs-staging` in the base directory holds them; a rename makes each change atomic. A file in
-it is locked (flock) by the process that writes it, so whatever is not locked was left behind by a crash and
-is removed by the next process that writes. Names with this prefix are no keys, at any depth.
+It is the directory `.zarrfs-staging` in the base directory. The process that writes a file in it holds a lock (flock)
+on the file, so an unlocked file was left behind by a crash, and the next writer removes it. Names with this prefix are
+no keys, at any depth.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _TRIES = 100
 
 
 class Staging:
-    """The staging directory of one base directory; made when first needed. All methods block."""
+    """The staging directory of one base directory, created when first needed. All methods block."""
 
     def __init__(self, base: int, mode: int = 0o777) -> None:
-        """`base` is a descriptor of the base directory, which stays the caller's; `mode`: of the staging directory."""
+        """Use the directory with the descriptor `base`, which the caller keeps; `mode`: of the staging directory."""
         self._base, self._mode = base, mode
         self._cleaned: set[tuple[int, int]] = set()
         self._lock = threading.Lock()
 
     def create(self, near: int | None, mode: int) -> StagedFile:
-        """A new, empty, locked file with permission bits `mode` (cut by the umask).
+        """Create an empty, locked file with permission bits `mode` (masked by the umask).
 
-        `near`: a directory to put it into instead, under a reserved name: for a destination that rename
-        cannot reach from the staging directory, as another file system is mounted there.
+        `near`: a directory to create it in instead, under a reserved name, for a destination on another file system,
+        which rename cannot reach from the staging directory.
         """
         for _ in range(_TRIES):
             directory = self._open() if near is None else os.dup(near)
@@ -58,7 +58,7 @@ class Staging:
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def directory(self) -> StagedDirectory:
-        """A new, empty, locked directory that only its owner may use, for many files at less cost than create()."""
+        """Create an empty, locked directory of mode 0700: for many files it costs less than create()."""
         for _ in range(_TRIES):
             staging, descriptor = self._open(), -1
             name = secrets.token_hex(8).encode()
@@ -79,7 +79,7 @@ class Staging:
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def remove_tree(self, parent: int, name: bytes) -> None:
-        """Remove the directory `name` in the directory `parent` with all below it: at once, for readers."""
+        """Remove the tree `name` in the directory `parent`; for readers it vanishes at once."""
         tree = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
             lock(tree)
@@ -100,7 +100,7 @@ class Staging:
             os.close(tree)
 
     def close(self) -> None:
-        """Remove the staging directory if nobody uses it."""
+        """Remove the staging directory if it is empty."""
         with contextlib.suppress(OSError):
             os.rmdir(_NAME, dir_fd=self._base)
 
@@ -113,7 +113,7 @@ class Staging:
                 return os.open(_NAME, flags, dir_fd=self._base)
 
     def _clean_once(self, directory: int, prefix: bytes) -> None:
-        """Remove from `directory` what crashed processes left there under names with `prefix`."""
+        """Remove files with `prefix` that crashed processes left in `directory`."""
         status = os.fstat(directory)
         ident = status.st_dev, status.st_ino
         with self._lock:
@@ -127,16 +127,16 @@ class Staging:
 
 
 class StagedDirectory:
-    """A directory for files that have no names of their own yet; `descriptor` is open and locked.
+    """A directory for staged files; `descriptor` is open and locked.
 
-    A process that was forked since has part in the lock.
+    Processes forked afterwards share the lock.
     """
 
     def __init__(self, staging: int, name: bytes, descriptor: int) -> None:
         self._staging, self._name, self.descriptor = staging, name, descriptor
 
     def discard(self) -> None:
-        """Remove it with what is in it."""
+        """Remove the directory with its files."""
         if self.descriptor < 0:
             return
         with contextlib.suppress(OSError):
@@ -148,18 +148,18 @@ class StagedDirectory:
 
 
 class StagedFile:
-    """A file that has no name of its own yet; `descriptor` is open for writing."""
+    """A file in the staging directory; `descriptor` is open for writing."""
 
     def __init__(self, directory: int, name: bytes, descriptor: int) -> None:
         self._directory, self._name, self.descriptor = directory, name, descriptor
 
     def place(self, parent: int, name: bytes) -> None:
-        """Let it appear as `name` in the directory `parent`, instead of what is there."""
+        """Rename the file to `name` in the directory `parent`, replacing an existing file."""
         os.rename(self._name, name, src_dir_fd=self._directory, dst_dir_fd=parent)
         self._close()
 
     def discard(self) -> None:
-        """Remove it, unless it was placed."""
+        """Remove the file unless it was placed."""
         if self.descriptor < 0:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -174,7 +174,7 @@ class StagedFile:
 
 
 def lock(descriptor: int) -> bool | None:
-    """Whether the lock is ours; None where the file system has no locks."""
+    """Try to lock a file; return whether the lock is ours, or None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -185,7 +185,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def remove_abandoned(directory: int, name: bytes) -> None:
-    """Remove `name` in `directory` unless a living process holds it."""
+    """Remove `name` in `directory` unless a living process holds its lock."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=directory)

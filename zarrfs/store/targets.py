@@ -1,13 +1,14 @@
-"""Targets: the TargetReader of reference sets: local files and URLs, whatever a reference names.
+"""Targets of references: the TargetReader interface, and its implementation for local files and URLs.
 
 Forms of a target: an absolute path; file:///path, taken literally as fsspec does, percent-decoded if there is
 no such file; file://relative/path and relative paths, which start at `base`; and protocol://... of the
-protocols that reference sets use. What a set may reach is decided in trust.py: one that came over the network
-could name any file of whoever mounts it.
+protocols that reference sets use. net/reach.py decides which targets a set may reach: a set that came over the
+network could name any file of the user who mounts it.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 from collections.abc import Sequence
@@ -26,14 +27,72 @@ from zarrfs.system.localfiles import LocalFiles
 if TYPE_CHECKING:
     from zarrfs.store.remotefiles import RemoteFiles
 
-_KNOWN = 65_536  # URLs whose path is remembered
+
+_KNOWN = 65_536  # URLs whose path is cached
 
 
-class Targets:
-    """Reads ranges of files and URLs; relative ones are taken from `base`, which ends in "/".
+class TargetReader(abc.ABC):
+    """A reader of ranges of targets: files, URLs, or blobs."""
 
-    `origin` is the URL of the document that names them, "" for a local one; `private`: its server's address is
-    not public.
+    forbidden_device: int | None  # st_dev that no local target may lie on: reading there would wait for this process
+    has_whole: bool = False  # whole() has small targets at hand
+
+    @abc.abstractmethod
+    async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
+        """Return exactly the bytes [offset, offset + length) of `url`, or raise a ReadError.
+
+        [low, high) is the extent of the value that they belong to: bytes worth fetching in the same request.
+        """
+
+    @property
+    @abc.abstractmethod
+    def remote(self) -> bool:
+        """Whether bytes came over a network so far."""
+
+    @abc.abstractmethod
+    async def get_ready(self, url: str) -> None:
+        """Import and start what reading `url` takes, if that is not local; send no request."""
+
+    @abc.abstractmethod
+    async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
+        """Fetch the beginnings of values (url, low, high) into the cache; their readers get the errors.
+
+        Returns when they are cached; cancelling it drops the requests that have not finished.
+        """
+
+    @abc.abstractmethod
+    async def size(self, url: str, begin: bool = False) -> int:
+        """Return the size of `url` in bytes, or raise a ReadError; with `begin`, fetch the first bytes as well."""
+
+    @abc.abstractmethod
+    def resolve(self, url: str) -> str:
+        """Return `url` in the form that is requested: absolute, without credentials."""
+
+    @abc.abstractmethod
+    def adjust(self, options: Options) -> None:
+        """Apply options that may change while a mount runs."""
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Return counters for the log."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close descriptors, connections and threads."""
+
+    def whole(self, url: str, only_sound: bool = False) -> memoryview | None:
+        """Return all bytes of a target, verified; None if only read() can. Blocks, in any thread; raises as read().
+
+        With `only_sound`, also None where a source that was tried before has failed: read() logs that.
+        """
+        return None
+
+
+class Targets(TargetReader):
+    """A reader of local files and URLs; relative ones are resolved against `base`, which ends in "/".
+
+    `origin` is the URL of the document that names the targets, "" for a local one; `private`: its server's address
+    is not public.
     """
 
     def __init__(self, options: Options, base: str = "", origin: str = "", private: bool = False) -> None:
@@ -47,7 +106,7 @@ class Targets:
 
     @property
     def forbidden_device(self) -> int | None:
-        """st_dev of the mount that asks: a target on it would wait for itself, and is a Loop instead."""
+        """st_dev of this process's own mount: a read there would deadlock, so it raises Loop instead."""
         return self.local.forbidden_device
 
     @forbidden_device.setter
@@ -55,7 +114,6 @@ class Targets:
         self.local.forbidden_device = device
 
     async def read(self, url: str, offset: int, length: int, low: int, high: int) -> Buffer:
-        """As TargetReader.read."""
         try:
             path = self._paths.get(url)
             if path is None:
@@ -69,18 +127,16 @@ class Targets:
 
     @property
     def remote(self) -> bool:
-        """As TargetReader.remote."""
         return self._remote is not None
 
     async def get_ready(self, url: str) -> None:
-        """As TargetReader.get_ready."""
         with contextlib.suppress(ReadError):
             path, remote = self._absolute(url)
             if path is None:
                 await self._remotely().get_ready(remote)
 
     async def prefetch(self, wanted: Sequence[tuple[str, int, int]]) -> None:
-        """As TargetReader.prefetch; local targets are the page cache's business."""
+        # local targets are left to the page cache
         found = []
         for url, low, high in wanted:
             try:
@@ -93,14 +149,12 @@ class Targets:
             await self._remotely().prefetch(found)
 
     async def size(self, url: str, begin: bool = False) -> int:
-        """As TargetReader.size."""
         path, remote = await self._find(url)
         if path is None:
             return await self._remotely().size(remote, begin)
         return await self.local.size(path)
 
     def resolve(self, url: str) -> str:
-        """`url` as it is looked for: absolute, without credentials."""
         try:
             path, remote = self._absolute(url)
         except ReadError:
@@ -108,20 +162,17 @@ class Targets:
         return without_secrets(remote) if path is None else path
 
     def adjust(self, options: Options) -> None:
-        """As TargetReader.adjust."""
         self._options = options
         if self._remote is not None:
             self._remote.adjust(options)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, for the log."""
         found: dict[str, Any] = {"local": self.local.stats()}
         if self._remote is not None:
             found["remote"] = self._remote.stats()
         return found
 
     async def aclose(self) -> None:
-        """Give back descriptors and connections."""
         await self.local.aclose()
         if self._remote is not None:
             await self._remote.aclose()
@@ -134,7 +185,7 @@ class Targets:
         return self._remote
 
     async def _find(self, url: str) -> tuple[str | None, str]:
-        """(path, "") of a local target, or (None, absolute URL); found out once."""
+        """Return (path, "") of a local target, or (None, absolute URL); cached."""
         known = self._paths.get(url)
         if known is not None:
             return known, ""
@@ -157,7 +208,7 @@ class Targets:
         return path, ""
 
     def _absolute(self, url: str) -> tuple[str | None, str]:
-        """(path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
+        """Return (path, "") or (None, absolute URL); AccessDenied or ReadError for a target that is refused."""
         if "\0" in url:
             raise ReadError(url.replace("\0", "\\0"), "a NUL character")
         protocols = urls.protocols(url)

@@ -1,7 +1,10 @@
-"""Upper: the directory that changes go to: real files under the names of their keys, and whiteouts.
+"""The upper directory of an overlay: changed entries under the names of their keys, and whiteouts.
 
-Nothing here follows a symbolic link: links in an upper are values, and one that somebody put there must not lead a
-write out of it. Methods are calls of the operating system, on a local file system.
+Whiteouts follow the OCI image layer specification, "Whiteouts": `.wh.NAME` hides the lower entry NAME, and
+`.wh..wh..opq` in a directory hides everything that the lower directory has.
+
+Nothing here follows a symbolic link: links in an upper directory are values, and a link that another program put
+there must not redirect a write. Methods make system calls on a local file system.
 """
 
 from __future__ import annotations
@@ -21,8 +24,27 @@ import trio
 from zarrfs.errors import SourceError
 from zarrfs.store.api import join_key, split_key
 from zarrfs.store.staging import RESERVED, Staging
-from zarrfs.store.whiteouts import OPAQUE, PREFIX, RECORD, hidden_name, reserved, whiteout_name
 from zarrfs.system.beneath import BaseDirectory
+
+PREFIX = ".wh."
+OPAQUE = ".wh..wh..opq"
+RECORD = ".zarrfs-upper"  # in the root of an upper directory: a record of the source that it belongs to
+
+
+def whiteout_name(name: str) -> str:
+    """Return the name of the whiteout that hides `name`."""
+    return PREFIX + name
+
+
+def hidden_name(name: str) -> str | None:
+    """Return the name that the whiteout `name` hides; None if it is no whiteout, or the opaque marker."""
+    return name[len(PREFIX) :] if name.startswith(PREFIX) and name != OPAQUE else None
+
+
+def reserved(name: str) -> bool:
+    """Return whether `name` is reserved in upper directories, and so cannot appear in the merged tree."""
+    return name.startswith((PREFIX, RECORD, RESERVED))
+
 
 _VERSION = 1
 _OPAQUE, _PREFIX = os.fsencode(OPAQUE), os.fsencode(PREFIX)
@@ -30,7 +52,10 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # the last: no whiteo
 
 
 class NamesLock:
-    """Held by who changes names in an upper: a trio.Lock that, where it is free, takes no round of trio's loop."""
+    """A lock around namespace changes of an upper directory.
+
+    Acquiring it uncontended does not yield to the scheduler.
+    """
 
     def __init__(self) -> None:
         self._lock = trio.Lock()
@@ -46,10 +71,10 @@ class NamesLock:
 
 
 class Upper:
-    """A directory of changes. `plain`: it is all there is, with no lower store, and whiteouts mean nothing.
+    """A directory of changes. `plain`: there is no lower store, and whiteouts have no meaning.
 
-    `over`: what it is made over, as JSON has it; None: that is not known, and not asked for. SourceError where
-    `path` is no directory, or is that of something else.
+    `over`: the JSON record of the source that the changes belong to; None: do not check it. SourceError if `path` is
+    no directory, or the upper directory of another source.
     """
 
     def __init__(self, path: str, plain: bool = False, over: dict[str, Any] | None = None) -> None:
@@ -67,14 +92,14 @@ class Upper:
         except BaseException:
             self._base.close()
             raise
-        self.staging = Staging(self._base.descriptor, 0o700)  # what is copied there is nobody else's to change
+        self.staging = Staging(self._base.descriptor, 0o700)  # no other user may change files that are copied up
 
-    # -- who may use it
+    # -- locking
 
     def lock(self, exclusive: bool) -> None:
-        """Keep other writers out (or with `exclusive`, readers too) until close() or the end of the process.
+        """Lock out writers (with `exclusive`, readers too) until close() or the end of the process.
 
-        Who writes also notes here what it is made over. SourceError naming who holds the lock.
+        An exclusive lock also writes the record, if it is missing. SourceError naming the lock holder.
         """
         descriptor = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._base.descriptor)
         try:
@@ -97,7 +122,7 @@ class Upper:
                 raise SourceError(self.path, rule) from exc
 
     def close(self) -> None:
-        """Give the lock and descriptors back."""
+        """Release the lock and close descriptors."""
         if self._locked >= 0:
             os.close(self._locked)
             self._locked = -1
@@ -114,10 +139,10 @@ class Upper:
                 staged.place(directory, name)
         finally:
             staged.discard()
-            self.staging.close()  # until something is copied there
+            self.staging.close()  # the next copy-up creates it again
 
     def _check_record(self, over: dict[str, Any]) -> None:
-        """SourceError where the directory holds something else, or changes of another source or version."""
+        """Raise SourceError if the directory holds other files, or changes of another source or version."""
         found = self._record()
         if found is None:
             names = [name for name in os.listdir(self.path) if not name.startswith((RESERVED, RECORD))]
@@ -147,7 +172,7 @@ class Upper:
 
     @contextlib.contextmanager
     def at(self, key: str) -> Iterator[tuple[int, bytes]]:
-        """(descriptor of the directory that `key` lies in, its name there). FileNotFoundError, NotADirectoryError."""
+        """Yield (descriptor of the directory of `key`, its name there). FileNotFoundError, NotADirectoryError."""
         parent, _, name = os.fsencode(key).rpartition(b"/")
         directory = self._base.directory(parent)
         try:
@@ -156,7 +181,7 @@ class Upper:
             os.close(directory)
 
     def status(self, key: str) -> os.stat_result | None:
-        """lstat of what is there; None for nothing."""
+        """Return the lstat of an entry; None if there is none."""
         parent, _, name = os.fsencode(key).rpartition(b"/")
         try:
             directory = self._base.directory(parent)
@@ -170,22 +195,22 @@ class Upper:
             raise
 
     def open(self, key: str, flags: int, mode: int = 0) -> int:
-        """A descriptor of a file or directory, never of what a link points to (ELOOP)."""
+        """Open a file or directory; a symbolic link raises ELOOP."""
         with self.at(key) as (directory, name):
             return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY, mode, dir_fd=directory)
 
     def readlink(self, key: str) -> str:
-        """The target of a symbolic link."""
+        """Return the target of a symbolic link."""
         with self.at(key) as (directory, name):
             return os.fsdecode(os.readlink(name, dir_fd=directory))
 
     def names(self, key: str) -> tuple[list[str], set[str], bool]:
-        """(entries, hidden names, whether it is opaque) of a directory; nothing where there is none."""
+        """Return (names, hidden names, whether it is opaque) of a directory; empty if it does not exist."""
         statuses, hidden, opaque = self.listing(key) or ({}, set(), False)
         return list(statuses), hidden, opaque
 
     def listing(self, key: str) -> tuple[dict[str, os.stat_result], set[str], bool] | None:
-        """As names(), with the lstat of each entry; None where there is no directory."""
+        """Return names() with the lstat of each entry; None if the directory does not exist."""
         try:
             descriptor = self.open(key, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as exc:
@@ -199,7 +224,7 @@ class Upper:
                 if not (name.startswith(RESERVED) if self.plain else reserved(name)):
                     try:
                         statuses[name] = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-                    except FileNotFoundError:  # it has gone meanwhile
+                    except FileNotFoundError:  # removed meanwhile
                         continue
         finally:
             os.close(descriptor)
@@ -210,7 +235,7 @@ class Upper:
     # -- whiteouts
 
     def covers(self, key: str, itself: bool = True) -> bool:
-        """Whether the lower entry `key` is hidden: by a whiteout, or by what is above it, or by `itself`."""
+        """Return whether a whiteout, a parent, or (with `itself`) an upper entry at `key` hides the lower entry."""
         names, directory = os.fsencode(key).split(b"/") if key else [], self._base.descriptor
         try:
             for left, name in zip(range(len(names) - 1, -1, -1), names, strict=True):
@@ -231,21 +256,21 @@ class Upper:
                 os.close(directory)
 
     def hides(self, key: str) -> bool:
-        """Whether a whiteout hides the lower entry `key`."""
+        """Return whether a whiteout hides the lower entry `key`."""
         status = None if self.plain else self.status(_beside(key))
         return status is not None and stat.S_ISREG(status.st_mode)
 
     def hide(self, key: str) -> None:
-        """Hide the lower entry `key`; its directory is in the upper."""
+        """Write the whiteout of `key`; its directory exists in the upper directory."""
         self._touch(_beside(key))
 
     def show(self, key: str) -> None:
-        """Take the whiteout of `key` away, if there is one."""
+        """Remove the whiteout of `key`, if there is one."""
         with contextlib.suppress(FileNotFoundError), self.at(_beside(key)) as (directory, name):
             os.unlink(name, dir_fd=directory)
 
     def make_opaque(self, key: str) -> None:
-        """Let the directory `key` hide all that the lower one has."""
+        """Make the directory `key` opaque: it hides all entries of the lower one."""
         self._touch(join_key(key, OPAQUE))
 
     def _touch(self, key: str) -> None:
@@ -267,7 +292,7 @@ def _beside(key: str) -> str:
 
 
 def _holder(descriptor: int) -> str:
-    """Which process has locked the directory, as far as /proc/locks tells."""
+    """Return which process holds the lock of a directory, if /proc/locks shows it."""
     status = os.fstat(descriptor)
     inode = rf"[0-9a-f]+:[0-9a-f]+:{status.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks") as file:

@@ -10,16 +10,16 @@ from zarrfs.errors import UsageError
 
 
 def file_uri(path: str) -> str:
-    """The canonical file: URI of a local path: absolute, percent-encoded (RFC 8089)."""
+    """Return the canonical file: URI of a local path: absolute, percent-encoded (RFC 8089)."""
     return "file://" + quote(os.fsencode(os.path.abspath(path)), safe="/")
 
 
 def path_of_uri(source: str) -> str | None:
-    """The local path that `source` names; None where it is a URL of another kind.
+    """Return the local path that `source` names; None if it is a URL of another kind.
 
-    A URL has a scheme of two characters or more and ":", and then "//" or anywhere "::" (an fsspec chain);
-    "file:" and "memory:" need no "//". All else is a path, so "a:b" is a file name. UsageError for a file:
-    URI with another host, a query or a fragment, or without an absolute path.
+    A URL has a scheme of two characters or more and ":", then "//", or "::" anywhere (an fsspec chain); "file:" and
+    "memory:" need no "//". Everything else is a path, so "a:b" is a file name. UsageError for a file: URI with
+    another host, a query or a fragment, or without an absolute path.
     """
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", source)
     if scheme is None:

@@ -1,4 +1,4 @@
-"""Values that stores have in common: bytes in memory, files, and those read by their key."""
+"""Values that several stores use: bytes in memory, open files, and values that are read by their key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class BytesValue(Value):
 
 
 class FileValue(Value):
-    """A regular file, held open: another file that takes its name changes nothing.
+    """A regular file, held open: replacing the file under its name does not affect the value.
 
-    The value owns `descriptor`. A file that is written in place changes under its readers, as any local file does.
+    The value owns `descriptor`. A file that is modified in place changes for its readers, as any local file does.
     """
 
     __slots__ = ("_descriptor",)
@@ -49,7 +49,7 @@ class FileValue(Value):
 
 
 class KeyedValue(Value):
-    """A value of a store that finds it by its key at every read, as where keys never change."""
+    """A value that its store looks up by key at every read, for stores whose keys never change."""
 
     __slots__ = ("_key", "_store")
 
@@ -62,7 +62,7 @@ class KeyedValue(Value):
 
 
 async def open_sized(store: Store, key: str, size: int) -> Value:
-    """Open a value that had `size` bytes when it was listed; TargetChanged where it has another size by now."""
+    """Open a value that had `size` bytes when it was listed; raise TargetChanged if it has another size by now."""
     value = await store.open(key)
     if value.size != size:
         value.close()

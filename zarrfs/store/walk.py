@@ -1,4 +1,4 @@
-"""Going through a store: every entry below a directory, their sizes and bytes."""
+"""Traversal of a store: entries below a directory, their sizes and bytes, and where symbolic links lead."""
 
 from __future__ import annotations
 
@@ -7,18 +7,68 @@ from collections.abc import AsyncIterator, Callable
 
 import trio
 
-from zarrfs.errors import IsDirectory, NotFound, ReadError, ZarrfsError
+from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Store, join_key
-from zarrfs.store.links import follow
 from zarrfs.store.values import open_sized
 from zarrfs.system.buffers import Buffer
+
+LINKS_MAX = 40  # the kernel's limit
+
+
+async def follow(store: Store, key: str) -> str | None:
+    """Resolve symbolic links in `key`; return the final key, or None if a link leaves the tree or loops.
+
+    Raises NotFound or NotDirectory for a dangling link.
+    """
+    done: list[str] = []
+    rest, links = key.split("/"), 0
+    while rest:
+        part, rest = rest[0], rest[1:]
+        if part in ("", "."):
+            continue
+        if part == "..":
+            if not done:
+                return None
+            done.pop()
+            continue
+        at = "/".join([*done, part])
+        info = await store.info(at)
+        if info.kind is Kind.SYMLINK:
+            links += 1
+            target = info.target or ""
+            if links > LINKS_MAX or target.startswith("/"):
+                return None
+            rest = [*target.split("/"), *rest]
+        elif rest and info.kind is not Kind.DIRECTORY:
+            raise NotDirectory(at)
+        else:
+            done.append(part)
+    return "/".join(done)
+
+
+async def resolve(store: Store, key: str, sized: bool = True) -> tuple[str, Info]:
+    """Return (key, Info) of `key` after resolving links; NotFound if `key` itself does not exist.
+
+    A dangling link, or one out of the store, raises ReadError: its bytes are not absent but unreadable.
+    """
+    info = await store.info(key, sized)
+    if info.kind is not Kind.SYMLINK:
+        return key, info
+    try:
+        target = await follow(store, key)
+        if target is not None:
+            return target, await store.info(target, sized)
+    except (NotFound, NotDirectory):
+        pass
+    raise ReadError(key, "a symbolic link that leads nowhere, or out of the source")
+
 
 PIECE = 4 << 20
 _BATCH = 1000
 
 
 async def entries(store: Store, key: str, deep: bool = False) -> AsyncIterator[tuple[str, Info]]:
-    """(key, entry) of each child of a directory, or with `deep` of all below it; of a file, itself."""
+    """Yield (key, entry) of each child of a directory, with `deep` of everything below it; of a file, itself."""
     info = await store.info(key)
     if info.kind is not Kind.DIRECTORY:
         yield key, info
@@ -36,10 +86,10 @@ async def walk(
     failed: Callable[[str, Exception], None] | None = None,
     leave_out: Callable[[str], bool] = lambda key: False,
 ) -> AsyncIterator[tuple[str, Info]]:
-    """(key, entry) of everything below `prefix`, a directory before its children, names in order.
+    """Yield (key, entry) of everything below `prefix`, a directory before its children, names in order.
 
-    Holds one open listing a level and nothing else. A directory that cannot be listed raises, or is handed
-    to `failed` and left at that. Keys for which `leave_out` is true are not there.
+    Holds one open listing a level and nothing else. A directory that cannot be listed raises, or is passed to
+    `failed` and skipped. Skips keys for which `leave_out` is true.
     """
     levels = [(prefix, store.list_dir(prefix))]
     while levels:
@@ -68,9 +118,9 @@ async def with_sizes(
     at_once: int,
     failed: Callable[[str, Exception], None],
 ) -> AsyncIterator[tuple[str, Info]]:
-    """`found` with the sizes that its listing did not know, asked for `at_once` at a time, in order.
+    """Yield `found` in order, completed with sizes that its listing did not know; `at_once` requests run in parallel.
 
-    A size that cannot be had stays None, and the reason is handed to `failed`.
+    A size that cannot be determined stays None, and the error is passed to `failed`.
     """
     batch: list[tuple[str, Info]] = []
     unknown = 0
@@ -103,7 +153,7 @@ async def with_sizes(
 
 
 async def pieces(store: Store, key: str, start: int = 0, length: int | None = None) -> AsyncIterator[Buffer]:
-    """The bytes [start, start + length) of the file that `key` leads to, in pieces of bounded size."""
+    """Yield the bytes [start, start + length) of the file that `key` resolves to, in pieces of bounded size."""
     at = await follow(store, key)
     if at is None:
         raise NotFound(key, "a symbolic link that leads out of the source, or in circles")
@@ -122,7 +172,7 @@ async def pieces(store: Store, key: str, start: int = 0, length: int | None = No
 
 
 async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int, int]]:
-    """(start, length) of the parts of a file that hold data, its size known: a hole costs nothing, however large."""
+    """Yield (start, length) of the parts of a file (of known size) that hold data, so that holes cost nothing."""
     size = info.size or 0
     where = await store.locate(key) if info.allocated is not None else {}
     if "hole" in where:
@@ -136,6 +186,6 @@ async def extents(store: Store, key: str, info: Info) -> AsyncIterator[tuple[int
 
 
 def check_length(key: str, count: int, start: int, length: int) -> None:
-    """ReadError where a store has given fewer bytes than were asked for."""
+    """Raise ReadError if a store returned fewer bytes than requested."""
     if count != length:
         raise ReadError(key, f"{count} bytes at {start}, not {length}")

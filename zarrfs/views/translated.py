@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
 from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, check_key, join_key, split_key
-from zarrfs.store.links import resolve
 from zarrfs.store.values import BytesValue
+from zarrfs.store.walk import resolve
 from zarrfs.views.chunknames import ChunkNames
 from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node

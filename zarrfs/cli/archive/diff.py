@@ -17,7 +17,7 @@ from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.copying.treediff import Difference
+    from zarrfs.copying.diff import Difference
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
@@ -45,8 +45,8 @@ def diff(archive: str, other: str, detailed: bool, as_json: bool, exit_code: boo
 
     What a deleted directory held is not told. A directory that another thing replaces is deleted, then added.
     """
-    from zarrfs.copying.treediff import LETTERS, differences
-    from zarrfs.copying.treediff import as_json as json_of
+    from zarrfs.copying.diff import LETTERS, differences
+    from zarrfs.copying.diff import as_json as json_of
 
     if archive == opening.STDIN == other:
         raise UsageError("-: only one of the two can be standard input")

@@ -13,8 +13,7 @@ from zarrfs.config.options import Parsed
 from zarrfs.errors import UsageError
 
 if TYPE_CHECKING:
-    from zarrfs.copying.copy_report import Report
-    from zarrfs.copying.copy_threads import Done
+    from zarrfs.copying.copy_report import CopiedEntry, CopyReport
     from zarrfs.documents.plan import Plan
     from zarrfs.store.api import Store
 
@@ -61,26 +60,26 @@ def extract(
     Every blob is compared with its hash. An archive that breaks a rule is refused, and nothing is written. A file that
     cannot be had ends the run; --keep-going goes on without it, and the exit status is 1. What is whole stays.
     """
-    from zarrfs.copying.copy_report import Choice, Report
+    from zarrfs.copying.copy_report import CopyOptions, CopyReport
 
     asked = [name for name, given in (("overwrite", overwrite), ("keep", keep), ("update", update)) if given]
     if len(asked) > 1:
         raise UsageError(f"--{asked[0]} and --{asked[1]}: one of them")
-    report, verbose = Report(), parsed.options.log_level in ("info", "debug")
+    report, verbose = CopyReport(), parsed.options.log_level in ("info", "debug")
 
-    def done(found: Done) -> None:
+    def done(found: CopiedEntry) -> None:
         if found.how != "kept":
             sys.stdout.write(show.printable(found.key) + "\n")
 
     async def body(store: Store, plan: Plan) -> None:
-        from zarrfs.copying.copy import materialise
+        from zarrfs.copying.copy import copy_store
 
         mark = f"archive {plan.digest}" if plan.digest else ""
         existing = asked[0] if asked else "refuse"
         named = (await store.info("")).mode is not None  # an archive that has an entry for the directory itself
-        choice = Choice(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named)
+        choice = CopyOptions(existing, patterns, exclude, jobs, keep_going, mark, sync, set_ids=set_id, root=named)
         with meter.displayed(counts, parsed.options.log_level == "error"):
-            await materialise(store, directory, choice, report, done if verbose else None)
+            await copy_store(store, directory, choice, report, done if verbose else None)
 
     def counts() -> meter.Counts:
         files = report.files + report.kept + report.resumed
@@ -90,7 +89,7 @@ def extract(
     sys.exit(_report_failures(archive, report))
 
 
-def _report_failures(archive: str, report: Report) -> int:
+def _report_failures(archive: str, report: CopyReport) -> int:
     """Write all failures to standard error; return the exit status."""
     for bad in report.failed:
         common.say(show.printable(f"{bad.key or '/'}: {f'{bad.url}: ' if bad.url else ''}{bad.reason}"))

@@ -36,10 +36,10 @@ one, or if ARCHIVE breaks a rule, else 0. --strict makes a path that is named tw
 def verify(archive: str, as_json: bool, first: int, parsed: Parsed) -> None:
     """Check ARCHIVE against all rules, read every byte of it, and compare every blob with its length and its hash."""
     from zarrfs.copying.check import check
-    from zarrfs.copying.checkreport import Report
+    from zarrfs.copying.check_report import CheckReport
     from zarrfs.system.memory import memory_limit
 
-    report = Report(keep=first)
+    report = CheckReport(keep=first)
 
     async def body(store: Store, plan: Plan) -> None:
         with watched(report, parsed.options.log_level == "error"):

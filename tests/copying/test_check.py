@@ -10,15 +10,14 @@ import pytest
 import trio
 
 from zarrfs.copying.check import READERS, check, check_again
-from zarrfs.copying.checkreport import Report
-from zarrfs.copying.twice import Digests
+from zarrfs.copying.check_digests import Digests
+from zarrfs.copying.check_report import CheckReport
 from zarrfs.errors import AccessDenied, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.store.index import IndexStore
 from zarrfs.store.indexfile import IndexWriter, Region
-from zarrfs.store.links import follow
-from zarrfs.store.walk import pieces, walk, with_sizes
+from zarrfs.store.walk import follow, pieces, walk, with_sizes
 
 ERRORS = {
     "missing": TargetMissing,
@@ -74,8 +73,8 @@ def store_of(directory: Path, fill: Callable[[IndexWriter], None]) -> tuple[Inde
     return IndexStore(str(directory / "index"), targets), targets
 
 
-def checked(store: IndexStore, key: str = "", keep: int = 20, memory: int = 256 << 20) -> Report:
-    report = Report(keep=keep)
+def checked(store: IndexStore, key: str = "", keep: int = 20, memory: int = 256 << 20) -> CheckReport:
+    report = CheckReport(keep=keep)
     trio.run(check, store, key, report, memory)
     return report
 
@@ -279,8 +278,8 @@ def test_two_passes_over_a_directory(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"" if name == "empty" else b"x" * 100_000)
     (tmp_path / "new").unlink()
 
-    async def passes() -> Report:
-        report, digests = Report(), Digests()
+    async def passes() -> CheckReport:
+        report, digests = CheckReport(), Digests()
         await check(FileSystemStore(str(tmp_path)), "", report, 1 << 20, None, digests)
         assert (report.ok, report.clean) == (5, True)
         (tmp_path / "other").write_bytes(b"x" * 99_999 + b"y")

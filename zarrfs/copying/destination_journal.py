@@ -1,7 +1,8 @@
-"""The note in DIRECTORY/.zarrfs-staging: of a run of staging_directory.py that is not at its end, and when it wrote.
+"""The journal of a copy, the file DIRECTORY/.zarrfs-staging/note: which run is unfinished, and when it wrote.
 
-A span is [from, to], times of change (ctime) of what was written, in ns, by the clock of its file system: a server's
-may not be ours. `to` is 0 while a run goes on, or where it was killed; what it has left then tells when it wrote last.
+A span is [from, to], the times of change (ctime, in ns) of written entries, by the clock of their file system, which
+on a server may differ from ours. `to` is 0 while a run goes on, or after it was killed: its unfinished files then show
+when it wrote last.
 """
 
 from __future__ import annotations
@@ -20,45 +21,45 @@ from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 
 STAGING, NOTE = os.fsencode(RESERVED), b"note"
 OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # what a note may raise
-_RUN = re.compile(r"[0-9a-f]{16}")  # what directories of runs are called
+DAMAGED = ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError  # raised by bad notes
+_RUN = re.compile(r"[0-9a-f]{16}")  # names of the runs' directories
 _LARGEST = 1 << 16  # bytes
-_TICK = 3.0  # seconds at most between two times that a file system tells apart
+_TICK = 3.0  # seconds: the coarsest resolution of file times
 
 Spans = list[list[int]]
 
 
 def read(note: int) -> bytes:
-    """What an open note holds."""
+    """Return the content of an open note."""
     return os.pread(note, _LARGEST, 0)
 
 
 def write(note: int, text: bytes) -> None:
-    """Replace what an open note holds. OSError."""
-    os.pwrite(note, text, 0)  # first: a full disk has room for it where it is
+    """Replace the content of an open note. OSError."""
+    os.pwrite(note, text, 0)  # before truncating: even a full disk has room in place
     os.ftruncate(note, len(text))
 
 
 def changed_now(descriptor: int, after: int = 0) -> int:
-    """What a file that is changed now has as its ctime, in ns, once that is later than `after`; waits for a tick."""
+    """Touch a file until its ctime is later than `after`, and return that, in ns; waits for one clock tick."""
     deadline = time.monotonic() + _TICK
     while True:
         os.utime(descriptor)
         now = os.fstat(descriptor).st_ctime_ns
-        if now > after or time.monotonic() > deadline:  # else a clock was set back
+        if now > after or time.monotonic() > deadline:  # the deadline passes if a clock was set back
             return now
         time.sleep(0.001)
 
 
 def alone(descriptor: int) -> bool:
-    """Whether a file, or a directory, is ours, and nobody else can write to it or has another name of it."""
+    """Return whether a file or directory is ours, has one name, and is writable by no other user."""
     status = os.fstat(descriptor)
     links = stat.S_ISDIR(status.st_mode) or status.st_nlink == 1
     return links and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def spans_of(said: dict[str, Any], staging: int) -> Spans:
-    """When the run of a note, and those that it has taken up, have written. ValueError, TypeError, OverflowError."""
+    """Return the spans of a note's run and of those that it resumed. ValueError, TypeError, OverflowError."""
     spans = [[int(since), int(until)] for since, until in said.get("spans", ())]
     if spans and not spans[-1][1]:
         spans[-1][1] = max(spans[-1][0], _last_change(staging))
@@ -66,7 +67,7 @@ def spans_of(said: dict[str, Any], staging: int) -> Spans:
 
 
 def _last_change(staging: int) -> int:
-    """When a killed run has made or moved a file last; 0 where it has left nothing."""
+    """Return when a killed run created or moved a file last, in ns; 0 if it left none."""
     found = 0
     for name in os.listdir(f"/proc/self/fd/{staging}"):
         with contextlib.suppress(OSError):
@@ -81,9 +82,9 @@ def _last_change(staging: int) -> int:
 
 
 def kept(path: str, mark: str) -> dict[str, Any] | None:
-    """The note that runs with `mark` have left in the directory `path`, spans with an end; {} where there is none.
+    """Read the note that runs with `mark` left in the directory `path`, with all spans closed; {} if there is none.
 
-    None where another run writes there, which may be a note of `mark`, too.
+    Returns None while a run is writing there, also one with the same mark.
     """
     try:
         with _opened(path) as (staging, note):
@@ -93,14 +94,14 @@ def kept(path: str, mark: str) -> dict[str, Any] | None:
 
 
 def remove_abandoned_runs(staging: int) -> None:
-    """Remove what killed runs have left of files that were not whole."""
+    """Remove the unfinished files of killed runs."""
     for entry in os.listdir(staging):
         if _RUN.fullmatch(entry):
             remove_abandoned(staging, os.fsencode(entry))
 
 
 def put(path: str, said: dict[str, Any]) -> None:
-    """Leave a note in the directory `path` that was kept() and forgotten, unless one is there. OSError."""
+    """Write back a note that was read by kept() and removed by forget(), unless there is another one. OSError."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(os.path.join(path, RESERVED), 0o700)
     staging = os.open(os.path.join(path, RESERVED), OPEN)
@@ -115,21 +116,21 @@ def put(path: str, said: dict[str, Any]) -> None:
 
 
 def forget(path: str, mark: str) -> bool:
-    """Remove the note of runs with `mark` from the directory `path`; False where another run writes there."""
+    """Remove the note of runs with `mark` from the directory `path`; return False while a run is writing there."""
     with contextlib.suppress(OSError), _opened(path) as (staging, note):
         if lock(note) is False:
             return False
         if _said(staging, note, mark):
             remove_abandoned_runs(staging)
             os.unlink(NOTE, dir_fd=staging)
-    with contextlib.suppress(OSError):  # something of another process is in it
+    with contextlib.suppress(OSError):  # another process has files in it
         os.rmdir(os.path.join(path, RESERVED))
     return True
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[int, int]]:
-    """(staging directory, note) of the directory `path`. OSError, as where they are not ours alone."""
+    """Open (staging directory, note) of the directory `path`. OSError, also if they are not ours alone."""
     staging = os.open(os.path.join(path, RESERVED), OPEN)
     try:
         note = os.open(NOTE, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
@@ -144,7 +145,7 @@ def _opened(path: str) -> Iterator[tuple[int, int]]:
 
 
 def _said(staging: int, note: int, mark: str) -> dict[str, Any]:
-    """What an open note holds, if it is one of runs with `mark`; {} otherwise."""
+    """Return the content of an open note if it has `mark`, else {}."""
     try:
         said = json.loads(read(note))
         return {**said, "spans": spans_of(said, staging)} if said["mark"] == mark else {}

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import tmpfs
 from tests.unit.extracting import write
-from zarrfs.copying import staging_directory as filling
-from zarrfs.copying.staging_directory import Filling, Folder
+from zarrfs.copying import destination_directory as filling
+from zarrfs.copying.destination_directory import DestinationDirectory, Folder
 from zarrfs.errors import SourceError
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.directory import FileSystemStore
@@ -22,7 +22,7 @@ def test_new_files_on_another_file_system_are_not_taken_for_old_ones(
 ) -> None:
     """A thread that finds out what a killed run has left there meets a file of another one, which has just begun."""
     with tmpfs(tmp_path / "d", "size=1m") as inner:
-        fill = Filling(str(tmp_path), "overwrite")
+        fill = DestinationDirectory(str(tmp_path), "overwrite")
         root = fill.root(Info("", Kind.DIRECTORY, None, None, None, None))
         folder = Folder("d", Info("d", Kind.DIRECTORY, None, None, None, None), root)
         listed, begun = threading.Event(), threading.Event()

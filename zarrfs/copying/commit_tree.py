@@ -1,4 +1,4 @@
-"""A merged tree on its way into something new: its entries, and the bytes of its files."""
+"""The merged tree of an overlay as commit reads it: its entries, and the bytes of its files."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ from zarrfs.system.buffers import Buffer
 from zarrfs.system.sparse import data_extents
 
 PIECE = 4 << 20  # bytes read at a time
-_BATCH = 1000  # entries held meanwhile
-_AHEAD = 64  # values asked for at the same time, where they come over a network
+_BATCH = 1000  # entries held while values are fetched
+_AHEAD = 64  # values fetched at the same time over a network
 _SPECIAL = {
     stat.S_IFIFO: "a fifo", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }  # fmt: skip
 
 
-class Node(NamedTuple):
+class MergedNode(NamedTuple):
     """One entry of the merged tree."""
 
     key: str
     kind: Kind
-    size: int | None  # bytes; None: only the lower store's target knows (Tree.size)
+    size: int | None  # bytes; None: only the lower store's target knows (MergedTree.size)
     mode: int  # permission bits
     mtime_ns: int | None
     target: str | None  # of a symbolic link
-    status: os.stat_result | None  # of what is in the upper
+    status: os.stat_result | None  # lstat of an upper entry; None: it is a lower one
 
 
-class Tree:
-    """What `overlay`, made over `source`, shows.
+class MergedTree:
+    """The tree that `overlay`, over `source`, shows.
 
-    An entry that cannot be taken along is a SourceError; with `skip` a line for `warn`, and it is left out.
+    An entry that the new format cannot hold raises SourceError; with `skip` it is left out, with a line to `warn`.
     """
 
     def __init__(self, overlay: Overlay, source: str, warn: Callable[[str], None], skip: bool = False) -> None:
         self.overlay, self.source, self.warn = overlay, source, warn
         self._skip = skip
 
-    async def nodes(self, rule: Callable[[Node], str | None], changed: bool = False) -> AsyncIterator[Node]:
-        """Every entry but the root, a directory before what is in it, names in order; or those in the upper alone.
+    async def nodes(
+        self, rule: Callable[[MergedNode], str | None], changed: bool = False
+    ) -> AsyncIterator[MergedNode]:
+        """Yield every entry but the root, a directory before its children, in order; with `changed`, upper ones only.
 
-        `rule` says why an entry cannot be taken along. Names that mean something in an upper are not there.
+        `rule` returns why the format cannot hold an entry, or None. Reserved names do not appear.
         """
         levels = [iter(await self._children("", changed))]
         while levels:
@@ -61,9 +63,9 @@ class Tree:
                 if node.kind is Kind.DIRECTORY:
                     levels.append(iter(await self._children(node.key, changed)))
 
-    async def with_values_ahead(self, nodes: AsyncIterator[Node]) -> AsyncIterator[Node]:
-        """`nodes`, whose files are to be read in this order: those that come over a network come many at a time."""
-        batch: list[Node] = []
+    async def with_values_ahead(self, nodes: AsyncIterator[MergedNode]) -> AsyncIterator[MergedNode]:
+        """Yield `nodes`, and prefetch the values of lower files in batches, as they will be read in this order."""
+        batch: list[MergedNode] = []
         files = 0
         async for node in nodes:
             batch.append(node)
@@ -75,7 +77,7 @@ class Tree:
         async for ready in self._fetched(batch):
             yield ready
 
-    async def _fetched(self, batch: list[Node]) -> AsyncIterator[Node]:
+    async def _fetched(self, batch: list[MergedNode]) -> AsyncIterator[MergedNode]:
         lower = self.overlay.lower
         if lower is not None:
             await lower.prefetch([node.key for node in batch if node.kind is Kind.FILE and node.status is None])
@@ -83,28 +85,28 @@ class Tree:
             yield node
 
     async def root(self) -> os.stat_result:
-        """The root, which is always in the upper."""
+        """Return the lstat of the root, which is always in the upper directory."""
         found = await self.overlay.find("")
         assert found.status is not None
         return found.status
 
-    async def is_empty(self, node: Node) -> bool:
-        """Whether a directory shows nothing."""
+    async def is_empty(self, node: MergedNode) -> bool:
+        """Return whether a directory is empty."""
         return not await self.overlay.entries(node.key)
 
-    async def size(self, node: Node) -> int:
-        """The bytes of a file. SourceError where its target does not tell."""
+    async def size(self, node: MergedNode) -> int:
+        """Return the size of a file, in bytes. SourceError if its target cannot be asked."""
         if node.size is None:
             with _reading(self.place(node), node.key):
                 return (await self.overlay.info(node.key)).size or 0
         return node.size
 
-    async def extents(self, node: Node, size: int) -> list[tuple[int, int]]:
-        """(start, stop) of what is not a hole in a file of `size` bytes, in order. SourceError."""
+    async def extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
+        """Return (start, stop) of the data extents of a file of `size` bytes, in order. SourceError."""
         with _reading(self.place(node), node.key):
             return await self._extents(node, size) if size else []
 
-    async def _extents(self, node: Node, size: int) -> list[tuple[int, int]]:
+    async def _extents(self, node: MergedNode, size: int) -> list[tuple[int, int]]:
         lower = self.overlay.lower
         if node.status is not None:
             if node.status.st_blocks * 512 >= size:
@@ -120,8 +122,8 @@ class Tree:
             descriptor = value.fileno()
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)
 
-    async def pieces(self, node: Node, start: int, stop: int) -> AsyncIterator[Buffer]:
-        """The bytes [start, stop) of a file, none of them missing; SourceError where they cannot be had."""
+    async def pieces(self, node: MergedNode, start: int, stop: int) -> AsyncIterator[Buffer]:
+        """Yield exactly the bytes [start, stop) of a file; SourceError if they cannot be read."""
         size = await self.size(node)
         with _reading(self.place(node), node.key):
             value = await open_sized(self.overlay, node.key, size)
@@ -134,20 +136,20 @@ class Tree:
                 yield piece
                 start += len(piece)
 
-    async def read(self, node: Node, start: int, stop: int) -> bytes:
-        """As pieces(), in one."""
+    async def read(self, node: MergedNode, start: int, stop: int) -> bytes:
+        """Return the bytes [start, stop) of a file."""
         return b"".join([bytes(piece) async for piece in self.pieces(node, start, stop)])
 
-    def open(self, node: Node) -> int:
-        """A descriptor of a file or directory of the upper, for reading. SourceError."""
+    def open(self, node: MergedNode) -> int:
+        """Open a file or directory of the upper directory for reading. SourceError."""
         with _reading(self.place(node), node.key):
             return self.overlay.upper.open(node.key, os.O_RDONLY | os.O_NONBLOCK)
 
-    def place(self, node: Node) -> str:
-        """Where an entry comes from, for messages."""
+    def place(self, node: MergedNode) -> str:
+        """Return where an entry comes from, for messages."""
         return self.source if node.status is None else self.overlay.upper.path
 
-    async def _children(self, key: str, changed: bool) -> list[Node]:
+    async def _children(self, key: str, changed: bool) -> list[MergedNode]:
         upper = self.overlay.upper
         if changed:
             with _reading(upper.path, key):
@@ -164,16 +166,16 @@ class Tree:
                 nodes.append(_unchanged(at, info))
         return nodes
 
-    def _changed(self, key: str, status: os.stat_result) -> Node:
+    def _changed(self, key: str, status: os.stat_result) -> MergedNode:
         kind, target = Kind.FILE, None
         if stat.S_ISDIR(status.st_mode):
             kind = Kind.DIRECTORY
         elif stat.S_ISLNK(status.st_mode):
             kind, target = Kind.SYMLINK, self.overlay.upper.readlink(key)
-        return Node(key, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns, target, status)
+        return MergedNode(key, kind, status.st_size, stat.S_IMODE(status.st_mode), status.st_mtime_ns, target, status)
 
-    def _refused(self, node: Node, rule: Callable[[Node], str | None]) -> bool:
-        """Whether an entry is left out, with a warning. SourceError unless that may be."""
+    def _refused(self, node: MergedNode, rule: Callable[[MergedNode], str | None]) -> bool:
+        """Return whether an entry is left out, with a warning; SourceError unless skipping is allowed."""
         broken = rule(node)
         if node.status is not None and stat.S_IFMT(node.status.st_mode) in _SPECIAL:
             broken = f"{_SPECIAL[stat.S_IFMT(node.status.st_mode)]}, which only the upper itself can hold"
@@ -187,7 +189,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _reading(place: str, key: str) -> Iterator[None]:
-    """Turns what goes wrong into a SourceError that names the entry."""
+    """Turn a failure into a SourceError that names the entry."""
     try:
         yield
     except SourceError:
@@ -198,9 +200,9 @@ def _reading(place: str, key: str) -> Iterator[None]:
         raise SourceError(place, (exc.strerror or str(exc)).lower(), key or "/") from exc
 
 
-def _unchanged(key: str, info: Info) -> Node:
+def _unchanged(key: str, info: Info) -> MergedNode:
     assert info.mode is not None  # an overlay shows some
-    return Node(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)
+    return MergedNode(key, info.kind, info.size, info.mode, info.mtime_ns, info.target, None)
 
 
 def _data_of(descriptor: int, size: int) -> list[tuple[int, int]]:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from zarrfs.copying import removal
+from zarrfs.copying.destination_directory import DestinationDirectory
+from zarrfs.copying.destination_journal import Spans, changed_now, kept
 from zarrfs.copying.removal import remove_written
-from zarrfs.copying.staging_directory import Filling
-from zarrfs.copying.staging_journal import Spans, changed_now, kept
 from zarrfs.store.api import Info, Kind
 
 
@@ -181,7 +181,7 @@ def test_whole_seconds(when: str, tmp_path: Path) -> None:
         place.mkdir()
         if when == "before":
             mine.write_text("mine")
-        filling = Filling(str(place), mark="m")
+        filling = DestinationDirectory(str(place), mark="m")
         root = filling.root(Info("", Kind.DIRECTORY))
         info = Info("copied", Kind.FILE)
         handle = filling.open(root)
@@ -230,7 +230,7 @@ def test_links_are_not_followed(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_given_up_says_until_when_it_wrote(tmp_path: Path) -> None:
-    filling = Filling(str(tmp_path / "place"), mark="m")
+    filling = DestinationDirectory(str(tmp_path / "place"), mark="m")
     root = filling.root(Info("", Kind.DIRECTORY))
     handle = filling.open(root)
     filling.place(filling.create(root, handle, None), handle, Info("copied", Kind.FILE), True)

@@ -1,9 +1,9 @@
-"""A directory that is filled by one run: every file appears under its name when it is whole, and nothing leaves it.
+"""The destination directory of a copy: each file appears under its name when it is whole, and none outside of it.
 
-Each directory below is opened with no symbolic link on the way (store.beneath), and everything is done relative to
-its descriptor, so whoever swaps names meanwhile moves nothing outside. What is not whole yet is in DIRECTORY/
-.zarrfs-staging, in a directory of the run's own; beside it lies a note, locked by who fills the directory, that holds
-the mark of a run that has not come to its end. All of this blocks; several threads may use it at once.
+Each directory below is opened without following symbolic links (system/beneath.py), and every operation is relative
+to its descriptor, so a process that swaps names meanwhile cannot redirect a write. Unfinished files are in
+DIRECTORY/.zarrfs-staging, in a staging directory of the run; beside it lies a journal (destination_journal.py), locked
+by the run, that holds the mark of an unfinished run. All methods block; several threads may call them at once.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import stat
 import threading
 from typing import NamedTuple
 
-from zarrfs.copying import staging_journal as fillingnotes
-from zarrfs.copying.staging_journal import NOTE, OPEN, STAGING
+from zarrfs.copying import destination_journal as journal
+from zarrfs.copying.destination_journal import NOTE, OPEN, STAGING
 from zarrfs.errors import UsageError, ZarrfsError
-from zarrfs.store.api import Info, Kind
+from zarrfs.store.api import Info, Kind, name_rule
 from zarrfs.store.staging import RESERVED, lock, remove_abandoned
 from zarrfs.system.beneath import BaseDirectory
 from zarrfs.system.processes import boot
@@ -33,8 +33,8 @@ EXISTING = ("refuse", "overwrite", "keep", "update", "differs")
 _HANDLE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = stat.S_IRWXU
-_TRIES = 100  # how often somebody may change names under us before that is an error
-# What the next file would meet, too.
+_TRIES = 100  # retries while another process changes names
+# Failures that the next file would have as well.
 _FATAL = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 )
@@ -42,7 +42,7 @@ _KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: K
 
 
 class InTheWay(ZarrfsError):
-    """An entry that cannot have its name: something else has it, `key` if that is not the entry's own, and stays."""
+    """An entry whose name is taken by something that stays: by `key`, if that is not the entry's own key."""
 
     def __init__(self, rule: str, key: str = "") -> None:
         self.key = key
@@ -50,48 +50,68 @@ class InTheWay(ZarrfsError):
 
 
 def ends_all(exc: BaseException) -> bool:
-    """Whether a failure is one that nothing can be written after, such as a full disk."""
+    """Return whether a failure prevents every further write, as a full disk does."""
     return isinstance(exc, OSError) and exc.errno in _FATAL
 
 
 class Folder:
-    """A directory that is filled. It is done when nothing holds it any more: its entries, and whoever lists them."""
+    """A directory below the destination. It is finished when its entries and its listing have dropped their holds."""
 
     __slots__ = ("fresh", "holds", "info", "key", "made", "near", "parent", "wanted")
 
     def __init__(self, key: str, info: Info, parent: Folder | None) -> None:
         self.key, self.info, self.parent = key, info, parent
         self.holds = 1
-        self.wanted = False  # whether it is to be made: it, or something in it, was asked for
+        self.wanted = False  # whether it is to be made: it, or an entry below, was selected
         self.made = False  # by this run,
-        self.fresh = False  # and so nothing else is in it
+        self.fresh = False  # and so contains nothing else
         self.near = False  # on another file system than the staging directory
+
+    def want(self) -> None:
+        """Mark the directory and its parents as to be made: one of them, or an entry below, was selected."""
+        at: Folder | None = self
+        while at is not None and not at.wanted:
+            at.wanted = True
+            at = at.parent
+
+
+def broken_rule(name: str, folder: Folder) -> str | None:
+    """Return the rule that a name from any store breaks, or None."""
+    rule = name_rule(name) or ("a name with a slash" if "/" in name else None)
+    if rule is None and folder.parent is None and name.startswith(RESERVED):
+        rule = f"a name that begins with {RESERVED}, which is reserved"
+    if rule is None:
+        try:
+            os.fsencode(name)
+        except UnicodeEncodeError:
+            rule = "a lone surrogate"
+    return rule
 
 
 class Staged(NamedTuple):
-    """A file without its name; `descriptor` is open for reading and writing."""
+    """A file in the staging directory; `descriptor` is open for reading and writing."""
 
     descriptor: int
     name: bytes
     directory: int
 
 
-class Filling:
-    """The directory `path`, made where it is missing, locked until finish() or abandon().
+class DestinationDirectory:
+    """The directory `path`, created if it is missing, and locked until finish() or abandon().
 
-    `existing` (one of EXISTING) says what becomes of what is there. `mark`: a run with the same one that was broken
-    off is taken up (`resumed`); one with other `picks` ("": everything) goes on being unfinished, unless ours has all.
-    UsageError where the directory cannot be used, or another run fills it.
+    `existing` (one of EXISTING) says what happens to existing entries. A run resumes an interrupted one with the same
+    `mark`; one with other `picks` ("": everything) stays unfinished, unless this run selects everything.
+    Raises UsageError if the directory cannot be used, or another run fills it.
     """
 
     def __init__(self, path: str, existing: str = "refuse", mark: str = "", picks: str = "") -> None:
         self.path, self._existing, self._mark, self._picks = path, existing, mark, picks
         self.resumed = self._made = self._begun = False
         self._said: dict[str, object] = {}
-        self._spans: fillingnotes.Spans = []
-        self._doubtful: fillingnotes.Spans = []  # when what was not on the disk before a boot was written
-        self._noted, self._before = picks, b""  # of the unfinished run: its picks; its note, if it has another mark
-        self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether anything has a name; processes that are forked share it
+        self._spans: journal.Spans = []
+        self._doubtful: journal.Spans = []  # when entries were written that a reboot may have lost
+        self._noted, self._before = picks, b""  # of the unfinished run: its picks; its journal, if the mark differs
+        self._changed = mmap.mmap(-1, 1)  # 0 or 1: whether any entry was placed; shared with forked processes
         self._counter = itertools.count()
         self._lock = threading.Lock()
         self._run = self._note = self._staging = -1
@@ -115,7 +135,7 @@ class Filling:
             self._made = True
 
     def _begin(self) -> None:
-        """Lock the directory, find out what was there, and make room for what is not whole."""
+        """Lock the directory, look at what it contains, and make the staging directory of the run."""
         base = self._base.descriptor
         look = os.open(b".", OPEN, dir_fd=base)
         try:
@@ -125,7 +145,7 @@ class Filling:
             os.close(look)
         self._own = self._made or empty  # whether the root's mode and time are ours to set
         self._take_note()
-        fillingnotes.remove_abandoned_runs(self._staging)
+        journal.remove_abandoned_runs(self._staging)
         self._run_name = secrets.token_hex(8).encode()
         os.mkdir(self._run_name, 0o700, dir_fd=self._staging)
         self._run = os.open(self._run_name, OPEN, dir_fd=self._staging)
@@ -147,15 +167,15 @@ class Filling:
             if lock(self._note) is False:
                 raise UsageError(f"{self.path}: another run is writing to it")
             if os.fstat(self._note).st_nlink:
-                if not fresh and not fillingnotes.alone(self._note):
+                if not fresh and not journal.alone(self._note):
                     raise UsageError(f"{self.path}: the note in its {RESERVED} is not ours alone")
-                self._read_note(believed=fillingnotes.alone(self._staging))
+                self._read_note(believed=journal.alone(self._staging))
                 return
             self._forget()
         raise OSError(errno.EBUSY, "the staging directory keeps vanishing")
 
     def _open_note(self) -> bool:
-        """Open the note; whether it is new, and so ours, even where root is nobody."""
+        """Open the journal; return whether it is new, and so ours even where root is squashed."""
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             self._note = os.open(NOTE, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._staging)
@@ -171,17 +191,17 @@ class Filling:
         self._note = self._staging = -1
 
     def _read_note(self, believed: bool) -> None:
-        """Take up the run that has left the note, if it had our mark, and is `believed`; then the note is ours.
+        """Resume the run that left the journal, if it has our mark and is `believed`; then write our own.
 
-        What it wrote before another boot may not have reached the disk: that is written again.
+        Entries that it wrote before a reboot may not have reached the disk: they are written again.
         """
-        now, before, spans = boot(), fillingnotes.read(self._note) if believed else b"", []
+        now, before, spans = boot(), journal.read(self._note) if believed else b"", []
         since = now
         try:
             said = json.loads(before)
             if self._mark and said["mark"] == self._mark:
-                own, then, spans = bool(said["own"]), said["boot"], fillingnotes.spans_of(said, self._staging)
-                since = then  # what is there may be of then
+                own, then, spans = bool(said["own"]), said["boot"], journal.spans_of(said, self._staging)
+                since = then  # existing entries may be of that boot
                 self._begun, self._own, self._made = True, own, self._made or bool(said.get("made"))
                 if self._picks:
                     self._noted = said.get("picks", "")
@@ -190,17 +210,17 @@ class Filling:
                     self._doubtful = spans
             elif said["mark"]:
                 self._before = before
-        except fillingnotes.DAMAGED:
+        except journal.DAMAGED:
             pass
         self._said = {"mark": self._mark, "picks": self._noted, "own": self._own, "made": self._made, "boot": since}
-        self._spans = [*spans, [fillingnotes.changed_now(self._note, fillingnotes.changed_now(self._note)), 0]]
+        self._spans = [*spans, [journal.changed_now(self._note, journal.changed_now(self._note)), 0]]
         self._write_note()
 
     def _write_note(self) -> None:
-        fillingnotes.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
+        journal.write(self._note, json.dumps({**self._said, "spans": self._spans}).encode())
 
     def forked(self) -> None:
-        """In a forked process: no part in our locks, and a directory of its own for what is not whole. OSError."""
+        """Give a forked process its own lock and its own directory for unfinished files. OSError."""
         self._lock = threading.Lock()
         name = b"p%d" % os.getpid()
         with contextlib.suppress(FileExistsError):
@@ -213,7 +233,7 @@ class Filling:
     # -- directories
 
     def root(self, info: Info) -> Folder:
-        """The directory itself, to be filled with what the root of a store holds."""
+        """Return the folder of the destination itself, for the root of a store."""
         folder = Folder("", info, None)
         folder.wanted = True
         folder.made = self._made
@@ -221,11 +241,11 @@ class Filling:
         return folder
 
     def open(self, folder: Folder) -> int:
-        """A descriptor of `folder`, which is made with those above it where it is missing. OSError or InTheWay."""
+        """Open `folder`; create it and its parents if they are missing. OSError, InTheWay."""
         try:
             return self._entered(folder, self._base.directory(os.fsencode(folder.key)))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            if folder.key and folder.parent is None:  # in a forked process: whoever forked it has made it
+            if folder.key and folder.parent is None:  # in a forked process: its parent process has made it
                 raise
             # the longer way makes it, or says what is wrong
         chain: list[Folder] = []
@@ -248,7 +268,7 @@ class Filling:
             try:
                 return self._entered(folder, os.open(name, _HANDLE, dir_fd=above))
             except FileNotFoundError:
-                # one without a mode is as others that are made here; else its mode comes when it is full
+                # without a mode it gets that of the umask; with one, that is set when the directory is full
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777 if folder.info.mode is None else 0o700, dir_fd=above)
                     folder.near = folder.parent is not None and folder.parent.near
@@ -262,7 +282,7 @@ class Filling:
         raise OSError(errno.EBUSY, "its name keeps changing", folder.key)
 
     def _entered(self, folder: Folder, found: int) -> int:
-        """Look at a directory that was there before."""
+        """Prepare a directory that existed before."""
         if folder.fresh or folder.parent is None:
             return found
         status = os.fstat(found)
@@ -270,20 +290,20 @@ class Filling:
         if closed and folder.info.mode is not None and self._existing != "keep":  # it gets its mode when it is full
             os.chmod(f"/proc/self/fd/{found}", stat.S_IMODE(status.st_mode) | _OURS)
         near = status.st_dev != self._device
-        with self._lock:  # or another thread would take a new file of ours for one that was left
-            if near and not folder.near:  # left there by a run that was killed
+        with self._lock:  # or another thread would take a new file of ours for an abandoned one
+            if near and not folder.near:  # remove files of a killed run
                 for entry in os.listdir(f"/proc/self/fd/{found}"):
                     if entry.startswith(RESERVED + "."):
                         remove_abandoned(found, os.fsencode(entry))
             folder.near = near
         return found
 
-    # -- what is in them
+    # -- entries
 
     def judge(self, directory: int, info: Info) -> str:
-        """What is to be done about an entry that is no directory: "new", "replace", "kept" or "resumed".
+        """Decide what to do about an entry that is no directory: "new", "replace", "kept" or "resumed".
 
-        InTheWay where something is there that stays. OSError.
+        Raises InTheWay if an existing entry stays, and OSError.
         """
         name = info.name
         try:
@@ -308,24 +328,24 @@ class Filling:
         return "kept" if self._stays(directory, status, info) else "replace"
 
     def _stays(self, directory: int, status: os.stat_result, info: Info) -> bool:
-        """Whether something that might be replaced is not."""
+        """Return whether an existing entry stays although it might be replaced."""
         if self._existing == "differs":
             return stat.S_IMODE(status.st_mode) == info.mode and _same(directory, info.name, status, info)
         return self._existing == "update" and (info.mtime_ns is None or status.st_mtime_ns >= info.mtime_ns)
 
     def create(self, folder: Folder, directory: int, mode: int | None) -> Staged:
-        """A new file on the file system of `folder`, whose descriptor is `directory`."""
+        """Create a staged file on the file system of `folder`, whose descriptor is `directory`."""
         at, name = self._temporary(folder, directory)
         return Staged(os.open(name, _NEW, 0o666 if mode is None else 0o600, dir_fd=at), name, at)
 
     def _temporary(self, folder: Folder, directory: int) -> tuple[int, bytes]:
-        """(directory, name) of something that has no name yet."""
+        """Return (directory, name) for a new staged entry."""
         if folder.near:
             return directory, STAGING + b"." + secrets.token_hex(8).encode()
         return self._run, b"%d" % next(self._counter)
 
     def place(self, staged: Staged, directory: int, info: Info, new: bool) -> None:
-        """Close a file and give it its name, with mode and time; where it is `new`, nothing else loses that name."""
+        """Close a file, set its mode and time, and rename it into place; if it is `new`, it replaces nothing."""
         descriptor = staged.descriptor
         try:
             if info.mode is not None:
@@ -333,11 +353,11 @@ class Filling:
             if info.mtime_ns is not None:
                 os.utime(descriptor, ns=(info.mtime_ns, info.mtime_ns))
         finally:
-            os.close(descriptor)  # where a network file system may tell that it has no room
+            os.close(descriptor)  # a network file system may report here that it is full
         self._name(staged.name, staged.directory, directory, info, new)
 
     def discard(self, staged: Staged, opened: bool = True) -> None:
-        """Remove a file that will not get its name."""
+        """Remove a staged file."""
         if opened:
             with contextlib.suppress(OSError):
                 os.close(staged.descriptor)
@@ -385,7 +405,7 @@ class Filling:
             os.unlink(staged, dir_fd=at)
 
     def dress(self, folder: Folder) -> bool:
-        """Give a directory that is full its mode and time; whether they are ours to give."""
+        """Set the mode and time of a full directory; return whether they are ours to set."""
         handle = self.open(folder)
         try:
             ours = folder.made or self._begun or (folder.info.mode is not None and self._existing != "keep")
@@ -408,14 +428,14 @@ class Filling:
     # -- the end
 
     def finish(self, root: Info, dress: bool = False, more: bool = False) -> None:
-        """All is there, and nothing is left of the run; but its note, if there is `more` to be done. OSError.
+        """End a complete run and remove its staging directory; keep its journal if there is `more` to do. OSError.
 
-        The directory gets the mode and time of `root`, if this run, or the one that it takes up, has made it. With
-        `dress` also where it was there and empty, or for existing="overwrite", as far as it is ours to change.
+        The destination gets the mode and time of `root` if this run, or the one that it resumed, has created it; with
+        `dress` also if it was empty, or existing="overwrite", as far as permitted.
         """
         self._end_span()
         self._clear(note=self._noted == self._picks and not (more and self._mark))
-        if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was picked
+        if self._made and self._picks and not self._changed[0] and not self._begun:  # nothing was selected
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
         elif self._made:
@@ -426,7 +446,7 @@ class Filling:
         self.close()
 
     def abandon(self) -> None:
-        """The run ends early: what is whole stays, and the note of a run with a mark that did anything."""
+        """End an interrupted run: finished entries stay, and its journal if it has a mark and wrote anything."""
         with contextlib.suppress(OSError):
             look = os.open(b".", OPEN, dir_fd=self._base.descriptor)
             try:
@@ -435,7 +455,7 @@ class Filling:
                 os.close(look)
             changed = self._mark and (self._begun or self._changed[0])
             if self._before and not changed and not bare:
-                fillingnotes.write(self._note, self._before)
+                journal.write(self._note, self._before)
                 changed = True
             else:
                 self._end_span()
@@ -445,26 +465,26 @@ class Filling:
         self.close()
 
     def _end_span(self) -> None:
-        with contextlib.suppress(OSError):  # then nobody knows until when, and less counts as ours
-            self._spans[-1][1] = until = fillingnotes.changed_now(self._note)
+        with contextlib.suppress(OSError):  # the span stays open: fewer entries count as ours
+            self._spans[-1][1] = until = journal.changed_now(self._note)
             self._write_note()
-            fillingnotes.changed_now(self._note, until)  # what others write from here on is told from ours
+            journal.changed_now(self._note, until)  # later writes of others get a later ctime than ours
 
     def _clear(self, note: bool) -> None:
-        """Remove the run's own directory, and with `note` all of the staging directory."""
+        """Remove the run's own directory, and with `note` the whole staging directory."""
         for name in os.listdir(self._run):
             try:
                 os.unlink(name, dir_fd=self._run)
-            except IsADirectoryError:  # of a process that was forked
+            except IsADirectoryError:  # of a forked process
                 shutil.rmtree(name, dir_fd=self._run)
         os.rmdir(self._run_name, dir_fd=self._staging)
         if note:
             os.unlink(NOTE, dir_fd=self._staging)
-            with contextlib.suppress(OSError):  # something of another process is in it
+            with contextlib.suppress(OSError):  # another process has files in it
                 os.rmdir(STAGING, dir_fd=self._base.descriptor)
 
     def close(self) -> None:
-        """Give descriptors and the lock back; what is there stays."""
+        """Close descriptors and release the lock; entries stay."""
         self._forget()
         if self._run >= 0:
             os.close(self._run)
@@ -473,13 +493,13 @@ class Filling:
 
 
 def _same(directory: int, name: str, status: os.stat_result, info: Info) -> bool:
-    """Whether what is there is what the entry is."""
+    """Return whether an existing file has the kind, time, target and size of an entry."""
     if _KINDS.get(stat.S_IFMT(status.st_mode)) is not info.kind:
         return False
     if info.mtime_ns is not None and status.st_mtime_ns != info.mtime_ns:
         coarse = status.st_mtime_ns % 10**9 == 0 and status.st_mtime_ns // 10**9 == info.mtime_ns // 10**9
-        if not coarse:  # a file system that keeps whole seconds
+        if not coarse:  # some file systems keep whole seconds
             return False
     if info.kind is Kind.SYMLINK:
         return os.readlink(name, dir_fd=directory) == (info.target or "")
-    return info.size is None or status.st_size == info.size  # None: a target's, which nobody has asked for yet
+    return info.size is None or status.st_size == info.size  # None: of a target, not requested yet

@@ -1,4 +1,4 @@
-"""What zarrfs check knows of arrays: chunks decode, none lies outside the grid, metadata says one thing only."""
+"""The check of arrays: chunks decode, none lies outside the grid, and metadata documents agree."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from zarrfs.copying.arrayinfo import nodes_of
-from zarrfs.copying.checkreport import Report, Unsound
-from zarrfs.copying.copy_parts import Room
+from zarrfs.concurrency.budget import MemoryBudget
+from zarrfs.copying.array_survey import nodes_of
+from zarrfs.copying.check_report import CheckReport, Unsound
 from zarrfs.errors import StoreError, ZarrfsError
 from zarrfs.store.api import Store, join_key, split_key
 from zarrfs.store.walk import check_length
@@ -29,14 +29,14 @@ from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 if TYPE_CHECKING:
     from zarrfs.zarr.codecs import Sharding
 
-BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of checkreport.BAD_KINDS
+BAD_METADATA, UNDECODED, OUTSIDE = "bad metadata", "undecodable", "outside grid"  # of check_report.BAD_KINDS
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs")
-_INLINE = 16 << 10  # bytes: decoding so few takes less time than a visit to a thread
+_INLINE = 16 << 10  # bytes: decoding so few is faster than a thread hop
 
 
 @dataclasses.dataclass
 class ArrayCheck:
-    """What was found in one array."""
+    """The findings in one array."""
 
     path: str
     array: ArrayMetadata | None  # None: its metadata is bad
@@ -55,21 +55,21 @@ class ArrayCheck:
 
 
 class ArrayChecks:
-    """The arrays below a key, which a check() asks what each file is. `memory`: bytes of chunks, decoded ones too."""
+    """The arrays below a key: they tell check() how to read each file. `memory`: bytes of chunks, also decoded."""
 
     def __init__(self, store: Store, decode: bool, memory: int) -> None:
         self.arrays: list[ArrayCheck] = []
         self._store, self._decode, self._memory = store, decode, memory
-        self._room = Room(memory)
+        self._budget = MemoryBudget(memory)
         self._threads = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
-        self.see: Callable[[str, int, Buffer], None] | None = None  # is given what is read of files
+        self.see: Callable[[str, int, Buffer], None] | None = None  # called with every piece that is read
         self._sharding: dict[str, Sharding] = {}  # by the path of the array
         self._places: dict[str, ArrayCheck] = {}  # by the directory of their chunks
-        self._said: dict[str, tuple[str, bytes]] = {}  # of documents to come: who else has it, and a digest of that
+        self._said: dict[str, tuple[str, bytes]] = {}  # by document: its consolidated copy's key, and digest
         self._tops: list[tuple[str, str]] = []  # groups with consolidated metadata, and what that is called
 
-    async def find(self, key: str, report: Report) -> None:
-        """Look for arrays at or below `key`, or the one that it lies in; `report` hears of bad metadata."""
+    async def find(self, key: str, report: CheckReport) -> None:
+        """Find the arrays at or below `key`, or the one that contains it; add bad metadata to `report`."""
         hierarchy = Hierarchy(self._store)
         try:
             above, _rest = await hierarchy.find(key)
@@ -84,7 +84,7 @@ class ArrayChecks:
             report.add(getattr(exc, "key", key), exc)
 
     def of(self, key: str) -> tuple[ArrayCheck | None, str]:
-        """(the array that a file lies in, its key relative to that)."""
+        """Return (the array that contains a file, the file's key relative to it)."""
         prefix, rest = split_key(key)
         while self._places:
             found = self._places.get(prefix)
@@ -97,7 +97,7 @@ class ArrayChecks:
         return None, key
 
     def whole(self, key: str, size: int) -> bool:
-        """Whether a file of `size` bytes is to be read whole, and shown to look()."""
+        """Return whether look() must read a file of `size` bytes, whole."""
         if split_key(key)[1] in DOCUMENTS and size <= min(DOCUMENT_MAX, self._memory // 2):
             return key in self._said or self._covered(key)
         found, rest = self.of(key)
@@ -105,8 +105,8 @@ class ArrayChecks:
             return False
         return self._is_chunk(found.array, rest)
 
-    async def look(self, key: str, size: int, report: Report) -> None:
-        """Read a file that is wanted whole, and check what is in it. Unsound; and what Store.get() raises."""
+    async def look(self, key: str, size: int, report: CheckReport) -> None:
+        """Read a file whole and check its content. Raises Unsound, and the errors of Store.get()."""
         found, rest = self.of(key)
         if found is None or found.array is None or not self._is_chunk(found.array, rest):
             self._compare(key, await self._read(key, 0, size, report))
@@ -118,7 +118,7 @@ class ArrayChecks:
             await self._look_at_chunk(key, (0, size), found.array, report)
         found.decoded += 1
 
-    async def _read(self, key: str, start: int, length: int, report: Report) -> Buffer:
+    async def _read(self, key: str, start: int, length: int, report: CheckReport) -> Buffer:
         data = await self._store.get(key, start, length)
         report.read += len(data)
         check_length(key, len(data), start, length)
@@ -126,8 +126,8 @@ class ArrayChecks:
             self.see(key, start, data)
         return data
 
-    async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: Report) -> None:
-        """Decode a shard that does not fit in memory, one of its chunks after the other."""
+    async def _look_at_shard(self, key: str, size: int, sharding: Sharding, report: CheckReport) -> None:
+        """Decode a shard that does not fit in memory, chunk by chunk."""
         length = min(sharding.index_length, size)
         if length > self._memory:
             raise Unsound(UNDECODED, f"an index of {length} bytes: memory_limit= is too low")
@@ -141,16 +141,18 @@ class ArrayChecks:
             if where is not None:
                 await self._look_at_chunk(key, where, sharding.inner, report)
 
-    async def _look_at_chunk(self, key: str, where: tuple[int, int], array: ArrayMetadata, report: Report) -> None:
+    async def _look_at_chunk(
+        self, key: str, where: tuple[int, int], array: ArrayMetadata, report: CheckReport
+    ) -> None:
         """Decode the chunk that lies at (start, length) of a file."""
         takes = _takes(array, where[1])
         if takes > self._memory:
             raise Unsound(UNDECODED, f"{where[1]} bytes of a chunk of {array.chunk_bytes}: memory_limit= is too low")
-        taken = await self._room.take(takes)
+        taken = await self._budget.take(takes)
         try:
             await self._decoded(array, await self._read(key, *where, report))
         finally:
-            self._room.give(taken)
+            self._budget.give(taken)
 
     def ended(self, key: str, failed: bool) -> Unsound | None:
         """Count a file that was read, or could not be; returns why it should not be where it is."""
@@ -166,21 +168,21 @@ class ArrayChecks:
         first = found.array.keys.key((0,) * found.array.ndim)
         return Unsound(OUTSIDE, f"no chunk of the grid {list(found.array.grid.counts)}, whose first is {first}")
 
-    def check_directory(self, key: str, report: Report) -> None:
-        """Report a directory that lies in the place of a chunk."""
+    def check_directory(self, key: str, report: CheckReport) -> None:
+        """CheckReport a directory that lies in the place of a chunk."""
         found, rest = self.of(key)
         if found is not None and self._is_chunk(found.array, rest):
             found.bad += 1
             report.add(key, Unsound("unreadable", "a directory lies in the place of a chunk"))
 
-    def missing(self, report: Report) -> None:
+    def missing(self, report: CheckReport) -> None:
         """Tell `report` of documents that consolidated metadata names, and that are not there."""
         for key, (said_by, _digest) in self._said.items():
             report.add(key, Unsound(BAD_METADATA, f"is not there, but {said_by} has it"))
 
     # -- parts
 
-    def _add(self, node: Node, report: Report) -> None:
+    def _add(self, node: Node, report: CheckReport) -> None:
         from zarrfs.zarr.codecs import check_codecs, sharding_of
 
         if node.problem is not None and split_key(node.documents[0])[1] == "meta":
@@ -222,8 +224,8 @@ class ArrayChecks:
 
     # -- consolidated metadata
 
-    async def _note_consolidated(self, group: Node, report: Report) -> None:
-        """Remember what consolidated metadata in a group says of the documents below it."""
+    async def _note_consolidated(self, group: Node, report: CheckReport) -> None:
+        """Record the copies of documents below a group in its consolidated metadata."""
         assert isinstance(group.metadata, GroupMetadata)
         for name in ("zarr.json",) if group.metadata.generation == "v3" and group.documents else (".zmetadata",):
             key = join_key(group.chunks, name)
@@ -244,7 +246,7 @@ class ArrayChecks:
                         self._said.setdefault(where, (key, _digest(value)))
 
     def _covered(self, key: str) -> bool:
-        """Whether consolidated metadata should name the document `key`."""
+        """Return whether consolidated metadata should contain the document `key`."""
         prefix, name = split_key(key)
         return any(
             not top or prefix == top or prefix.startswith(top + "/")
@@ -253,7 +255,7 @@ class ArrayChecks:
         )
 
     def _compare(self, key: str, data: Buffer) -> None:
-        """Compare a document with what consolidated metadata says of it."""
+        """Compare a document with its copy in consolidated metadata."""
         if key not in self._said:
             raise Unsound(BAD_METADATA, "consolidated metadata does not have it")
         said_by, digest = self._said[key]
@@ -266,12 +268,12 @@ class ArrayChecks:
 
 
 def _digest(document: Any) -> bytes:
-    """What is equal for two documents that say the same, but for consolidated metadata in them."""
+    """Return a digest of a document's content without consolidated metadata in it."""
     if isinstance(document, dict):
         document = {name: value for name, value in document.items() if name != "consolidated_metadata"}
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).digest()
 
 
 def _takes(array: ArrayMetadata, size: int) -> int:
-    """Bytes of memory that it takes to decode a chunk of `size` bytes: filters make copies."""
+    """Return the bytes of memory that decoding a chunk of `size` bytes takes: filters make copies."""
     return size + 2 * array.chunk_bytes

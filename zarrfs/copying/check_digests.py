@@ -1,6 +1,6 @@
-"""Digests of all values of a pass over a store, to be compared with those of another pass.
+"""Digests of all values of a pass over a store, for comparison with a second pass.
 
-24 bytes are kept for each value: a digest of its key, which finds it again, and one of its bytes.
+A value takes 24 bytes: a digest of its key, to look it up, and one of its bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _PAIR = np.dtype([("key", "<u8"), ("value", "V16")])
 
 
 class Digests:
-    """The digests of one pass. A value is seen in pieces, and then done."""
+    """The digests of one pass. see() adds the pieces of a value, done() completes it."""
 
     def __init__(self) -> None:
         self._pairs = bytearray()
         self._seen: dict[str, tuple[Any, int, bool]] = {}  # being read: a hash, where it ends, whether it has all
 
     def see(self, key: str, start: int, data: Buffer) -> None:
-        """Take in a piece of a value; one before the end of the last one makes it incomplete, as a hole does."""
+        """Add a piece of a value; an overlapping piece or a hole makes the value incomplete."""
         found, stop, whole = self._seen.get(key) or (hashlib.blake2b(digest_size=16), 0, True)
         whole = whole and start == stop
         if start > stop:
@@ -34,7 +34,7 @@ class Digests:
         self._seen[key] = found, stop, whole
 
     def complete(self, key: str, size: int) -> bool:
-        """Return whether all bytes of a value were seen in order; else it is to be seen again, from its beginning."""
+        """Return whether all bytes of a value were added in order; if not, forget it: read it again from the start."""
         _, stop, whole = self._seen.get(key) or (None, 0, True)
         if whole and stop == size:
             return True
@@ -42,7 +42,7 @@ class Digests:
         return False
 
     def done(self, key: str) -> bytes:
-        """The digest of a value, which is kept."""
+        """Complete a value: store and return its digest."""
         found = (self._seen.pop(key, None) or (hashlib.blake2b(digest_size=16),))[0]
         digest: bytes = found.digest()
         self._pairs += _short(key) + digest
@@ -52,13 +52,13 @@ class Digests:
         """Forget a value that cannot be read."""
         self._seen.pop(key, None)
 
-    def first(self) -> First:
-        """The digests of the first pass."""
-        return First(np.frombuffer(bytes(self._pairs), _PAIR))
+    def first(self) -> FirstPass:
+        """Return the digests, ready for look-ups in a second pass."""
+        return FirstPass(np.frombuffer(bytes(self._pairs), _PAIR))
 
 
-class First:
-    """The digests of a pass that is over."""
+class FirstPass:
+    """The digests of a finished pass."""
 
     def __init__(self, pairs: Any) -> None:
         order = np.argsort(pairs["key"], kind="stable")
@@ -75,7 +75,7 @@ class First:
         return any(value.tobytes() == digest for value in self._values[low:high])
 
     def lost(self) -> int:
-        """How many values has() was not asked about."""
+        """Return the number of values that has() was never called for."""
         return int((~self._again).sum())
 
 

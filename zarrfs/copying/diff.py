@@ -1,4 +1,4 @@
-"""What turns one tree into another: entries of two stores side by side, bytes included, in bounded memory."""
+"""The difference between two stores: entries and their bytes, compared in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from zarrfs.copying.difference import LETTERS as LETTERS
+from zarrfs.copying.changes import LETTERS as LETTERS
 from zarrfs.errors import ReadError
 from zarrfs.store.api import Info, Kind, Store, join_key
 from zarrfs.store.walk import check_length, extents, walk
@@ -22,15 +22,15 @@ class Difference(NamedTuple):
 
     kind: str  # as LETTERS
     key: str
-    info: Info | None  # what is there afterwards
+    info: Info | None  # the entry in the second store
     what: tuple[tuple[str, str, str], ...] = ()  # (kind, bytes, size, mode, mtime or target; before; after)
 
 
 async def differences(one: Store, other: Store) -> AsyncIterator[Difference]:
-    """What turns `one` into `other`, in the order of keys; both list names in order.
+    """Yield the differences from `one` to `other`, in the order of keys; both stores list names in order.
 
-    Modes and times that only one of them knows are no difference, nor is less than a second, nor are the times of
-    directories. What a deleted directory held is not told. ReadError where bytes cannot be had.
+    Modes and times that only one store knows are no difference, nor is a fraction of a second, nor are the times of
+    directories. The content of a deleted directory is not listed. ReadError if bytes cannot be read.
     """
     levels = [("", _pairs(one, other, ""))]
     while levels:
@@ -60,7 +60,7 @@ async def differences(one: Store, other: Store) -> AsyncIterator[Difference]:
 
 
 def as_json(found: Difference) -> dict[str, Any]:
-    """A difference, ready for JSON: as those of an upper directory, and what differs."""
+    """Return a difference, ready for JSON: as changes.as_json(), and the differing fields."""
     info = found.info
     return {
         "kind": found.kind,
@@ -74,12 +74,12 @@ def as_json(found: Difference) -> dict[str, Any]:
 
 
 def _replaced(before: Info, after: Info) -> bool:
-    """Whether a directory is something else afterwards, or was before."""
+    """Return whether exactly one of two entries is a directory."""
     return (before.kind is Kind.DIRECTORY) != (after.kind is Kind.DIRECTORY)
 
 
 async def _pairs(one: Store, other: Store, prefix: str) -> AsyncIterator[tuple[Info | None, Info | None]]:
-    """The entries of a directory that both have, by name."""
+    """Yield the entries of a directory in both stores side by side, by name."""
     left, right = one.list_dir(prefix), other.list_dir(prefix)
     before, after = await anext(left, None), await anext(right, None)
     while before is not None or after is not None:
@@ -119,7 +119,7 @@ async def _changes(
 
 
 async def _same_bytes(one: Store, other: Store, key: str, before: Info, after: Info) -> bool:
-    """Whether two files of one size have the same bytes; what is a hole in both is not read."""
+    """Return whether two files of one size have the same bytes; common holes are not read."""
     parts = sorted([*await _data(one, key, before), *await _data(other, key, after)])
     at = 0
     for start, stop in parts:
@@ -133,7 +133,7 @@ async def _same_bytes(one: Store, other: Store, key: str, before: Info, after: I
 
 
 async def _data(store: Store, key: str, info: Info) -> list[tuple[int, int]]:
-    """(start, stop) of what is not a hole."""
+    """Return (start, stop) of the data extents of a file."""
     if info.allocated is not None:
         with contextlib.closing(await store.open(key)) as value:
             descriptor = value.fileno()

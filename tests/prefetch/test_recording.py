@@ -19,14 +19,14 @@ from tests.unit.keyreaders import RecordingStore
 from zarrfs import sources
 from zarrfs.config.options import Options
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.prefetch.recording import BLOCK, Record, Recorder, Warmed, read_record, records_to_warm, warm
+from zarrfs.prefetch.recording import BLOCK, RecordedRead, Recorder, Warmed, read_record, records_to_warm, warm
 from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
 
 HEADER = '{"zarrfs": "record", "version": 1}\n'
 
 
-def blocks(records: list[Record]) -> list[tuple[str, int]]:
+def blocks(records: list[RecordedRead]) -> list[tuple[str, int]]:
     """(key, number) of each block of some records."""
     assert all(record.start % BLOCK == record.stop % BLOCK == 0 for record in records)
     return [(key, at // BLOCK) for key, start, stop in records for at in range(start, stop, BLOCK)]
@@ -265,7 +265,7 @@ def store(tmp_path: Path) -> Watched:
 
 def warmed(store: Store, *records: tuple[str, int, int]) -> Warmed:
     async def main() -> Warmed:
-        return await warm(store, [Record(*record) for record in records])
+        return await warm(store, [RecordedRead(*record) for record in records])
 
     return trio.run(main)
 
@@ -303,7 +303,7 @@ def test_progress_is_told(store: Watched) -> None:
     told: list[int] = []
 
     async def main() -> None:
-        records = [Record(f"a/{number}", 0, BLOCK) for number in range(600)]
+        records = [RecordedRead(f"a/{number}", 0, BLOCK) for number in range(600)]
         await warm(store, records, lambda done: told.append(done.found))
 
     trio.run(main)

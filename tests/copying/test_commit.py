@@ -34,9 +34,9 @@ from tests.unit.refsets import entries as entries_of
 from zarrfs import sources
 from zarrfs.cli import main
 from zarrfs.config.options import Options
-from zarrfs.copying.commit import New, commit
-from zarrfs.copying.commitset import Choices, DataFile, references_of
-from zarrfs.copying.committree import Tree
+from zarrfs.copying.commit import NewSource, commit
+from zarrfs.copying.commit_tree import MergedTree
+from zarrfs.copying.commit_writers import DataFile, ReferenceOptions, references_of
 from zarrfs.references.output import Output
 from zarrfs.store.api import Kind
 
@@ -59,7 +59,7 @@ def expected(merged: dict[str, Shown], form: str) -> dict[str, Any]:
     }
 
 
-async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes: list[Any], new: New) -> None:
+async def check_commit(place: Path, kind: str, entries: dict[str, Any], changes: list[Any], new: NewSource) -> None:
     """Make a source and changes, commit, and compare."""
     upper, blobs = place / "upper", place / "blobs"
     upper.mkdir()
@@ -118,7 +118,7 @@ def test_new_shows_the_merged_tree(kind: str, path: str, form: str, more: dict[s
     @given(_SETS, operations(links=form in ("archive", "directory")))
     def check(entries: dict[str, Any], changes: list[Any]) -> None:
         with tempfile.TemporaryDirectory() as place:
-            trio.run(check_commit, Path(place), kind, entries, changes, New(path, form, **more))
+            trio.run(check_commit, Path(place), kind, entries, changes, NewSource(path, form, **more))
 
     check()
 
@@ -192,7 +192,8 @@ def test_each_key_is_written_once(place: Path) -> None:
         overlay, plan = opened(place / "refs.json", place / "up")
         to = Output("new.json", "json")
         with DataFile(to, relative=False) as data:
-            found = references_of(Tree(overlay, "refs.json", print), plan, to, data, Choices(in_place=True))
+            tree = MergedTree(overlay, "refs.json", print)
+            found = references_of(tree, plan, to, data, ReferenceOptions(in_place=True))
             listed = [reference.key async for reference in found]
         await overlay.aclose()
         return listed

@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from tests.conftest import DATA
 from tests.zarrsamples import STORES
 from zarrfs.cli import main
-from zarrfs.copying.arraycheck import ArrayCheck, ArrayChecks
+from zarrfs.copying.array_check import ArrayCheck, ArrayChecks
 from zarrfs.copying.check import check
-from zarrfs.copying.checkreport import Report
+from zarrfs.copying.check_report import CheckReport
 from zarrfs.store.directory import FileSystemStore
 from zarrfs.zarr.documents import DOCUMENTS
 
@@ -41,11 +41,11 @@ class Counting(FileSystemStore):
 
 def checked(
     path: Path, key: str = "", decode: bool = True, memory: int = LIMIT
-) -> tuple[Report, dict[str, ArrayCheck], Counter[str]]:
+) -> tuple[CheckReport, dict[str, ArrayCheck], Counter[str]]:
     """(the report, the arrays by path, how often each key was read) of a directory."""
 
-    async def run() -> tuple[Report, dict[str, ArrayCheck], Counter[str]]:
-        store, report = Counting(str(path)), Report()
+    async def run() -> tuple[CheckReport, dict[str, ArrayCheck], Counter[str]]:
+        store, report = Counting(str(path)), CheckReport()
         arrays = ArrayChecks(store, decode, memory)
         await check(store, key, report, LIMIT, arrays)
         await store.aclose()

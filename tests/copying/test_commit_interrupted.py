@@ -22,9 +22,9 @@ import trio
 
 from tests.conftest import PROGRAM, run
 from tests.unit.mergedtrees import changed, opened, write_source
-from zarrfs.copying.commit import New, commit
-from zarrfs.copying.discard import discard
-from zarrfs.store.whiteouts import RECORD
+from zarrfs.copying.changes import discard
+from zarrfs.copying.commit import NewSource, commit
+from zarrfs.store.upper import RECORD
 
 VALUES = 128
 
@@ -93,7 +93,7 @@ def as_user(path: Path, upper: Path, new: Path) -> int:
     try:
         for _ in range(2):
             overlay, plan = opened(path, upper)
-            trio.run(commit, overlay, plan, New(str(new), "directory", replace=True), print)
+            trio.run(commit, overlay, plan, NewSource(str(new), "directory", replace=True), print)
             trio.run(overlay.aclose)
         discard(str(upper), lambda count: True)
     except BaseException:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Faulty
-from tests.unit.test_remote import OPTIONS, PART, using
+from tests.store.test_remotefiles import OPTIONS, PART, using
 from zarrfs.config.options import parse
 from zarrfs.errors import TargetChanged, TargetMissing
 from zarrfs.store.remotefiles import RemoteFiles

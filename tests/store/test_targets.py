@@ -17,8 +17,7 @@ from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
-from zarrfs.store.targetreader import TargetReader
-from zarrfs.store.targets import Targets
+from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.system import localfiles as local
 from zarrfs.system.localfiles import LocalFiles
 

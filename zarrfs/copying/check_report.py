@@ -1,4 +1,4 @@
-"""What a check has found: entries that cannot be read, or are not what the metadata of Zarr says."""
+"""The report of a check: entries that cannot be read, or contradict Zarr metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAD_KINDS = (
 
 
 class Unsound(ZarrfsError):
-    """A file that can be read, but is not what the metadata of Zarr says; `kind` is one of BAD_KINDS."""
+    """A file that can be read but contradicts Zarr metadata; `kind` is one of BAD_KINDS."""
 
     def __init__(self, kind: str, reason: str) -> None:
         self.kind = kind
@@ -28,21 +28,21 @@ class Bad(NamedTuple):
 
     key: str
     kind: str  # one of BAD_KINDS
-    url: str | None  # where its bytes should be
+    url: str | None  # of the bytes
     reason: str
 
 
 @dataclasses.dataclass
-class Report:
-    """What a check has found so far; it grows while the check runs."""
+class CheckReport:
+    """The counts and failures of a check, updated while it runs."""
 
-    keep: int = 20  # how many of each list are kept
+    keep: int = 20  # length limit of each list
     ok: int = 0
     read: int = 0  # bytes
     counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # of bad ones
     bad: list[Bad] = dataclasses.field(default_factory=list)
     links: int = 0  # symbolic links
-    dangling: int = 0  # of them, those that lead nowhere within the tree: not an error
+    dangling: int = 0  # links that lead nowhere within the tree: no error
     left_out: int = 0  # entries that the document's compiler refused
     problems: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # (entry, rule) of those
     absent_records: int = 0  # record files of a Parquet set that stand for absent chunks: not an error
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def files(self) -> int:
-        """Files that have been dealt with."""
+        """The number of files that have been checked."""
         return self.ok + self.counts.total()
 
     @property
@@ -67,7 +67,7 @@ class Report:
             self.bad.append(bad)
 
     def as_json(self) -> dict[str, Any]:
-        """The report, ready for JSON."""
+        """Return the report, ready for JSON."""
         return {
             "clean": self.clean,
             "ok": self.ok,
@@ -83,7 +83,7 @@ class Report:
 
 
 def bad_entry(key: str, exc: BaseException, url: str | None = None) -> Bad:
-    """An entry that cannot be read, for that reason; `url`: where its bytes should be, if the reason does not say."""
+    """Describe an entry that cannot be read; `url`: of its bytes, if the exception does not name it."""
     if isinstance(exc, ReadError):
         return Bad(key, exc.kind, exc.where, exc.reason)
     if isinstance(exc, Unsound):

@@ -1,4 +1,4 @@
-"""materialise() in several processes: what one process would write, whatever becomes of them."""
+"""copy_store() in several processes: what one process would write, whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ import pytest
 import trio
 
 from tests.conftest import PROGRAM, run
+from tests.copying.test_copy import no_processes
 from tests.unit.archives import file, opened, put
 from tests.unit.extracting import Found, extract, snapshot, write
-from tests.unit.test_materialise import no_processes
 from zarrfs.archives import blob_sources
 from zarrfs.archives.blob_reader import BlobReader
-from zarrfs.copying.copy import Choice, Done, Report, _Run, materialise
-from zarrfs.copying.copy_processes import Forked
-from zarrfs.copying.staging_directory import Filling
+from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
+from zarrfs.copying.copy_processes import CopyProcesses
+from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.errors import AccessDenied, ReadError, SourceError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.directory import FileSystemStore
@@ -76,7 +76,7 @@ def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("sums", [False, True])
 def test_what_is_told_of_entries(sums: bool, tmp_path: Path) -> None:
-    told: list[Done] = []
+    told: list[CopiedEntry] = []
     with opened(archive_of(tmp_path, 400), type="archive", blobs=(str(tmp_path),)) as (store, _plan):
         write(store, tmp_path / "out", told.append, jobs=2, sums=sums)
     found = tree(tmp_path / "out")
@@ -104,14 +104,14 @@ def test_what_cannot_be_had_is_told_as_ever(tmp_path: Path) -> None:
 
 def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is an error, and the next run with the same mark goes on."""
-    document, write_ = archive_of(tmp_path, 900), Forked._write
+    document, write_ = archive_of(tmp_path, 900), CopyProcesses._write
 
-    def deadly(self: Forked, task: Any, memory: memoryview) -> Any:
+    def deadly(self: CopyProcesses, task: Any, memory: memoryview) -> Any:
         if any(entry[0] == "f500" for _key, _fresh, entries in task for entry in entries):
             os.kill(os.getpid(), signal.SIGKILL)
         return write_(self, task, memory)
 
-    monkeypatch.setattr(Forked, "_write", deadly)
+    monkeypatch.setattr(CopyProcesses, "_write", deadly)
     with pytest.raises(SourceError, match="/out: a process that reads or writes files was killed"):
         extract(document, tmp_path / "out", tmp_path, jobs=2, mark="m")
     monkeypatch.undo()
@@ -124,8 +124,10 @@ def test_a_process_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
     """What was for it does not come into the root."""
     with opened({"d/f": file("x")}, type="archive") as (store, _plan):
-        filling = Filling(str(tmp_path / "out"))
-        forked = Forked(store, filling, Picking((), ()), 1, sums=False, set_ids=False, fail=lambda key, exc: None)
+        filling = DestinationDirectory(str(tmp_path / "out"))
+        forked = CopyProcesses(
+            store, filling, Picking((), ()), 1, sums=False, set_ids=False, fail=lambda key, exc: None
+        )
         entry = ("f", 0, 1, 0o644, 5, None, None, [(0, 1, b"x", "", 0)])
         assert forked._write([("d", True, [entry])], memoryview(b"")) == [(b"\0", None)]
         assert os.listdir(tmp_path / "out") == [".zarrfs-staging"]
@@ -219,14 +221,14 @@ def test_processes_do_what_the_ordinary_way_does(
     monkeypatch.setattr(os, "fork", lambda: forks.append(1) or fork())
     found = []
     for ordinary in (True, False):
-        out, told = tmp_path / f"out{ordinary}", list[Done]()
+        out, told = tmp_path / f"out{ordinary}", list[CopiedEntry]()
         if "existing" in choice:
             with source_of(kind, document, tmp_path) as store:
                 write(store, out, keep_going=True)
             disturb(out, random.Random(5))
         with monkeypatch.context() as patch, source_of(kind, document, tmp_path) as store:
             if ordinary:
-                patch.setattr(_Run, "_in_processes", no_processes)
+                patch.setattr(_Copy, "_in_processes", no_processes)
             forks.clear()
             report = write(store, out, told.append, jobs=3, keep_going=True, **choice)
         assert len(forks) == (0 if ordinary else 3)
@@ -244,7 +246,7 @@ def test_files_that_go_or_cannot_be_opened(
 ) -> None:
     """After they were listed: each is named, and no other is."""
     if ordinary:
-        monkeypatch.setattr(_Run, "_in_processes", no_processes)
+        monkeypatch.setattr(_Copy, "_in_processes", no_processes)
     (tmp_path / "source").mkdir()
     for number in range(600):
         (tmp_path / f"source/{number}").write_text(str(number))
@@ -280,11 +282,11 @@ def small(count: int) -> dict[str, Any]:
 
 
 def test_a_run_that_is_cancelled_ends_soon(tmp_path: Path) -> None:
-    report = Report()
+    report = CopyReport()
 
     async def body(store: Any) -> None:
         with trio.move_on_after(0.15) as scope:
-            await materialise(store, str(tmp_path / "out"), Choice(jobs=2), report)
+            await copy_store(store, str(tmp_path / "out"), CopyOptions(jobs=2), report)
         assert scope.cancelled_caught
 
     with opened(small(30_000), type="archive") as (store, _plan):

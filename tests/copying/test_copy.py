@@ -1,4 +1,4 @@
-"""materialise(): what is written is what the store holds, and what is there is treated as was asked for."""
+"""copy_store(): what is written is what the store holds, and what is there is treated as was asked for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.servers import Nginx
 from tests.unit.archives import D, F, L, file, opened, put, tree
 from tests.unit.extracting import Found, extract, look, snapshot, write
 from zarrfs.config.options import Options
-from zarrfs.copying.copy import Done, _Run
-from zarrfs.copying.staging_directory import Folder
+from zarrfs.copying.copy import CopiedEntry, _Copy
+from zarrfs.copying.destination_directory import Folder
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Entry, Info, Kind
 from zarrfs.store.directory import FileSystemStore
@@ -93,7 +93,7 @@ def test_large_files(tmp_path: Path) -> None:
         at += len(part) + (1 << 20)
     expected = b"".join(part + bytes(1 << 20) for part in parts)
     document = {"f": file(vec, encoding="blobvec", size=at, mtime=7), "inline": file("y" * BIG)}
-    done: list[Done] = []
+    done: list[CopiedEntry] = []
     extract(document, tmp_path / "out", tmp_path, sums=True, done=done.append)
     assert (tmp_path / "out/f").read_bytes() == expected
     assert {one.key: one.sha256 for one in done if one.kind is Kind.FILE} == {
@@ -118,14 +118,14 @@ def test_times_in_nanoseconds_and_all_that_a_directory_has(tmp_path: Path) -> No
 
 
 def test_over_a_network(nginx: Nginx, tmp_path: Path) -> None:
-    source = nginx.listing.root / "materialise"
+    source = nginx.listing.root / "copy_store"
     source.mkdir()
     for index in range(300):
         (source / f"{index % 7}").mkdir(exist_ok=True)
         (source / f"{index % 7}/{index}").write_bytes(b"%d" % index * index)
     (source / "big").write_bytes(os.urandom(BIG))
     (source / "empty").write_bytes(b"")
-    store = FsspecStore(f"{nginx.listing.url}/materialise", Options())
+    store = FsspecStore(f"{nginx.listing.url}/copy_store", Options())
     report = write(store, tmp_path / "out")
     assert report.files == 302
     data = {key: found.data for key, found in snapshot(tmp_path / "out").items()}
@@ -290,7 +290,7 @@ def test_links_in_place_of_copies(tmp_path: Path) -> None:
     async def link(key: str, info: Info) -> str | None:
         return f"/elsewhere/{key}" if key.endswith(".nc") else None
 
-    done: list[Done] = []
+    done: list[CopiedEntry] = []
     report = extract(DOCUMENT, tmp_path / "out", link=link, done=done.append)
     assert os.readlink(tmp_path / "out/a/x.nc") == "/elsewhere/a/x.nc"
     assert look(tmp_path / "out/a/y.txt").data == b"2"
@@ -321,7 +321,7 @@ class Hostile(FileSystemStore):
         return super().open_file("f")
 
 
-async def no_processes(_run: _Run, _root: Folder) -> bool:
+async def no_processes(_run: _Copy, _root: Folder) -> bool:
     return False
 
 
@@ -329,7 +329,7 @@ async def no_processes(_run: _Run, _root: Folder) -> bool:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With processes, and without."""
     if request.param == "ordinary":
-        monkeypatch.setattr(_Run, "_in_processes", no_processes)
+        monkeypatch.setattr(_Copy, "_in_processes", no_processes)
 
 
 NO_NAMES = ["..", ".", "", "/tmp/x", "a/../../x", "a\0b", "a/b", "\ud800", "n" * 256, ".zarrfs-staging"]

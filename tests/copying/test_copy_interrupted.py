@@ -1,4 +1,4 @@
-"""materialise() that is broken off, raced, or has no room: what is there is whole, and nothing is anywhere else."""
+"""copy_store() that is broken off, raced, or has no room: what is there is whole, and nothing is anywhere else."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ import trio.testing
 from tests.conftest import PROGRAM, run, tmpfs
 from tests.unit.archives import D, file, opened, put
 from tests.unit.extracting import extract, snapshot, write
-from zarrfs.copying import staging_directory as filling
-from zarrfs.copying.staging_directory import Filling
-from zarrfs.copying.staging_journal import forget
+from zarrfs.copying import destination_directory as filling
+from zarrfs.copying.destination_directory import DestinationDirectory
+from zarrfs.copying.destination_journal import forget
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Store
 from zarrfs.store.directory import FileSystemStore
@@ -164,7 +164,7 @@ def test_what_a_dead_run_has_left_goes(tmp_path: Path) -> None:
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    living = Filling(str(tmp_path))
+    living = DestinationDirectory(str(tmp_path))
     with pytest.raises(UsageError, match="another run is writing to it"):
         extract({"f": file("x")}, tmp_path)
     living.abandon()
@@ -348,9 +348,9 @@ def test_nothing_that_appears_meanwhile_is_replaced(tmp_path: Path, monkeypatch:
     """A file that takes a name between the look at it and the write."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out/other").write_bytes(b"")
-    judge = Filling.judge
+    judge = DestinationDirectory.judge
 
-    def slow(self: Filling, directory: int, info: Any) -> str:
+    def slow(self: DestinationDirectory, directory: int, info: Any) -> str:
         verdict = judge(self, directory, info)
         (tmp_path / "out/f").write_bytes(b"theirs")
         return verdict

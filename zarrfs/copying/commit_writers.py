@@ -1,0 +1,398 @@
+"""Writers of a merged tree, one for each format: reference set, file archive, directory, zip file.
+
+In a reference set, unchanged values keep their references; changed ones are inline, in a new data file beside the
+set, or stay in the upper directory. Source of the archive format: RFC 37.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import struct
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
+
+from zarrfs.archives.blob_writer import BlobDirectory
+from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
+from zarrfs.copying.commit_tree import MergedNode, MergedTree
+from zarrfs.errors import SourceError, UsageError
+from zarrfs.references.from_store import url_of
+from zarrfs.references.keys import ZARR_METADATA
+from zarrfs.references.output import Output, entries, reference_set
+from zarrfs.references.relocate import NOT_UTF8, rewritten, written_urls
+from zarrfs.store.api import SET_IDS, Kind, Reference, key_rule, split_key
+from zarrfs.store.destination import is_utf8
+from zarrfs.store.overlay import Overlay
+from zarrfs.store.upper import reserved
+from zarrfs.system.buffers import write_all
+
+if TYPE_CHECKING:
+    from zarrfs.documents.plan import Plan
+
+_REMEMBERED = 1024  # directories: of nested chunks, neighbours share one
+
+
+class ReferenceOptions(NamedTuple):
+    """Placement of the bytes of changed values in a reference set."""
+
+    inline: int = 1024  # bytes: smaller or equal values are in the set itself
+    in_place: bool = False  # larger ones stay in the upper directory
+    relative: bool = False  # URLs of the data file are relative to the set, not absolute
+
+
+async def references_of(
+    tree: MergedTree, plan: Plan, to: Output, data: DataFile, how: ReferenceOptions
+) -> AsyncIterator[Reference]:
+    """Yield a reference for every file of `tree`, over the source of `plan`, with URLs as the set `to` needs them.
+
+    Entries that a set cannot hold are refused as by MergedTree.nodes; an empty directory is left out with a warning.
+    """
+    if plan.kind == "references":
+        assert tree.overlay.lower is not None
+        shown = _VisibleLower(tree.overlay)
+        lower = entries(reference_set(tree.overlay.lower, plan), plan)
+        async for reference in rewritten(lower, written_urls(plan, to, alone=False)):
+            if await shown(reference.key):
+                yield reference
+    async for node in _files(tree, changed=plan.kind == "references"):
+        size = await tree.size(node)
+        if split_key(node.key)[1] in ZARR_METADATA or size <= how.inline:
+            yield Reference(node.key, await tree.read(node, 0, size))
+        elif node.status is None and plan.kind == "zarr":
+            assert tree.overlay.lower is not None
+            yield Reference(node.key, None, await url_of(tree.overlay.lower, plan, node.key, None), 0, size)
+        elif node.status is not None and how.in_place:
+            path = os.path.join(tree.overlay.upper.path, node.key)
+            if not is_utf8(path):
+                raise SourceError(tree.place(node), NOT_UTF8, node.key)
+            yield Reference(node.key, None, f"file://{path}", 0, size)
+        else:
+            yield await data.add(tree, node, size)
+
+
+async def _files(tree: MergedTree, changed: bool) -> AsyncIterator[MergedNode]:
+    """Yield the files of a tree; warn of empty directories."""
+    above: MergedNode | None = None
+    async for node in tree.nodes(_set_rule, changed):
+        if above is not None and not node.key.startswith(above.key + "/"):
+            await _tell_empty(tree, above)
+        above = node if node.kind is Kind.DIRECTORY else None
+        if node.kind is Kind.FILE:
+            yield node
+    if above is not None:
+        await _tell_empty(tree, above)
+
+
+async def _tell_empty(tree: MergedTree, node: MergedNode) -> None:
+    if await tree.is_empty(node):
+        tree.warn(f"{node.key}: an empty directory, of which a reference set knows nothing: left out")
+
+
+def _set_rule(node: MergedNode) -> str | None:
+    if node.kind is Kind.SYMLINK:
+        return "a symbolic link, which no reference set can hold"
+    if not is_utf8(node.key):
+        return "a name that is not UTF-8, which no reference set can hold"
+    return key_rule(node.key)
+
+
+class _VisibleLower:
+    """A test for files of the lower store that an overlay shows unchanged."""
+
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+        self._known: OrderedDict[str, frozenset[str] | None] = OrderedDict()
+
+    async def __call__(self, key: str) -> bool:
+        """Return whether the overlay shows the lower file `key`."""
+        prefix, name = split_key(key)
+        if prefix not in self._known:
+            self._known[prefix] = await self._hidden(prefix)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        hidden = self._known[prefix]
+        return hidden is not None and name not in hidden and not reserved(name)
+
+    async def _hidden(self, prefix: str) -> frozenset[str] | None:
+        """Return the lower names that are hidden in a directory; None: all of them."""
+        if any(map(reserved, prefix.split("/"))) or await self._overlay.below(prefix) is None:
+            return None
+        names, hidden, opaque = self._overlay.upper.names(prefix)
+        return None if opaque else frozenset(hidden.union(names))
+
+
+class DataFile:
+    """A new file beside the set `to` that holds values one after the other: NAME.data, NAME.2.data and so on.
+
+    An existing file stays: the source, or another set, may refer to it. Leaving the context with an exception removes
+    the new file; it is created with the first value. OSError if it cannot be written.
+    """
+
+    def __init__(self, to: Output, relative: bool) -> None:
+        self._set = os.path.realpath(to.path)
+        self._shown, self._base = to.path, to.base if relative else None
+        self._descriptor, self._end = -1, 0
+        self.path = self._url = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        if self.path and exc is not None:
+            os.unlink(self.path)
+
+    async def add(self, tree: MergedTree, node: MergedNode, size: int) -> Reference:
+        """Append the bytes of a file of `tree`, keeping holes, and return a reference to them."""
+        if self._descriptor < 0:
+            self._open()
+        start = self._end
+        for low, high in await tree.extents(node, size):
+            at = start + low
+            async for piece in tree.pieces(node, low, high):
+                view = memoryview(piece).cast("B")
+                while view:
+                    count = os.pwrite(self._descriptor, view, at)
+                    at, view = at + count, view[count:]
+        self._end = start + size
+        return Reference(node.key, None, self._url, start, size)
+
+    def finish(self) -> None:
+        """Sync the file and its directory entry to disk."""
+        if self._descriptor < 0:
+            return
+        os.ftruncate(self._descriptor, self._end)
+        os.fsync(self._descriptor)
+        directory = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _open(self) -> None:
+        number = 1
+        while self._descriptor < 0:
+            path = f"{self._set}.data" if number == 1 else f"{self._set}.{number}.data"
+            try:
+                self._descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+            except FileExistsError:
+                number += 1
+        self.path = path
+        self._url = path if self._base is None else os.path.relpath(path, self._base)
+        if not is_utf8(self._url):
+            raise SourceError(self._shown, NOT_UTF8)
+
+
+_REGION = 1 << 20  # bytes of a blob at most
+_TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+
+
+async def write_archive(tree: MergedTree, file: IO[bytes], blobs: BlobDirectory | None, inline: int) -> None:
+    """Write `tree` to `file` as a file archive; files of more than `inline` bytes go to `blobs`.
+
+    UsageError if a file needs a blob and `blobs` is None; SourceError for an entry that no archive can hold.
+    """
+    writer = DocumentWriter(file)
+    async for node in tree.with_values_ahead(tree.nodes(_archive_rule)):
+        writer.add(encoded(node.key, await _fields(tree, node, blobs, inline), dictionary=False))
+    if blobs is not None:
+        blobs.finish()
+    writer.close()
+
+
+def _archive_rule(node: MergedNode) -> str | None:
+    if not is_utf8(node.key):
+        return "a name that is not UTF-8, which no archive can hold"
+    if node.target is not None and not is_utf8(node.target):
+        return "a symbolic link whose target is not UTF-8, which no archive can hold"
+    return None
+
+
+async def _fields(tree: MergedTree, node: MergedNode, blobs: BlobDirectory | None, inline: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"mode": _TYPES[node.kind] | node.mode}
+    if node.mtime_ns is not None:
+        fields["mtime"] = node.mtime_ns // 10**9
+    if node.kind is Kind.SYMLINK:
+        fields["data"] = node.target
+    if node.kind is Kind.FILE:
+        size = await tree.size(node)
+        fields |= {"size": size, **await _content(tree, node, size, blobs, inline)}
+    return fields
+
+
+async def _content(
+    tree: MergedTree, node: MergedNode, size: int, blobs: BlobDirectory | None, inline: int
+) -> dict[str, Any]:
+    """Return the encoding and data fields of a file; none if it is one hole."""
+    extents = await tree.extents(node, size)
+    if not extents:
+        return {}
+    if size <= inline:
+        return inline_content(await tree.read(node, 0, size))
+    if blobs is None:
+        raise UsageError(f"{node.key}: {blobs_rule(size)}")
+    regions = []
+    for start, stop in cut(extents, _REGION):
+        data = await tree.read(node, start, stop)
+        regions.append([start, len(data), blobs.put(data)])
+    return {"encoding": "blobvec", "data": regions}
+
+
+_NAME_MAX = 0xFFFF  # bytes of a name in a zip file
+_OLDEST, _NEWEST = (1980, 1, 1, 0, 0, 0), (2107, 12, 31, 23, 59, 58)  # times of a zip file, in the local zone
+
+
+async def write_directory(tree: MergedTree, path: str) -> None:
+    """Write `tree` to the new directory `path`, with modes, times, and holes.
+
+    Entries of the upper directory keep owners (as far as permitted), hard links and attributes user.*. OSError.
+    """
+    writer = _Directory(tree, path)
+    os.mkdir(path, 0o700)
+    async for node in tree.with_values_ahead(tree.nodes(lambda node: None)):
+        await writer.add(node)
+    writer.finish(await tree.root())
+
+
+class _Directory:
+    """A new directory that is filled. No other process knows `path` yet, so no write can go through a link."""
+
+    def __init__(self, tree: MergedTree, path: str) -> None:
+        self._tree, self._path = tree, path
+        self._directories: list[tuple[str, MergedNode]] = []
+        self._links: dict[tuple[int, int], str] = {}  # files with several names, by device and inode
+
+    async def add(self, node: MergedNode) -> None:
+        path = os.path.join(self._path, node.key)
+        if node.kind is Kind.DIRECTORY:
+            os.mkdir(path, 0o700)
+            self._directories.append((path, node))
+        elif node.kind is Kind.SYMLINK:
+            os.symlink(node.target or "", path)
+            _own(path, node.status)
+            _set_time(path, node.mtime_ns)
+        elif not self._linked(node, path):
+            await self._add_file(node, path)
+
+    def finish(self, root: os.stat_result) -> None:
+        """Set the modes and times of directories: earlier, modes could prevent writes, and writes change times."""
+        for path, node in reversed(self._directories):
+            _copy_attributes(self._tree, node, path)
+            _dress(path, node)
+        os.chmod(self._path, stat.S_IMODE(root.st_mode) | stat.S_IRWXU)  # until it is renamed into place
+        _set_time(self._path, root.st_mtime_ns)
+
+    def _linked(self, node: MergedNode, path: str) -> bool:
+        """Hard-link a file that was written under another name; return whether it was."""
+        if node.status is None or node.status.st_nlink < 2:
+            return False
+        known = self._links.setdefault((node.status.st_dev, node.status.st_ino), path)
+        if known != path:
+            os.link(known, path)
+        return known != path
+
+    async def _add_file(self, node: MergedNode, path: str) -> None:
+        size = await self._tree.size(node)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            for low, high in await self._tree.extents(node, size):
+                at = low
+                async for piece in self._tree.pieces(node, low, high):
+                    at = write_all(descriptor, piece, at)
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+        _copy_attributes(self._tree, node, path)
+        _dress(path, node)
+
+
+def _dress(path: str, node: MergedNode) -> None:
+    owned = _own(path, node.status)
+    # set-IDs of another owner, or of a source without owners, would act as us
+    bare = not owned or (node.status is None and node.kind is Kind.FILE)
+    os.chmod(path, node.mode & ~SET_IDS if bare else node.mode)
+    _set_time(path, node.mtime_ns)
+
+
+def _own(path: str, status: os.stat_result | None) -> bool:
+    """Set the owner and group of an upper entry on `path`; return False if that is not permitted."""
+    if status is None or (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid()):
+        return True
+    try:
+        os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
+    except PermissionError:
+        return False
+    return True
+
+
+def _set_time(path: str, mtime_ns: int | None) -> None:
+    if mtime_ns is not None:
+        os.utime(path, ns=(mtime_ns, mtime_ns), follow_symlinks=False)
+
+
+def _copy_attributes(tree: MergedTree, node: MergedNode, path: str) -> None:
+    """Copy the extended attributes user.* of an upper entry, if both file systems support them."""
+    if node.status is None:
+        return
+    descriptor = tree.open(node)
+    try:
+        with contextlib.suppress(OSError):
+            for name in os.listxattr(descriptor):
+                if name.startswith("user."):
+                    os.setxattr(path, name, os.getxattr(descriptor, name))
+    finally:
+        os.close(descriptor)
+
+
+async def write_zip(tree: MergedTree, path: str) -> None:
+    """Write `tree` to the new zip file `path`, uncompressed, so that ranges can be read.
+
+    Modes and times are stored as Info-ZIP stores them. SourceError for an entry that a zip source cannot hold.
+    """
+    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as file:
+        async for node in tree.with_values_ahead(tree.nodes(_zip_rule)):
+            await _add_to_zip(tree, node, file)
+
+
+def _zip_rule(node: MergedNode) -> str | None:
+    if node.kind is Kind.SYMLINK:
+        return "a symbolic link, which a zip file shows as a file"
+    if not is_utf8(node.key):
+        return "a name that is not UTF-8, which no zip file can hold"
+    if len(node.key.encode()) >= _NAME_MAX:
+        return f"a name of {_NAME_MAX} bytes or more, which no zip file can hold"
+    return None
+
+
+async def _add_to_zip(tree: MergedTree, node: MergedNode, file: zipfile.ZipFile) -> None:
+    seconds = int(time.time()) if node.mtime_ns is None else node.mtime_ns // 10**9
+    directory = node.kind is Kind.DIRECTORY
+    info = zipfile.ZipInfo(node.key + "/" * directory, _date(seconds))
+    info.create_system = 3  # Unix: external_attr holds a mode
+    info.external_attr = ((stat.S_IFDIR if directory else stat.S_IFREG) | node.mode) << 16 | 0x10 * directory
+    if -(2**31) <= seconds < 2**31:
+        info.extra = struct.pack("<HHBi", 0x5455, 5, 1, seconds)  # "UT": the mtime, in UTC
+    if directory:
+        file.writestr(info, b"")
+        return
+    info.file_size = size = await tree.size(node)
+    with file.open(info, "w", force_zip64=size >= zipfile.ZIP64_LIMIT) as to:
+        async for piece in tree.pieces(node, 0, size):
+            to.write(piece)
+
+
+def _date(seconds: int) -> tuple[int, int, int, int, int, int]:
+    """Return a time in a zip file's format, clamped to its range."""
+    try:
+        found = time.localtime(seconds)[:6]
+    except (OverflowError, ValueError, OSError):
+        return _OLDEST if seconds < 0 else _NEWEST
+    return min(max(found, _OLDEST), _NEWEST)
