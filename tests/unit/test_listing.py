@@ -18,7 +18,7 @@ from zarrfs.errors import ReadError
 from zarrfs.fuse import listing
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
-from zarrfs.fuse.writes import WritableOperations
+from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper

@@ -1,7 +1,7 @@
 """Refresh: plan the source again, open what it is now, and show that from then on.
 
-What is open goes on in the version that it was opened in (shown.py). A source that cannot be used any more changes
-nothing. docs/running-changes.md.
+What is open goes on in the version that it was opened in (fuse/operations.py). A source that cannot be used any more
+changes nothing. docs/running-changes.md.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from zarrfs.daemon.settings import Settings
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError
 from zarrfs.fuse import pagecache, sessionloop
-from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
+from zarrfs.fuse.xattrs import Control
 from zarrfs.metrics import logs, process, publish, report
 from zarrfs.prefetch.recording import Record, Recorder, records_to_warm, warm_mount
 from zarrfs.sources import check_view, open_plan
@@ -114,7 +114,7 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     """The handlers for a store; an upper is locked. SourceError where another mount uses it."""
     if options.upperdir is None:
         return Operations(store, options, about, ready)
-    from zarrfs.fuse.writes import WritableOperations
+    from zarrfs.fuse.writable import WritableOperations
     from zarrfs.store.overlay import Overlay
 
     assert isinstance(store, Overlay)

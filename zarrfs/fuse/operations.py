@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import json
+import logging
 import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -29,14 +31,13 @@ from pyfuse3 import (
 )
 
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, to_errno
-from zarrfs.fuse.control import Control
+from zarrfs.errors import NotFound, ReadError, TargetChanged, ZarrfsError, to_errno
+from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
 from zarrfs.fuse.permissions import Permissions
-from zarrfs.fuse.shown import OpenFile, ShownOperations, handler
 from zarrfs.fuse.statahead import StatAhead
-from zarrfs.fuse.versions import Version
+from zarrfs.fuse.versions import CounterTotals, Version
 from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
     MOUNT_XATTR,
@@ -44,16 +45,25 @@ from zarrfs.fuse.xattrs import (
     SET_XATTR,
     SOURCE_XATTR,
     STATS_XATTR,
+    Control,
     bounded,
     first_of,
 )
+from zarrfs.metrics import process
 from zarrfs.prefetch.recording import Recorder
-from zarrfs.store.api import Info, Kind, Store, check_key, join_key, split_key
+from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_file
 from zarrfs.system.othermounts import OTHER_MOUNTS
 from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger("zarrfs")
+
+_ROOMY = 4  # older versions that keep blocks in memory: those that were read last
+_LOOKS = ("statfs", "getxattr", "listxattr")  # who watches a mount does not use it
 _ABSENT_MAX = 65_536  # names that are remembered
 _DAY = 86_400.0
 _ASKING = 8  # threads that ask other mounts whether they wait for one
@@ -62,7 +72,47 @@ _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: s
 _BLOCK = 512  # the unit of st_blocks
 
 
-class Operations(ShownOperations):
+def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Let nothing but FUSEError out of a request handler: anything else would end the whole mount."""
+    operation = cast(Any, method).__name__
+    use = operation not in _LOOKS
+
+    @functools.wraps(method)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        operations = cast(Operations, args[0])
+        operations.uses += use
+        version = operations.current
+        version.users += 1
+        try:
+            return await method(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as exc:
+            version.changed = version.changed or isinstance(exc, TargetChanged)
+            key = ""
+            with contextlib.suppress(Exception):
+                key = operations.describe(operation, *args[1:3])
+            raise pyfuse3.FUSEError(to_errno(exc, operation, key)) from None
+        finally:
+            operations.leave(version)
+
+    return wrapped
+
+
+@dataclasses.dataclass(slots=True)
+class OpenFile:
+    """An open file."""
+
+    key: str
+    inode: int
+    descriptor: int | None  # of the file that is read, if it is one: in place of the value
+    begun: bool = False  # some of it was read
+    upper: bool = False  # of a writable mount: the descriptor is that of a file in the upper directory
+    version: Version | None = None  # which it was opened in; None: there is but one
+    value: Value | None = None  # None: a file of the upper directory
+
+
+class Operations(pyfuse3.Operations):
     """The handlers of one mount.
 
     Attributes come from Store.info and Store.list_dir, bytes from Store.get. Owner is who mounts, or
@@ -81,7 +131,20 @@ class Operations(ShownOperations):
         values: Store | None = None,
     ) -> None:
         """`values`: where an open file is read, if not in `store`."""
-        super().__init__(Version(store, options, values))
+        super().__init__()
+        self.current = Version(store, options, values)
+        self._retired: list[Version] = []  # that are in use
+        self._roomy: list[Version] = []  # of these, read last at the end
+        self._counted = CounterTotals()
+        self.uses = 0  # requests of who uses the mount
+        self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
+        self.background: trio.Nursery | None = None  # for work that no request waits for
+        self.inodes = InodeTable()
+        self._versions: dict[int, Hashable] = {}  # of the pages that the kernel may have, by inode
+        self._files: dict[int, OpenFile] = {}
+        self._directories: dict[int, DirectoryHandle] = {}
+        self._next_handle = 1
+        self._filled: tuple[object, ...] = ()  # of the entry that readdir uses again, apart from inode and size
         self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # names that the kernel may know as absent
         self.control: Control | None = None
         self._stats = StatAhead()
@@ -107,6 +170,32 @@ class Operations(ShownOperations):
         """The kernel is about to send requests: the mount answers."""
         self.started.set()
         self._on_ready()
+
+    def describe(self, operation: str, number: Any, name: Any = b"") -> str:
+        """The key that a request is about, for the log; `number` is its inode or handle."""
+        if operation == "lookup":
+            return join_key(self.inodes.key(number), os.fsdecode(name))
+        if operation in ("read", "release"):
+            return self._files[number].key
+        if operation in ("readdir", "releasedir"):
+            return self._directories[number].key
+        return self.inodes.key(number)
+
+    @property
+    def open_handles(self) -> int:
+        """How many files and directories are open."""
+        return len(self._files) + len(self._directories)
+
+    def stats(self) -> dict[str, Any]:
+        """What `zarrfs stats` shows: counters of requests, and those of the store."""
+        own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
+        older = [version.stats() for version in self._retired]
+        return {**own, **process.stats(), **self._counted.added_to(self.current.stats(), older)}
+
+    async def aclose(self) -> None:
+        """Close all versions."""
+        for version in [*self._retired, self.current]:
+            await version.aclose()
 
     # -- names and attributes
 
@@ -327,6 +416,129 @@ class Operations(ShownOperations):
                 return [MOUNT_XATTR, *left_out]
             info = await version.store.info(key, sized=False)
         return [SOURCE_XATTR] if info.kind is Kind.FILE else left_out
+
+    # -- versions
+
+    @property
+    def unsynced(self) -> int | None:
+        """How many files were written that nobody has asked to be synced; None where nothing can be written."""
+        return None
+
+    @property
+    def versions(self) -> list[Version]:
+        """What is shown, and all before that is still in use."""
+        return [self.current, *self._retired]
+
+    @property
+    def store(self) -> Store:
+        """What is shown."""
+        return self.current.store
+
+    def show(self, version: Version) -> None:
+        """Let all that is opened from now on be of `version`; what is open stays what it is."""
+        old, self.current = self.current, version
+        self.inodes.renew()
+        self._versions, self._filled = {}, ()
+        for directory in self._directories.values():
+            directory.old = True
+        old.retire()
+        old.users += 1
+        self._retired.append(old)
+        self.leave(old)
+
+    def _read_old(self, version: Version) -> None:
+        """An older version is read: it may keep blocks; of more than _ROOMY, the one read longest ago no more."""
+        if version.roomy:
+            self._roomy.remove(version)
+        else:
+            version.give_room(True)
+        self._roomy.append(version)
+        if len(self._roomy) > _ROOMY:
+            self._roomy.pop(0).give_room(False)
+
+    def leave(self, version: Version) -> None:
+        """A request is answered, or a handle closed: a version that was shown before may be in use no more."""
+        version.users -= 1
+        if version.retired and not version.users and self.background is not None:
+            self.background.start_soon(self._close, version)
+
+    def begin(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
+        """Start `work` in the background, which uses `version` until it has ended."""
+        if self.background is not None:
+            version.users += 1
+            self.background.start_soon(self._within, version, work)
+
+    async def _within(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self.leave(version)
+
+    async def _close(self, version: Version) -> None:
+        if version.closed:
+            return
+        if version in self._roomy:
+            self._roomy.remove(version)
+        try:
+            await version.aclose()
+        except Exception as exc:  # of a source that is shown no more: the mount goes on
+            log.warning("closing an older version: %s", exc)
+        self._counted.add(version.stats())
+        self._retired.remove(version)
+
+    async def _info(self, key: str, sized: bool = True) -> Info:
+        """As Store.info, of the version that is shown when this returns."""
+        while True:
+            version = self.current
+            version.users += 1
+            try:
+                info = await version.store.info(key, sized)
+            except ZarrfsError:
+                if version is self.current:
+                    raise
+            else:
+                if version is self.current:
+                    return info
+            finally:
+                self.leave(version)
+
+    @contextlib.contextmanager
+    def _version_of(self, inode: int) -> Iterator[Version]:
+        """The version that an inode is of, in use meanwhile: who has it open may close it.
+
+        ESTALE for an older one that nobody has open: look its name up again.
+        """
+        version = self._found_version(inode)
+        version.users += 1
+        try:
+            yield version
+        finally:
+            self.leave(version)
+
+    def _found_version(self, inode: int) -> Version:
+        if not self.inodes.is_old(inode):
+            return self.current
+        for file in self._files.values():
+            if file.inode == inode and file.version is not None:
+                return file.version
+        raise pyfuse3.FUSEError(errno.ESTALE)
+
+    # -- handles
+
+    def _handle(self, table: dict[int, T], value: T) -> FileHandleT:
+        number, self._next_handle = self._next_handle, self._next_handle + 1
+        table[number] = value
+        return FileHandleT(number)
+
+    def _released(self, file: OpenFile) -> None:
+        if file.value is not None:
+            if file.descriptor == file.value.fileno():
+                file.descriptor = None
+            file.value.close()
+        if file.descriptor is not None:
+            os.close(file.descriptor)
+        if file.version is not None:
+            self.leave(file.version)
 
     # -- parts
 

@@ -16,9 +16,9 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, RequestContext
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
-from zarrfs.fuse.attributes import changing
-from zarrfs.fuse.handles import HandleOperations
-from zarrfs.fuse.shown import handler
+from zarrfs.fuse.operations import handler
+from zarrfs.fuse.writable_attributes import changing
+from zarrfs.fuse.writable_handles import HandleOperations
 from zarrfs.store.api import SET_IDS, join_key, split_key
 from zarrfs.store.overlay import Found
 from zarrfs.store.whiteouts import OPAQUE, hidden_name
@@ -171,7 +171,7 @@ class WritableOperations(HandleOperations):
                     await self._rename(old, source, new, target, exchange)
                     return
             for key in below:
-                inode = self.nodes.peek(key)
+                inode = self.inodes.peek(key)
                 await (self.overlay.copy_up(key) if inode is None else self.copy_up(inode))
 
     async def _check_rename(self, old: str, source: Found, new: str, target: Found | None, flags: int) -> None:
@@ -201,13 +201,13 @@ class WritableOperations(HandleOperations):
         with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
             if exchange:
                 rename(old_entry, new_entry, EXCHANGE, old_directory, new_directory)
-                self.nodes.exchange(old, new)
+                self.inodes.exchange(old, new)
                 return
             if target is not None and target.is_directory:
                 self._remove_whiteouts(new)
             with contextlib.nullcontext() if target is None else self.losing(new, target):
                 os.rename(old_entry, new_entry, src_dir_fd=old_directory, dst_dir_fd=new_directory)
-            self.nodes.rename(old, new)
+            self.inodes.rename(old, new)
         self.metadata_changes(new)
 
     # -- parts

@@ -28,10 +28,9 @@ from pyfuse3 import (
 
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
-from zarrfs.fuse.nodes import NodeTable, file_of
-from zarrfs.fuse.operations import Operations
-from zarrfs.fuse.shown import OpenFile, handler
-from zarrfs.fuse.staleness import is_metadata, warn_of_stale
+from zarrfs.fuse.inodes import WritableInodeTable, file_of
+from zarrfs.fuse.operations import OpenFile, Operations, handler
+from zarrfs.fuse.stale_metadata import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
@@ -97,7 +96,7 @@ class AttributeOperations(Operations):
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper
         overlay.mode_of = self.permissions.unmasked
-        self.inodes = self.nodes = NodeTable()
+        self.inodes: WritableInodeTable = WritableInodeTable()
         lower = overlay.lower
         # The kernel then keeps sizes itself, so it has to be told the right ones at once; and what others see of a
         # directory that is its own upper has to be there at once.
@@ -124,7 +123,7 @@ class AttributeOperations(Operations):
             key, found = await self._find(parent_inode, name)
         except NotFound:
             with contextlib.suppress(NotFound):  # of the parent
-                self.nodes.unlink(self._key_in(parent_inode, name))
+                self.inodes.unlink(self._key_in(parent_inode, name))
             entry = EntryAttributes()
             entry.st_ino = InodeT(0)
             entry.entry_timeout = self._negative_timeout
@@ -190,11 +189,11 @@ class AttributeOperations(Operations):
         """The kernel drops inodes."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
-            if inode in self._gone and inode not in self.nodes:
+            if inode in self._gone and inode not in self.inodes:
                 gone = self._gone.pop(inode)
                 if isinstance(gone, int):
                     os.close(gone)
-            if inode in self._copied and inode not in self.nodes:
+            if inode in self._copied and inode not in self.inodes:
                 self._copied.discard(inode)
 
     @handler
@@ -260,22 +259,22 @@ class AttributeOperations(Operations):
         """Let an inode be in the upper, of a file only the first `size` bytes; who reads it reads it there."""
         if self._in_upper(inode):
             return
-        key = self.nodes.key(inode)
+        key = self.inodes.key(inode)
         below = await self.overlay.below(key)
-        other = below is not None and below.kind is Kind.FILE and self.nodes.is_other(inode, below.identity)
-        if other or self.nodes.is_superseded(inode, key):
+        other = below is not None and below.kind is Kind.FILE and self.inodes.is_other(inode, below.identity)
+        if other or self.inodes.is_superseded(inode, key):
             raise Refused(key, errno.ESTALE)  # the kernel looks the name up again
         try:
             status = await self.overlay.copy_up(key, size)
         except NotFound:
-            if self.nodes.is_nameless(inode):
+            if self.inodes.is_nameless(inode):
                 raise Refused(key, errno.ESTALE) from None
             raise
-        if self.nodes.file(inode) is not None:
+        if self.inodes.file(inode) is not None:
             return
-        if self.nodes.is_nameless(inode) or self.nodes.key(inode) != key:  # what has the name now is another file
+        if self.inodes.is_nameless(inode) or self.inodes.key(inode) != key:  # what has the name now is another file
             raise Refused(key, errno.ESTALE)
-        self.nodes.bind(inode, file_of(status))
+        self.inodes.bind(inode, file_of(status))
         self._copied.add(inode)
         for fh in self._opened.get(inode, ()):
             file = self._files[fh]
@@ -292,15 +291,15 @@ class AttributeOperations(Operations):
     @contextlib.contextmanager
     def losing(self, key: str, found: Found) -> Iterator[None]:
         """What is done meanwhile takes the name `key` from its file: that is kept for whoever has it open."""
-        inode = self.nodes.peek(key)
+        inode = self.inodes.peek(key)
         held: int | Info | None = None
         if inode is not None and inode not in self._gone:
             assert found.status is not None or found.info is not None
             held = self.upper.open(key, _ITSELF) if found.info is None or found.status is not None else found.info
         try:
             yield
-            self.nodes.unlink(key)
-            if inode is not None and held is not None and self.nodes.is_nameless(inode):
+            self.inodes.unlink(key)
+            if inode is not None and held is not None and self.inodes.is_nameless(inode):
                 self._gone[inode] = held._replace(links=0) if isinstance(held, Info) else held
                 held = None
         finally:
@@ -309,7 +308,7 @@ class AttributeOperations(Operations):
 
     def _in_upper(self, inode: int) -> bool:
         """Whether an inode is a file of the upper, as far as has been seen."""
-        return self.nodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
+        return self.inodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
 
     @contextlib.contextmanager
     def _path(self, inode: int) -> Iterator[str]:
@@ -320,10 +319,10 @@ class AttributeOperations(Operations):
         if gone is not None:
             yield f"/proc/self/fd/{gone}"
             return
-        key = self.nodes.key(inode)
+        key = self.inodes.key(inode)
         descriptor = self.upper.open(key, _ITSELF)
         try:
-            wanted = self.nodes.file(inode)
+            wanted = self.inodes.file(inode)
             if wanted is not None and file_of(os.fstat(descriptor)) != wanted:  # another file has taken the name
                 raise Refused(key, errno.ESTALE)
             yield f"/proc/self/fd/{descriptor}"
@@ -362,7 +361,7 @@ class AttributeOperations(Operations):
                     return key, found
 
     def _key_in(self, inode: int, name: bytes = b"") -> str:
-        key = self.nodes.key(inode)
+        key = self.inodes.key(inode)
         if name in (b"", b"."):
             return key
         return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
@@ -370,9 +369,9 @@ class AttributeOperations(Operations):
     def _looked_up(self, key: str, found: Found) -> int:
         """The inode of what is at `key`, counted."""
         if found.status is not None:
-            return self.nodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
+            return self.inodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
         assert found.info is not None
-        return self.nodes.lookup(key, found.info.kind, found.info.identity)
+        return self.inodes.lookup(key, found.info.kind, found.info.identity)
 
     async def _attributes(self, inode: int) -> EntryAttributes:
         gone = self._gone.get(inode)
@@ -401,8 +400,8 @@ class AttributeOperations(Operations):
 
     async def _named_attributes(self, inode: int) -> EntryAttributes | None:
         """The attributes of what has the name of an inode; None where that is another file. NotFound."""
-        key, wanted = self.nodes.key(inode), self.nodes.file(inode)
-        if self.nodes.is_superseded(inode, key):
+        key, wanted = self.inodes.key(inode), self.inodes.file(inode)
+        if self.inodes.is_superseded(inode, key):
             return None
         if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
             status = self.upper.status(key)
@@ -411,7 +410,7 @@ class AttributeOperations(Operations):
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
             found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
-            if not self.nodes.is_other(inode, found.info.identity if found.info is not None else None):
+            if not self.inodes.is_other(inode, found.info.identity if found.info is not None else None):
                 return self._fill_found(found, inode)
         elif found.status is not None and wanted in (None, file_of(found.status)):
             return self._fill_found(found, inode)

@@ -15,8 +15,8 @@ from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToke
 
 from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, Refused
-from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, answering, changing
-from zarrfs.fuse.shown import OpenFile, handler
+from zarrfs.fuse.operations import OpenFile, handler
+from zarrfs.fuse.writable_attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Found, Merged, Overlay
 from zarrfs.system.localfiles import read_file
@@ -47,7 +47,7 @@ class HandleOperations(AttributeOperations):
         if operation in ("write", "fsync"):
             return self._files[number].key
         if operation in ("readdir", "releasedir", "fsyncdir"):
-            return self.nodes.key(self._listings[number].inode)
+            return self.inodes.key(self._listings[number].inode)
         return super().describe(operation, number, name)
 
     @property
@@ -57,14 +57,14 @@ class HandleOperations(AttributeOperations):
 
     @property
     def unsynced(self) -> int | None:
-        """As ShownOperations.unsynced; a file that was removed counts as well."""
+        """As Operations.unsynced; a file that was removed counts as well."""
         return len(self._unsynced) + self._unsynced_gone
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """The kernel drops inodes."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
-            if inode in self._unsynced and inode not in self.nodes:
+            if inode in self._unsynced and inode not in self.inodes:
                 self._unsynced.discard(inode)
                 self._unsynced_gone += 1
 
@@ -76,8 +76,8 @@ class HandleOperations(AttributeOperations):
         """Open a file. For writing it is copied up first; O_TRUNC leaves out its bytes."""
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
-            if not self.nodes.is_nameless(inode):
-                self.metadata_changes(self.nodes.key(inode))
+            if not self.inodes.is_nameless(inode):
+                self.metadata_changes(self.inodes.key(inode))
         if not self._in_upper(inode):
             info = await super().open(inode, flags, ctx)
             if not self._in_upper(inode):
@@ -87,7 +87,7 @@ class HandleOperations(AttributeOperations):
         self.counters["open"] += 1
         with self._path(inode) as path:
             descriptor = self._reopen(path, flags)
-        if inode in self.nodes.unsized:
+        if inode in self.inodes.unsized:
             self._keep_size(inode, os.fstat(descriptor).st_size)
         return self._opened_file(descriptor, inode)
 
@@ -150,7 +150,7 @@ class HandleOperations(AttributeOperations):
         if file.inode in self._copied:
             self._copied.discard(file.inode)
             with contextlib.suppress(NotFound):
-                await trio.to_thread.run_sync(self._sync_directories, split_key(self.nodes.key(file.inode))[0])
+                await trio.to_thread.run_sync(self._sync_directories, split_key(self.inodes.key(file.inode))[0])
 
     # -- open directories
 
@@ -168,16 +168,16 @@ class HandleOperations(AttributeOperations):
             directory.changes = self.changes
             directory.entries = await self._entries(directory.inode)
         while start_id < 2:
-            key = self.nodes.key(directory.inode)
+            key = self.inodes.key(directory.inode)
             # the kernel counts no lookup for these two
-            inode = (self.nodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
+            inode = (self.inodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
             entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
                 return
             start_id += 1
-        if self.nodes.is_nameless(directory.inode):  # removed, with all that it had
+        if self.inodes.is_nameless(directory.inode):  # removed, with all that it had
             return
-        prefix = self.nodes.key(directory.inode)
+        prefix = self.inodes.key(directory.inode)
         entries = directory.entries
         for position in range(start_id - 2, len(entries)):  # no slice: each of many replies would copy all that follow
             name, status, info = entries[position]
@@ -206,17 +206,17 @@ class HandleOperations(AttributeOperations):
         """Write the names in a directory to the disk."""
         inode = self._listings[fh].inode
         if inode not in self._gone:
-            await trio.to_thread.run_sync(self._sync_directories, self.nodes.key(inode))
+            await trio.to_thread.run_sync(self._sync_directories, self.inodes.key(inode))
 
     # -- parts
 
     async def _entries(self, inode: int) -> list[Merged]:
         while True:
-            key = self.nodes.key(inode)
+            key = self.inodes.key(inode)
             try:
                 return await self.overlay.entries(key)
             except (NotFound, NotDirectory):
-                if self.nodes.key(inode) == key:
+                if self.inodes.key(inode) == key:
                     raise
 
     def _reopen(self, path: str, flags: int) -> int:
@@ -239,7 +239,7 @@ class HandleOperations(AttributeOperations):
             keep = self._versions.get(inode, version) == version
             self._versions[inode] = version
         try:
-            key = self.nodes.key(inode)
+            key = self.inodes.key(inode)
         except NotFound:
             key = ""
         fh = self._handle(self._files, OpenFile(key, inode, descriptor, upper=True))
