@@ -226,7 +226,7 @@ class Operations(pyfuse3.Operations):
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             if version is not self.current:
-                return self._fill(self._new_entry(), await self._held_in(version, inode, key), inode)
+                return self._fill(self._new_entry(), self._held(inode), inode)
         if inode in self.inodes.unsized:
             await self._ask_size(key)
         try:
@@ -593,12 +593,6 @@ class Operations(pyfuse3.Operations):
         """Fetch the beginning of a value whose size is not known: its answer tells the size, too."""
         if (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])
-
-    async def _held_in(self, version: Version, inode: int, key: str) -> Info:
-        """The attributes of a file that is open in an older version."""
-        with contextlib.suppress(NotFound):
-            return self._held(inode)
-        return await version.store.info(key)
 
     def _held(self, inode: int) -> Info:
         """The attributes of a file that has lost its name, from who has it open; NotFound where nobody has."""

@@ -35,7 +35,7 @@ from zarrfs.store.api import (
 from zarrfs.store.values import KeyedValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap
-from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.documents import dump_json
 from zarrfs.zarr.dtypes import as_v2
@@ -250,7 +250,7 @@ class ArraysView(WrappingStore):
     def _file(self, node: Node, suffix: str) -> _Entry | None:
         """The file of an array; None where it cannot be shown."""
         from zarrfs.views.chunks import is_fortran
-        from zarrfs.views.npy import flat_size, npy_header
+        from zarrfs.views.flat import flat_size, npy_header
 
         array = node.metadata
         try:

@@ -15,7 +15,7 @@ from zarrfs.store.links import resolve
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Slices
-from zarrfs.views.decoding import Decoded, DecodedCache
+from zarrfs.views.decoded_cache import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.codecs import ShardIndex, Sharding, decode_chunk, decoder_of, inner_array, sharding_of
 from zarrfs.zarr.errors import MetadataError

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import trio
@@ -17,17 +18,58 @@ from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
 from zarrfs.views.chunks import KEPT, Array, Chunks, part_of
-from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.scans import Scan, Scans
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
+
+if TYPE_CHECKING:
+    from zarrfs.zarr.dtypes import DataType
 
 log = logging.getLogger("zarrfs.views")
 
+_SIZE_MAX = 2**63 - 1 - (1 << 20)  # bytes of a file, less a header
 _RUNS = 8  # so few are read one by one: from chunks that are stored as they are, without keeping those
 _PIECES = 8192  # of chunks that are gathered together,
 _AT_ONCE = 256  # and chunks that are waited for together: there may be one for each byte
 _AHEAD_BYTES = 64 << 20  # decoded: so far ahead a remote store is asked for chunks
 _AHEAD_MOST = 1024  # chunks
+
+
+def flat_size(array: ArrayMetadata) -> int:
+    """Bytes of all items. MetadataError where a flat file cannot have them, or numpy no such array."""
+    if not array.dtype.itemsize:
+        raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")
+    try:
+        np.empty((0,) * array.ndim)
+    except ValueError:
+        raise MetadataError(f"shape: numpy has no arrays of {array.ndim} dimensions") from None
+    size = array.dtype.itemsize * math.prod(array.shape)
+    if size > _SIZE_MAX:
+        raise MetadataError(f"shape {array.shape}: larger than any file")
+    return size
+
+
+def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
+    """What comes before the items in a .npy file; 128 bytes, but for long shapes and data types with many fields.
+
+    MetadataError where a .npy file cannot say it.
+    """
+    described = np.lib.format.dtype_to_descr(dtype.numpy())
+    if np.lib.format.descr_to_dtype(described) != dtype.numpy():
+        raise MetadataError(f"dtype {dtype.text}: numpy cannot write it to a .npy file")
+    contents = {"descr": described, "fortran_order": fortran, "shape": shape}
+    header = io.BytesIO()
+    try:
+        try:
+            np.lib.format.write_array_header_1_0(header, contents)
+        except ValueError:  # longer than 65535 bytes
+            header = io.BytesIO()
+            np.lib.format.write_array_header_2_0(header, contents)
+    except UnicodeEncodeError:
+        raise MetadataError(f"dtype {dtype.text}: names of fields that are not Latin-1") from None
+    return header.getvalue()
 
 
 class _Part(NamedTuple):

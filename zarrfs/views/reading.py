@@ -10,7 +10,7 @@ from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.api import Store
 from zarrfs.views.chunks import Chunks, part_of
-from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy
 from zarrfs.zarr.model import ArrayMetadata
 

@@ -6,9 +6,12 @@ and chunks within the grid. An array that the version cannot have is an empty di
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, NamedTuple
+
+import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
@@ -16,15 +19,18 @@ from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, che
 from zarrfs.store.links import resolve
 from zarrfs.store.values import BytesValue
 from zarrfs.views.chunknames import ChunkNames
-from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import asv2, asv3
-from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
+from zarrfs.zarr.errors import JSON, MetadataError
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 from zarrfs.zarr.strictjson import strict_json
 
 log = logging.getLogger("zarrfs")
 
+Metadata = ArrayMetadata | GroupMetadata
+
+_PIECE = 64  # nodes translated before others have a turn
 _KNOWN = 65_536  # nodes whose documents are remembered
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
@@ -249,15 +255,15 @@ class TranslatedView(WrappingStore):
 
     async def _consolidated(self, root: Node, name: str) -> bytes:
         """A document of the root that has, or would have, consolidated metadata: where the source has some."""
-        nodes = await consolidated_nodes(self.hierarchy, root.consolidated)
+        nodes = await _consolidated_nodes(self.hierarchy, root.consolidated)
         if name == ".zmetadata":
             if nodes is None:
                 raise NotFound(name)
-            return strict_json(zmetadata(nodes, self._leave_out))
+            return strict_json(_zmetadata(nodes, self._leave_out))
         assert isinstance(root.metadata, GroupMetadata)
         document = asv3.group_json(root.metadata)
         if nodes is not None:
-            document["consolidated_metadata"] = inline_metadata(nodes, self._leave_out)
+            document["consolidated_metadata"] = _inline_metadata(nodes, self._leave_out)
         return strict_json(document)
 
     async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
@@ -352,3 +358,65 @@ def _in_its_place(info: Info, directory: bool) -> Info:
 
 def _joined(directory: str, key: str) -> str:
     return join_key(directory, key) if key else directory
+
+
+# -- consolidated metadata
+
+
+async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metadata] | None:
+    """The nodes that the consolidated metadata at `key` has, and the groups above them, by path and sorted.
+
+    None where it has none, or a document in it is bad: readers then ask for each, and hear which.
+    """
+    found: dict[str, Metadata] = {}
+    for number, (path, documents) in enumerate((await hierarchy.consolidated(key)).items()):
+        name = next((name for name in NODE_DOCUMENTS if name in documents), None)
+        if name is None:
+            continue
+        try:
+            metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
+        except MetadataError as exc:
+            log.warning("%s: not shown, as what it says of %s is bad: %s", key, path or "/", exc)
+            return None
+        if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
+            node = await hierarchy.node(path)  # which has looked at the names of chunks
+            if node is not None and isinstance(node.metadata, ArrayMetadata):
+                metadata = dataclasses.replace(metadata, keys=node.metadata.keys)
+        found[path] = metadata
+        if number % _PIECE == 0:
+            await trio.lowlevel.checkpoint()
+    for path in [*found]:
+        while path:
+            path = split_key(path)[0]
+            found.setdefault(path, GroupMetadata("v3", {}, implied=True))
+    return {path: found[path] for path in sorted(found)} if len(found) > 1 or found.keys() - {""} else None
+
+
+def _inline_metadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
+    """The consolidated_metadata of a zarr.json at the root; `leave_out` hears of what v3 cannot have."""
+    documents: dict[str, JSON] = {}
+    for path, metadata in nodes.items():
+        try:
+            if isinstance(metadata, ArrayMetadata):
+                documents[path] = asv3.array_json(metadata)
+            elif path:
+                documents[path] = asv3.group_json(metadata)
+        except MetadataError as exc:
+            leave_out(path, exc)
+    return {"kind": "inline", "must_understand": False, "metadata": documents}
+
+
+def _zmetadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
+    """The .zmetadata of a v2 hierarchy; `leave_out` as above."""
+    documents: dict[str, JSON] = {}
+    for path, metadata in nodes.items():
+        try:
+            if isinstance(metadata, ArrayMetadata):
+                documents[join_key(path, ".zarray")] = asv2.array_json(metadata)
+            else:
+                documents[join_key(path, ".zgroup")] = asv2.GROUP
+            if attributes := asv2.attributes_json(metadata):
+                documents[join_key(path, ".zattrs")] = attributes
+        except MetadataError as exc:
+            leave_out(path, exc)
+    return {"zarr_consolidated_format": 1, "metadata": documents}

@@ -8,7 +8,7 @@ import trio.lowlevel
 import trio.testing
 
 from zarrfs.errors import ReadError
-from zarrfs.views.decoding import Decoded, DecodedCache
+from zarrfs.views.decoded_cache import Decoded, DecodedCache
 
 
 class Maker:
