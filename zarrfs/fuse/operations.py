@@ -1,4 +1,8 @@
-"""pyfuse3.Operations: lookup, getattr, readdir, read ... as calls on a Store, and nothing else."""
+"""The adapter between pyfuse3 and a Store: every request of the kernel becomes a call on the store.
+
+A refresh replaces the visible version of the source. Files and directories that are open stay in theirs, and a version
+is closed when its last user is gone.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +66,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("zarrfs")
 
-_ROOMY = 4  # older versions that keep blocks in memory: those that were read last
-_LOOKS = ("statfs", "getxattr", "listxattr")  # who watches a mount does not use it
-_ABSENT_MAX = 65_536  # names that are remembered
+_CACHING = 4  # replaced versions that may cache blocks in memory: the most recently read
+_MONITORING = ("statfs", "getxattr", "listxattr")  # requests that do not count as use of the mount
+_NEGATIVE_MAX = 65_536  # negative entries to remember
 _DAY = 86_400.0
 _ASKING = 8  # threads that ask other mounts whether they wait for one
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
@@ -73,9 +77,9 @@ _BLOCK = 512  # the unit of st_blocks
 
 
 def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Let nothing but FUSEError out of a request handler: anything else would end the whole mount."""
+    """Wrap a request handler so that only FUSEError leaves it: any other exception would end the mount."""
     operation = cast(Any, method).__name__
-    use = operation not in _LOOKS
+    use = operation not in _MONITORING
 
     @functools.wraps(method)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -105,22 +109,22 @@ class OpenFile:
 
     key: str
     inode: int
-    descriptor: int | None  # of the file that is read, if it is one: in place of the value
-    begun: bool = False  # some of it was read
-    upper: bool = False  # of a writable mount: the descriptor is that of a file in the upper directory
-    version: Version | None = None  # which it was opened in; None: there is but one
+    descriptor: int | None  # of a local file with these bytes, read in place of the value
+    begun: bool = False  # it was read at least once
+    upper: bool = False  # writable mounts: the descriptor belongs to a file of the upper directory
+    version: Version | None = None  # the one it was opened in; None: the mount has only one
     value: Value | None = None  # None: a file of the upper directory
 
 
 class Operations(pyfuse3.Operations):
-    """The handlers of one mount.
+    """The request handlers of one read-only mount.
 
-    Attributes come from Store.info and Store.list_dir, bytes from Store.get. Owner is who mounts, or
-    uid= and gid=; permission bits: permissions.py.
+    Attributes come from Store.info() and Store.list_dir(), bytes from the Value that open() keeps. The owner of every
+    file is the user who mounts, or uid= and gid=; permissions.py computes the permission bits.
     """
 
     supports_dot_lookup = True
-    may_push = True  # pages that the kernel has not asked for: nobody else changes them
+    may_push = True  # store pages in the page cache unasked: no client can change them meanwhile
 
     def __init__(
         self,
@@ -130,22 +134,22 @@ class Operations(pyfuse3.Operations):
         on_ready: Callable[[], None],
         values: Store | None = None,
     ) -> None:
-        """`values`: where an open file is read, if not in `store`."""
+        """`values`: the store that open files are read from, if not `store`."""
         super().__init__()
         self.current = Version(store, options, values)
-        self._retired: list[Version] = []  # that are in use
-        self._roomy: list[Version] = []  # of these, read last at the end
-        self._counted = CounterTotals()
-        self.uses = 0  # requests of who uses the mount
+        self._retired: list[Version] = []  # replaced, but still in use
+        self._caching: list[Version] = []  # those of _retired that may cache blocks, most recently read last
+        self._closed_totals = CounterTotals()
+        self.uses = 0  # requests, without those of monitoring
         self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
-        self.background: trio.Nursery | None = None  # for work that no request waits for
+        self.background: trio.Nursery | None = None  # runs work that no request waits for
         self.inodes = InodeTable()
-        self._versions: dict[int, Hashable] = {}  # of the pages that the kernel may have, by inode
+        self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of what the page cache may hold
         self._files: dict[int, OpenFile] = {}
         self._directories: dict[int, DirectoryHandle] = {}
         self._next_handle = 1
-        self._filled: tuple[object, ...] = ()  # of the entry that readdir uses again, apart from inode and size
-        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # names that the kernel may know as absent
+        self._filled: tuple[object, ...] = ()  # contents of readdir's entry, but inode and size
+        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # negative entries of the kernel
         self.control: Control | None = None
         self._stats = StatAhead()
         self.started = trio.Event()
@@ -163,16 +167,16 @@ class Operations(pyfuse3.Operations):
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
         self._asking = trio.CapacityLimiter(_ASKING)
-        self.recorder: Recorder | None = None  # set where what is read is to be noted
-        self._entry = self._new_entry()  # for readdir, whose replies are copied at once
+        self.recorder: Recorder | None = None  # set where reads are recorded
+        self._entry = self._new_entry()  # reused by readdir: pyfuse3 copies it into the reply at once
 
     def init(self) -> None:
-        """The kernel is about to send requests: the mount answers."""
+        """Note that the mount is up: the kernel is about to send requests."""
         self.started.set()
         self._on_ready()
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
-        """The key that a request is about, for the log; `number` is its inode or handle."""
+        """Return the key that a request is about, for the log; `number` is its inode or handle."""
         if operation == "lookup":
             return join_key(self.inodes.key(number), os.fsdecode(name))
         if operation in ("read", "release"):
@@ -183,14 +187,14 @@ class Operations(pyfuse3.Operations):
 
     @property
     def open_handles(self) -> int:
-        """How many files and directories are open."""
+        """The number of open files and directories."""
         return len(self._files) + len(self._directories)
 
     def stats(self) -> dict[str, Any]:
-        """What `zarrfs stats` shows: counters of requests, and those of the store."""
+        """Return the counters of `zarrfs stats`, of requests and of the store; totals include closed versions."""
         own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
         older = [version.stats() for version in self._retired]
-        return {**own, **process.stats(), **self._counted.added_to(self.current.stats(), older)}
+        return {**own, **process.stats(), **self._closed_totals.added_to(self.current.stats(), older)}
 
     async def aclose(self) -> None:
         """Close all versions."""
@@ -201,7 +205,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
-        """The entry `name` of a directory; an absent one is answered so that the kernel remembers it."""
+        """Look up `name` in a directory; an absent name becomes a negative entry of the kernel."""
         self.counters["lookup"] += 1
         prefix = self.inodes.key(parent_inode)
         if name == b".":
@@ -211,7 +215,7 @@ class Operations(pyfuse3.Operations):
         else:
             key = check_key(join_key(prefix, os.fsdecode(name)))
         try:
-            # without asking targets: the kernel holds the directory meanwhile, and a target may lie in it
+            # unsized: the kernel holds the directory's lock meanwhile, and a target may lie in that directory
             info = await self._info(key, sized=False)
         except NotFound:
             entry = EntryAttributes()
@@ -222,7 +226,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """The attributes of an inode."""
+        """Stat an inode. ESTALE where another file has its name, and no client has it open."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             if version is not self.current:
@@ -235,16 +239,16 @@ class Operations(pyfuse3.Operations):
             info = self._held(inode)
         else:
             if self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode):
-                raise pyfuse3.FUSEError(errno.ESTALE)  # refreshed meanwhile: the kernel looks it up again
+                raise pyfuse3.FUSEError(errno.ESTALE)  # refreshed meanwhile: the kernel repeats the lookup
             if self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode):
                 with contextlib.suppress(NotFound):
                     return self._fill(self._new_entry(), self._held(inode), inode)
-                raise pyfuse3.FUSEError(errno.ESTALE)  # another has taken the name, and nobody has this one open
+                raise pyfuse3.FUSEError(errno.ESTALE)  # another file has the name, and no client has this one open
         return self._fill(self._new_entry(), info, inode)
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        """The target of a symbolic link."""
+        """Return the target of a symbolic link."""
         with self._version_of(inode) as version:
             info = await version.store.info(self.inodes.key(inode), sized=False)
         if info.target is None:
@@ -252,12 +256,12 @@ class Operations(pyfuse3.Operations):
         return os.fsencode(info.target)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel drops inodes."""
+        """Lower the lookup counts of inodes that the kernel drops."""
         try:
             for inode, lookups in inode_list:
                 if self.inodes.forget(inode, lookups):
-                    self._versions.pop(inode, None)
-        except Exception as exc:  # no request waits, so there is nobody to tell but the log
+                    self._page_versions.pop(inode, None)
+        except Exception as exc:  # FORGET has no reply: the log is the only place for the failure
             to_errno(exc, "forget")
 
     # -- directories
@@ -277,7 +281,7 @@ class Operations(pyfuse3.Operations):
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
-            # the kernel counts no lookup for these two
+            # the kernel counts no lookup for . and ..
             inode = self.inodes.peek(key) or pyfuse3.ROOT_INODE
             entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
@@ -313,7 +317,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file for reading; pages that the kernel has stay valid unless the value is another one."""
+        """Open a file for reading; the kernel keeps cached pages that came from the same version."""
         self.counters["open"] += 1
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
@@ -321,19 +325,19 @@ class Operations(pyfuse3.Operations):
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
             self._keep_size(inode, file.value.size)
-        if self.inodes.is_old(inode):  # it may have become that meanwhile
+        if self.inodes.is_old(inode):  # a refresh may have come in between
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
-        keep = pages is not None and self._versions.get(inode, pages) == pages
+        keep = pages is not None and self._page_versions.get(inode, pages) == pages
         if pages is not None and not version.store.immutable:
-            self._versions[inode] = pages
+            self._page_versions[inode] = pages
         version.users += 1
         file.version = version
         return FileInfo(fh=self._handle(self._files, file), keep_cache=keep)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """[off, off + size) of a file, cut at its end."""
+        """Return the bytes [off, off + size) of a file, cut at its end."""
         file = self._files[fh]
         version = file.version or self.current
         data: Buffer
@@ -348,7 +352,7 @@ class Operations(pyfuse3.Operations):
             else:
                 assert file.value is not None
                 data = await file.value.read(off, size)
-        except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
+        except NotFound:  # a Zarr reader would take ENOENT for a chunk of fill values
             raise ReadError(file.key, "removed while open") from None
         if version.pusher is not None and off == 0 and size >= READ_AHEAD:
             info = await version.store.info(file.key)
@@ -369,7 +373,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Bytes and entries of the source; nothing is free in what cannot be written."""
+        """Report bytes and entries of the source; a read-only mount has nothing free but what the store says."""
         usage = await self.current.store.usage()
         data = StatvfsData()
         data.f_bsize = data.f_frsize = 4096
@@ -382,11 +386,11 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """user.zarrfs.source of a file, left_out of a directory; mount and stats of the root."""
+        """Answer source of a file, left_out of a directory, mount and stats of the root, and control requests."""
         if name.startswith(_WAITS_XATTR):
             return await self._waits_for(os.fsdecode(name[len(_WAITS_XATTR) :]))
         if not name.startswith(b"user."):
-            # "not supported here", not "absent": ls then asks once a mount and not twice a file
+            # EOPNOTSUPP, not ENODATA: ls then stops asking for the whole mount, in place of twice a file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         if self.control is not None and name.startswith((REFRESH_XATTR, SET_XATTR)):
             if ctx.uid not in (0, os.getuid()):
@@ -408,7 +412,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """The names that getxattr answers."""
+        """List the attributes that `cp -a` may copy; control and statistics are not among them."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             left_out = [LEFT_OUT_XATTR] if await version.store.left_out(key) else []
@@ -421,24 +425,24 @@ class Operations(pyfuse3.Operations):
 
     @property
     def unsynced(self) -> int | None:
-        """How many files were written that nobody has asked to be synced; None where nothing can be written."""
+        """The number of files written to and not synced since; None for a read-only mount."""
         return None
 
     @property
     def versions(self) -> list[Version]:
-        """What is shown, and all before that is still in use."""
+        """The visible version, and all replaced ones that are still in use."""
         return [self.current, *self._retired]
 
     @property
     def store(self) -> Store:
-        """What is shown."""
+        """The visible store."""
         return self.current.store
 
     def show(self, version: Version) -> None:
-        """Let all that is opened from now on be of `version`; what is open stays what it is."""
+        """Make `version` the visible one; open files and directories stay in theirs."""
         old, self.current = self.current, version
         self.inodes.renew()
-        self._versions, self._filled = {}, ()
+        self._page_versions, self._filled = {}, ()
         for directory in self._directories.values():
             directory.old = True
         old.retire()
@@ -447,23 +451,23 @@ class Operations(pyfuse3.Operations):
         self.leave(old)
 
     def _read_old(self, version: Version) -> None:
-        """An older version is read: it may keep blocks; of more than _ROOMY, the one read longest ago no more."""
-        if version.roomy:
-            self._roomy.remove(version)
+        """Let a replaced version that is read cache blocks; the least recently read one beyond _CACHING stops."""
+        if version.may_cache:
+            self._caching.remove(version)
         else:
-            version.give_room(True)
-        self._roomy.append(version)
-        if len(self._roomy) > _ROOMY:
-            self._roomy.pop(0).give_room(False)
+            version.let_cache(True)
+        self._caching.append(version)
+        if len(self._caching) > _CACHING:
+            self._caching.pop(0).let_cache(False)
 
     def leave(self, version: Version) -> None:
-        """A request is answered, or a handle closed: a version that was shown before may be in use no more."""
+        """Release one use of a version (a request, a handle); a replaced version is closed with its last one."""
         version.users -= 1
         if version.retired and not version.users and self.background is not None:
             self.background.start_soon(self._close, version)
 
     def begin(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
-        """Start `work` in the background, which uses `version` until it has ended."""
+        """Start `work` in the background; it keeps `version` open until it ends."""
         if self.background is not None:
             version.users += 1
             self.background.start_soon(self._within, version, work)
@@ -477,17 +481,17 @@ class Operations(pyfuse3.Operations):
     async def _close(self, version: Version) -> None:
         if version.closed:
             return
-        if version in self._roomy:
-            self._roomy.remove(version)
+        if version in self._caching:
+            self._caching.remove(version)
         try:
             await version.aclose()
-        except Exception as exc:  # of a source that is shown no more: the mount goes on
+        except Exception as exc:  # of a replaced version: the mount goes on
             log.warning("closing an older version: %s", exc)
-        self._counted.add(version.stats())
+        self._closed_totals.add(version.stats())
         self._retired.remove(version)
 
     async def _info(self, key: str, sized: bool = True) -> Info:
-        """As Store.info, of the version that is shown when this returns."""
+        """Return Store.info() of the version that is visible when this returns: retried after a refresh."""
         while True:
             version = self.current
             version.users += 1
@@ -504,9 +508,9 @@ class Operations(pyfuse3.Operations):
 
     @contextlib.contextmanager
     def _version_of(self, inode: int) -> Iterator[Version]:
-        """The version that an inode is of, in use meanwhile: who has it open may close it.
+        """Yield the version an inode belongs to, pinned: its last handle may be closed meanwhile.
 
-        ESTALE for an older one that nobody has open: look its name up again.
+        ESTALE for a replaced version in which the file is not open: the kernel looks the name up again.
         """
         version = self._found_version(inode)
         version.users += 1
@@ -543,26 +547,26 @@ class Operations(pyfuse3.Operations):
     # -- parts
 
     async def _waits_for(self, question: str) -> bytes:
-        """Answer whether this mount waits for another one, which asks before it reads from this one."""
+        """Answer another mount, which asks whether this one waits for it before it reads from this one."""
         answer = OTHER_MOUNTS.answer(question)
-        if answer is None:  # threads of its own: all others may be busy with reads
+        if answer is None:  # a limiter of its own: reads may occupy all other threads
             answer = await trio.to_thread.run_sync(OTHER_MOUNTS.waits_for, question, limiter=self._asking)
         return answer
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
-        """How long the kernel may remember that a name is absent; where a refresh needs to, we remember it as long."""
+        """Return the timeout (seconds) of a negative entry, remembered if a refresh has to invalidate it."""
         if self.absent is None:
             return self._negative_timeout
         self.absent[parent_inode, name] = None
-        if len(self.absent) > _ABSENT_MAX:
+        if len(self.absent) > _NEGATIVE_MAX:
             self.absent.popitem()
             return min(1.0, self._negative_timeout)
         return self._negative_timeout
 
     async def _open(self, version: Version, file: OpenFile) -> Hashable:
-        """Open the value of `file`. Returns its version, () where the store never changes.
+        """Open the value of `file`. Return its version, () if the store never changes.
 
-        ESTALE where another file than that of the inode has taken the name: the kernel then looks it up again.
+        ESTALE where another file has taken the inode's name: the kernel then looks the name up again.
         """
         value = file.value = await version.values.open(file.key)
         file.descriptor = value.fileno()
@@ -575,14 +579,14 @@ class Operations(pyfuse3.Operations):
         return value.version
 
     async def _begin(self, version: Version, key: str) -> None:
-        """The first read of a file: what is read next may be fetched ahead, unless there is a newer version."""
+        """Start read-ahead along the keys at the first read of a file, unless a refresh has replaced its version."""
         if self.background is not None and version.values.remote:
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
 
     async def _ask_size(self, key: str) -> None:
-        """A size is asked for: of many names, one after the other, or because the value is to be read."""
+        """Make the size of a value known: with those of its neighbours after a listing, else with its first bytes."""
         if not self._stats.walks(key):
             await self._bring(self.current, key)
         elif self._stats.due(key):
@@ -590,12 +594,12 @@ class Operations(pyfuse3.Operations):
             self.begin(version, functools.partial(self._stats.advance, version.store, key))
 
     async def _bring(self, version: Version, key: str) -> None:
-        """Fetch the beginning of a value whose size is not known: its answer tells the size, too."""
+        """Prefetch the beginning of a value of unknown size: the response also carries the size."""
         if (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])
 
     def _held(self, inode: int) -> Info:
-        """The attributes of a file that has lost its name, from who has it open; NotFound where nobody has."""
+        """Stat a file without a name by one of its handles; NotFound if it is not open."""
         for file in self._files.values():
             if file.inode == inode and file.value is not None and file.descriptor is None:
                 return file.value.info
@@ -606,7 +610,7 @@ class Operations(pyfuse3.Operations):
         raise NotFound(self.inodes.key(inode))
 
     def _new_entry(self) -> EntryAttributes:
-        """An entry with what all entries of this mount have in common."""
+        """Return an entry filled with what all entries of this mount have in common."""
         entry = EntryAttributes()
         entry.st_uid = self._uid
         entry.st_gid = self._gid
@@ -615,46 +619,46 @@ class Operations(pyfuse3.Operations):
         return entry
 
     def _fill_old(self, info: Info, inode: int) -> EntryAttributes:
-        """The entry of an older version's listing: the kernel believes it for this reply alone."""
+        """Fill the entry of a replaced version's listing with zero timeouts: the kernel must not cache it."""
         entry = self._fill(self._new_entry(), info, inode)
         entry.entry_timeout = entry.attr_timeout = 0
         return entry
 
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
-        """The entry of readdir, filled; its neighbours mostly differ in inode and size alone."""
+        """Fill readdir's entry; where only inode and size differ from the last one, only those."""
         _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
         entry, others = self._entry, (kind, mode, mtime_ns, links)
         if size is None or allocated is not None or others != self._filled:
             self._filled = others if size is not None else ()
             return self._fill(entry, info, inode)
-        self._told_size(inode, size)
+        self._sent_size(inode, size)
         entry.st_ino = InodeT(inode)
         entry.st_size = size
         entry.st_blocks = -(-size // _BLOCK)
         return entry
 
-    def _told_size(self, inode: int, size: int) -> None:
-        """The size of a file is told: until its inode goes, no entry without a size may show less."""
+    def _sent_size(self, inode: int, size: int) -> None:
+        """Remember a size sent to the kernel: until it forgets the inode, no entry may show a smaller one."""
         if self.inodes.unsized or self.inodes.sizes:
             self.inodes.sizes[inode] = size
 
     def _keep_size(self, inode: int, size: int) -> None:
-        """Let no listing on its way to the kernel take back the size of a file that is being opened.
+        """Keep a listing in flight from resetting the size of a file that is being opened.
 
-        The kernel drops what it is told of an inode in reply to a request from before its last change: the size
-        from our answer to getattr, where a listing comes in between. To store no bytes at the end of the file,
-        which is past the size that the kernel believes, counts as such a change. Once: it would do the same to
-        the answer that somebody waits for who has opened the file already. Source: fuse_notify_store() of Linux.
+        The kernel discards attributes from replies to requests that are older than the inode's last change. A
+        notify_store() of zero bytes at the end of the file, past the size the kernel believes, counts as such a
+        change, so an older listing with size 0 no longer applies. It is done once an inode: a second time it would
+        discard the attributes a client is waiting for. Source: fuse_notify_store() in Linux.
         """
         if inode not in self.inodes.unsized:
             return
-        self._told_size(inode, size)
+        self._sent_size(inode, size)
         self.inodes.unsized.discard(inode)
-        with contextlib.suppress(OSError):  # forgotten meanwhile
+        with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
             pyfuse3.notify_store(InodeT(inode), size, b"")
 
     def _forgot_size(self, info: Info, inode: int) -> bool:
-        """Whether the kernel may know the size of an entry that has none, and we do not remember what it was told."""
+        """Return whether the kernel may know a size for an unsized entry that this table does not remember."""
         return info.size is None and inode not in self.inodes.sizes and self.inodes.shared(inode)
 
     async def _recall_size(self, store: Store, key: str, inode: int) -> None:
@@ -662,16 +666,16 @@ class Operations(pyfuse3.Operations):
             self.inodes.sizes.setdefault(inode, (await store.info(key, sized=False)).size or 0)
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
-        """Write what differs from entry to entry, all of it: `entry` may have been used before."""
+        """Write every field that differs between entries: `entry` may be a reused one."""
         _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
-        if size is None:  # stat asks again, and only then the target is asked for its size
-            # a listing must not take back what stat said: who reads at this moment would find the end of the file
+        if size is None:  # timeout 0: stat sends a getattr, and only that asks the target for the size
+            # a listing must not reset a size that getattr gave: a reader would hit the end of the file
             size, entry.attr_timeout = self.inodes.sizes.get(inode, 0), 0
             if not size:
                 self.inodes.unsized.add(inode)
         else:
             entry.attr_timeout = self._attr_timeout
-            self._told_size(inode, size)
+            self._sent_size(inode, size)
         entry.st_ino = InodeT(inode)
         entry.st_mode = pyfuse3.ModeT(_TYPES[kind] | self.permissions.of(info))
         entry.st_nlink = links

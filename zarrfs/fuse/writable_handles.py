@@ -236,8 +236,8 @@ class HandleOperations(AttributeOperations):
         if not keep:
             status = os.fstat(descriptor)
             version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-            keep = self._versions.get(inode, version) == version
-            self._versions[inode] = version
+            keep = self._page_versions.get(inode, version) == version
+            self._page_versions[inode] = version
         try:
             key = self.inodes.key(inode)
         except NotFound:
