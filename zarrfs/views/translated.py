@@ -1,7 +1,8 @@
-"""-o view=v2 and view=v3: a hierarchy of any generation as one of that version, by other documents and chunk names.
+"""-o view=v2 and view=v3: a hierarchy of any Zarr generation as one of that version.
 
-Chunks are the bytes of the source. What is shown is the hierarchy and nothing else: groups, arrays, their documents
-and chunks within the grid. An array that the version cannot have is an empty directory; left_out() says why.
+The view translates metadata documents and chunk names; chunks are the bytes of the source. It contains the hierarchy
+and nothing else: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express
+is an empty directory; left_out() returns the reason.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ log = logging.getLogger("zarrfs")
 
 Metadata = ArrayMetadata | GroupMetadata
 
-_PIECE = 64  # nodes translated before others have a turn
-_KNOWN = 65_536  # nodes whose documents are remembered
+_PIECE = 64  # nodes to translate between two checkpoints
+_KNOWN = 65_536  # nodes whose documents to remember
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
 
 
-class _Shown(NamedTuple):
-    """A node as the view shows it."""
+class _TranslatedNode(NamedTuple):
+    """A node as it appears in the view."""
 
     node: Node
-    documents: dict[str, bytes | None]  # sorted by name; None: made when it is asked for
-    chunks: ChunkNames | None = None  # of an array that is shown
+    documents: dict[str, bytes | None]  # by name, sorted; None: made on demand
+    chunks: ChunkNames | None = None  # of an array that the version can express
 
 
-class _Place(NamedTuple):
-    """What a key of the view is: a document, a directory of a node, or what is at `source`."""
+class _Resolved(NamedTuple):
+    """What a key of the view stands for: a document, the directory of a node, or a chunk (directory) at `source`."""
 
-    shown: _Shown
+    shown: _TranslatedNode
     document: str = ""
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
@@ -55,22 +56,22 @@ class _Place(NamedTuple):
 
 
 def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store:
-    """The hierarchy in `store` as one of `version`, which closes `store`.
+    """Return the hierarchy in `store` as one of `version`; closing the view closes `store`.
 
-    `strict`: what the version cannot have is a ReadError when it is looked at, and not left out.
+    `strict`: a node that the version cannot express is a ReadError when it is looked up, in place of left out.
     """
     return TranslatedView(store, version, strict)
 
 
 class TranslatedView(WrappingStore):
-    """See open_translated()."""
+    """A hierarchy in another version; see open_translated()."""
 
     def __init__(self, store: Store, version: Literal[2, 3], strict: bool = False) -> None:
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
         self._version, self._strict = version, strict
         self._names = _DOCUMENTS[version]
-        self._shown: LRU[str, _Shown] = LRU(_KNOWN)
+        self._shown: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
@@ -123,7 +124,7 @@ class TranslatedView(WrappingStore):
         return await self.lower.usage()
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """Why arrays at `key` and below are not shown, by their path: of those that were looked at."""
+        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
         node, rest = await self.hierarchy.find(key)
         if rest:
             return {}
@@ -133,7 +134,7 @@ class TranslatedView(WrappingStore):
 
     async def holder(self, key: str) -> tuple[Store, str]:
         place = await self._place(key)
-        if place.document:  # made here
+        if place.document:  # made by the view
             return self, key
         return self.lower, await self._chunk(key, place)
 
@@ -144,20 +145,20 @@ class TranslatedView(WrappingStore):
             await self._show(node)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        wanted = []
+        sources = []
         for key in keys:
             try:
                 place = await self._place(key)
             except (NotFound, ReadError):
                 continue
             if place.source and not place.directory:
-                wanted.append(place.source)
-        await self.lower.prefetch(wanted)
+                sources.append(place.source)
+        await self.lower.prefetch(sources)
 
     # -- keys
 
-    async def _place(self, key: str) -> _Place:
-        """What there may be at `key`; NotFound where the view has no such name."""
+    async def _place(self, key: str) -> _Resolved:
+        """Resolve a key of the view, without checking that a chunk exists. NotFound for names it cannot have."""
         check_key(key, root=True)
         parent, name = split_key(key)
         if name in self._names:
@@ -165,21 +166,21 @@ class TranslatedView(WrappingStore):
             shown = await self._show(node)
             if rest or name not in shown.documents:
                 raise NotFound(key)
-            return _Place(shown, document=name)
+            return _Resolved(shown, document=name)
         node, rest = await self.hierarchy.find(key)
         shown = await self._show(node)
         if not rest:
-            return _Place(shown, directory=True)
+            return _Resolved(shown, directory=True)
         if shown.chunks is not None:
             source, directory = shown.chunks.source(rest)
             if source is not None:
-                return _Place(shown, "", _joined(node.chunks, source), directory, rest)
+                return _Resolved(shown, "", _joined(node.chunks, source), directory, rest)
         raise NotFound(key)
 
-    async def _chunk(self, key: str, place: _Place) -> str:
-        """The key in the source of a chunk; IsDirectory."""
+    async def _chunk(self, key: str, place: _Resolved) -> str:
+        """Return the source key of a chunk. IsDirectory for a directory of chunks."""
         if place.directory:
-            await self.info(key)  # it may not be there
+            await self.info(key)  # NotFound if it does not exist
             raise IsDirectory(key)
         source, info = await self._resolve(place.source, False)
         if reason := _in_its_place(info, False).unreadable:
@@ -187,7 +188,7 @@ class TranslatedView(WrappingStore):
         return source
 
     async def _resolve(self, source: str, sized: bool) -> tuple[str, Info]:
-        """As resolve(), of a chunk or a directory of chunks. ReadError where a file lies in a directory's place."""
+        """Follow links to a chunk or a directory of chunks. ReadError if a file is in the place of a directory."""
         try:
             return await resolve(self.lower, source, sized)
         except NotDirectory as exc:
@@ -195,7 +196,7 @@ class TranslatedView(WrappingStore):
 
     # -- nodes and their documents
 
-    async def _show(self, node: Node) -> _Shown:
+    async def _show(self, node: Node) -> _TranslatedNode:
         known = self._shown.get(node.path)
         if known is not None and known.node is node:
             return known
@@ -206,23 +207,23 @@ class TranslatedView(WrappingStore):
             self._left_out.pop(node.path, None)
         except MetadataError as exc:
             self._leave_out(node.path, exc)
-            shown = _Shown(node, {})
+            shown = _TranslatedNode(node, {})
         self._shown.put(node.path, shown)
         return shown
 
     def _leave_out(self, path: str, why: MetadataError) -> None:
-        """A node that is not shown: ReadError with `strict`, else a warning, once."""
+        """Leave a node out: raise ReadError if `strict`, otherwise log one warning."""
         if self._strict:
             raise ReadError(path or "/", f"view=v{self._version} cannot show it: {why}") from why
         if self._left_out.get(path) != str(why):
             log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
         self._left_out[path] = str(why)
 
-    def _translated(self, node: Node) -> _Shown:
-        """The documents of a node; MetadataError where the version cannot have it."""
+    def _translated(self, node: Node) -> _TranslatedNode:
+        """Translate the documents of a node. MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
-            return _Shown(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
+            return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
         if isinstance(metadata, ArrayMetadata):
             three = self._version == 3
             text = asv3.array_document(metadata) if three else asv2.array_document(metadata)
@@ -239,10 +240,10 @@ class TranslatedView(WrappingStore):
                 documents[".zgroup"] = strict_json(asv2.GROUP)
             if node.consolidated:
                 documents[".zmetadata"] = None
-        return _Shown(node, documents, chunks)
+        return _TranslatedNode(node, documents, chunks)
 
-    async def _document(self, shown: _Shown, name: str) -> bytes:
-        """The bytes of a document. ReadError where that of the source is bad; NotFound of consolidated metadata."""
+    async def _document(self, shown: _TranslatedNode, name: str) -> bytes:
+        """Return a document. ReadError if that of the source is invalid; NotFound without consolidated metadata."""
         data = shown.documents[name]
         if data is None:
             if shown.node.problem is not None:
@@ -254,7 +255,7 @@ class TranslatedView(WrappingStore):
         return data
 
     async def _consolidated(self, root: Node, name: str) -> bytes:
-        """A document of the root that has, or would have, consolidated metadata: where the source has some."""
+        """Return a document of the root with consolidated metadata, if the source has any."""
         nodes = await _consolidated_nodes(self.hierarchy, root.consolidated)
         if name == ".zmetadata":
             if nodes is None:
@@ -266,27 +267,27 @@ class TranslatedView(WrappingStore):
             document["consolidated_metadata"] = _inline_metadata(nodes, self._leave_out)
         return strict_json(document)
 
-    async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
+    async def _document_info(self, shown: _TranslatedNode, name: str, sized: bool) -> Info:
         made = await self._document(shown, name) if sized else shown.documents[name]
         size = None if made is None else len(made)
         mode = None if shown.node.mode is None else shown.node.mode & 0o666
         identity = None if made is None or self.immutable else hash(made)
         return Info(name, Kind.FILE, size, mode, shown.node.mtime_ns, identity=identity)
 
-    async def _document_infos(self, shown: _Shown, after: str) -> list[Info]:
+    async def _document_infos(self, shown: _TranslatedNode, after: str) -> list[Info]:
         return [await self._document_info(shown, name, False) for name in sorted(shown.documents) if name > after]
 
     async def _directory_info(self, node: Node, name: str) -> Info:
         try:
             info = await self.lower.info(node.chunks, sized=False)
-        except NotFound:  # of an experimental store: a node without chunks
+        except NotFound:  # a node without chunks in an experimental v3 store
             info = Info(name, Kind.DIRECTORY)
         return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
 
     # -- listings
 
-    async def _list_group(self, shown: _Shown, after: str) -> AsyncIterator[Info]:
-        """Documents and nodes, sorted; nodes are not looked at."""
+    async def _list_group(self, shown: _TranslatedNode, after: str) -> AsyncIterator[Info]:
+        """Yield documents and nodes, sorted, without reading the nodes."""
         documents = await self._document_infos(shown, after)
         async for info in self.hierarchy.children(shown.node, after):
             while documents and documents[0].name < info.name:
@@ -298,8 +299,8 @@ class TranslatedView(WrappingStore):
         for document in documents:
             yield document
 
-    async def _list_array(self, place: _Place, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
-        """Documents, whose names go before all chunks in v2 and behind them in v3; chunks in the source's order."""
+    async def _list_array(self, place: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+        """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
         own = await self._document_infos(place.shown, after) if not place.rest else []
         if own and self._version == 2:
             for info in own:
@@ -315,20 +316,20 @@ class TranslatedView(WrappingStore):
             yield info
 
     async def _list_chunks(
-        self, directory: str, place: _Place, chunks: ChunkNames, after: str
+        self, directory: str, place: _Resolved, chunks: ChunkNames, after: str
     ) -> AsyncIterator[Info]:
-        """What chunks make in a directory of the source, by the names of the view; nothing else that lies there."""
+        """Yield chunks and directories of chunks in a source directory, by their names in the view."""
         start = chunks.source_name(place.rest, after)
-        shown_name = chunks.shown_names(place.rest)
+        view_name = chunks.view_names(place.rest)
         try:
             async for info in self.lower.list_dir(directory, start or ""):
                 if info.kind is Kind.SYMLINK:
                     info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
                 is_directory = info.kind is Kind.DIRECTORY
-                name = shown_name(info.name, is_directory)
+                name = view_name(info.name, is_directory)
                 if name is None and (is_directory or info.unreadable):
-                    is_directory = not is_directory  # a directory in a chunk's place, or a dead link in a directory's
-                    name = shown_name(info.name, is_directory)
+                    is_directory = not is_directory  # each in the other's place
+                    name = view_name(info.name, is_directory)
                 if name is None or (start is None and name <= after):
                     continue
                 info = _in_its_place(info, is_directory)
@@ -340,7 +341,7 @@ class TranslatedView(WrappingStore):
             raise ReadError(directory, _FILE_ABOVE) from exc
 
     async def _linked(self, key: str, link: Info) -> Info:
-        """The entry of what a link leads to; where that cannot be had, of a file that cannot be read."""
+        """Stat the target of a link; if that fails, return an unreadable file."""
         try:
             return (await resolve(self.lower, key, False))[1]
         except ReadError as exc:
@@ -348,9 +349,9 @@ class TranslatedView(WrappingStore):
 
 
 def _in_its_place(info: Info, directory: bool) -> Info:
-    """The entry of a chunk, or of a directory of chunks; a directory in the place of a chunk is an unreadable file."""
+    """Return the entry of a chunk or a directory of chunks; a directory in the place of a chunk is unreadable."""
     if directory and info.unreadable:
-        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or a chunk in it, is an error
+        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, is the error
     if directory or info.kind is not Kind.DIRECTORY:
         return info
     return info._replace(kind=Kind.FILE, size=1, links=1, unreadable="a directory lies in the place of a chunk")
@@ -364,9 +365,9 @@ def _joined(directory: str, key: str) -> str:
 
 
 async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metadata] | None:
-    """The nodes that the consolidated metadata at `key` has, and the groups above them, by path and sorted.
+    """Return the nodes in the consolidated metadata at `key`, and the groups above them, by path, sorted.
 
-    None where it has none, or a document in it is bad: readers then ask for each, and hear which.
+    None if there are none, or one document is invalid: readers then open each node, and get the error at that one.
     """
     found: dict[str, Metadata] = {}
     for number, (path, documents) in enumerate((await hierarchy.consolidated(key)).items()):
@@ -379,7 +380,7 @@ async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metad
             log.warning("%s: not shown, as what it says of %s is bad: %s", key, path or "/", exc)
             return None
         if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
-            node = await hierarchy.node(path)  # which has looked at the names of chunks
+            node = await hierarchy.node(path)  # it has looked at the names of stored chunks
             if node is not None and isinstance(node.metadata, ArrayMetadata):
                 metadata = dataclasses.replace(metadata, keys=node.metadata.keys)
         found[path] = metadata
@@ -393,7 +394,7 @@ async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metad
 
 
 def _inline_metadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
-    """The consolidated_metadata of a zarr.json at the root; `leave_out` hears of what v3 cannot have."""
+    """Return the consolidated_metadata of the root's zarr.json; call `leave_out` for nodes v3 cannot express."""
     documents: dict[str, JSON] = {}
     for path, metadata in nodes.items():
         try:
@@ -407,7 +408,7 @@ def _inline_metadata(nodes: dict[str, Metadata], leave_out: Callable[[str, Metad
 
 
 def _zmetadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
-    """The .zmetadata of a v2 hierarchy; `leave_out` as above."""
+    """Return the .zmetadata of a v2 hierarchy; call `leave_out` for nodes v2 cannot express."""
     documents: dict[str, JSON] = {}
     for path, metadata in nodes.items():
         try:
