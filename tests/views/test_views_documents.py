@@ -1,4 +1,4 @@
-"""Documents of one version as those of another: what they say, and what cannot be said."""
+"""Translation of metadata documents between versions, and what a version cannot express."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def as_v2(data: bytes, name: str = "zarr.json") -> Any:
         {"compressor": {"id": "somebody's"}},
     ],
 )
-def test_what_v3_does_not_have_is_refused(about: dict[str, Any]) -> None:
+def test_features_missing_from_v3_are_refused(about: dict[str, Any]) -> None:
     array = parsed(".zarray", v2(**{"fill_value": None} | about))
     with pytest.raises(MetadataError) as raised:
         asv3.array_document(array)
@@ -83,7 +83,7 @@ def test_what_v3_does_not_have_is_refused(about: dict[str, Any]) -> None:
         ]},
     ],
 )  # fmt: skip
-def test_what_v2_does_not_have_is_refused(about: dict[str, Any]) -> None:
+def test_features_missing_from_v2_are_refused(about: dict[str, Any]) -> None:
     array = parsed("zarr.json", v3(**about))
     with pytest.raises(MetadataError):
         asv2.array_document(array)
@@ -115,19 +115,19 @@ def test_what_v2_does_not_have_is_refused(about: dict[str, Any]) -> None:
         ]),
     ],
 )  # fmt: skip
-def test_codecs_of_v2_as_those_of_v3(about: dict[str, Any], codecs: list[tuple[str, Any]]) -> None:
+def test_v2_codecs_become_v3_codecs(about: dict[str, Any], codecs: list[tuple[str, Any]]) -> None:
     found = as_v3(v2(**about))["codecs"]
     assert [(codec["name"], codec.get("configuration")) for codec in found] == codecs
 
 
-def test_null_is_the_zero_of_the_type() -> None:
+def test_a_null_fill_value_becomes_zero_of_the_type() -> None:
     assert as_v3(v1(), "meta")["fill_value"] == 0
     assert as_v3(v2(dtype="<f8", fill_value=None))["fill_value"] == 0.0
     assert as_v3(v2(fill_value=None, dtype="|b1"))["fill_value"] is False
     assert as_v3(v0(dtype="<f4", fill_value=math.nan), "__zmeta__")["fill_value"] == "NaN"
 
 
-def test_dimensions_and_masks_are_told_as_xarray_tells_them() -> None:
+def test_dimensions_and_masks_follow_xarray() -> None:
     attributes = b'{"_ARRAY_DIMENSIONS": ["y", "x"], "units": "m"}'
     found = as_v3(v2(dtype="<f8", fill_value=-9.5), attributes=attributes)
     assert found["dimension_names"] == ["y", "x"]
@@ -168,7 +168,7 @@ def _hex(size: int) -> st.SearchStrategy[Any]:
 
 
 def _real(size: int) -> st.SearchStrategy[Any]:
-    """Any value, NaNs with all kinds of bits among them."""
+    """Return a strategy for any value, NaNs with arbitrary payloads included."""
     first = {2: "7c", 4: "7f8", 8: "7ff"}[size]
     nans = st.tuples(st.sampled_from([first, f"{int(first[0]) | 8:x}{first[1:]}"]), st.binary(min_size=8, max_size=8))
     named = st.sampled_from(["NaN", "Infinity", "-Infinity", 0.0, -0.0])
@@ -212,7 +212,7 @@ _FILLS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_fill_value_of_v3_is_the_same_in_v2_or_refused(name: str, data: st.DataObject) -> None:
-    """Bit by bit, as zarr-python reads the document of the view."""
+    """Compare bit by bit with what zarr-python reads from the document of the view."""
     data_type, fills = _FILLS[name]
     fill, endian = data.draw(fills), data.draw(st.sampled_from(["little", "big"]))
     codec = {"string": "vlen-utf8", "bytes": "vlen-bytes"}.get(name, _named("bytes", endian=endian))
@@ -235,7 +235,7 @@ def test_a_fill_value_of_v3_is_the_same_in_v2_or_refused(name: str, data: st.Dat
         assert item.tobytes() == array.fill
 
 
-def test_a_nan_of_its_own_is_left_out_of_v2() -> None:
+def test_a_nan_with_a_payload_is_left_out_of_v2() -> None:
     odd = ("float16", "0xfe00"), ("float64", "0x7ff8000000000001"), ("complex64", [1.0, "0xffc00000"])
     for data_type, fill in odd:
         with pytest.raises(MetadataError, match="a NaN with a sign or bits of its own"):

@@ -48,7 +48,7 @@ class _TranslatedNode(NamedTuple):
 class _Resolved(NamedTuple):
     """What a key of the view stands for: a document, the directory of a node, or a chunk (directory) at `source`."""
 
-    shown: _TranslatedNode
+    translated: _TranslatedNode
     document: str = ""
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
@@ -71,54 +71,54 @@ class TranslatedView(WrappingStore):
         self.hierarchy = Hierarchy(store)
         self._version, self._strict = version, strict
         self._names = _DOCUMENTS[version]
-        self._shown: LRU[str, _TranslatedNode] = LRU(_KNOWN)
+        self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        place = await self._place(key)
+        resolved = await self._resolve_key(key)
         name = split_key(key)[1]
-        if place.document:
-            return await self._document_info(place.shown, place.document, sized)
-        if not place.source:
-            return await self._directory_info(place.shown.node, name)
-        info = _in_its_place((await self._resolve(place.source, sized))[1], place.directory)
-        if place.directory and info.kind is not Kind.DIRECTORY:
+        if resolved.document:
+            return await self._document_info(resolved.translated, resolved.document, sized)
+        if not resolved.source:
+            return await self._directory_info(resolved.translated.node, name)
+        info = _in_its_place((await self._resolve(resolved.source, sized))[1], resolved.directory)
+        if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
-        return info._replace(name=name, links=1) if place.directory else info._replace(name=name)
+        return info._replace(name=name, links=1) if resolved.directory else info._replace(name=name)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        place = await self._place(prefix)
-        if place.document or (place.source and not place.directory):
+        resolved = await self._resolve_key(prefix)
+        if resolved.document or (resolved.source and not resolved.directory):
             raise NotDirectory(prefix)
-        shown = place.shown
-        if shown.chunks is not None:
-            async for info in self._list_array(place, shown.chunks, after):
+        translated = resolved.translated
+        if translated.chunks is not None:
+            async for info in self._list_array(resolved, translated.chunks, after):
                 yield info
-        elif shown.node.leaf:
-            for info in await self._document_infos(shown, after):
+        elif translated.node.leaf:
+            for info in await self._document_infos(translated, after):
                 yield info
         else:
-            async for info in self._list_group(shown, after):
+            async for info in self._list_group(translated, after):
                 yield info
 
     async def open(self, key: str) -> Value:
-        place = await self._place(key)
-        if place.document:
-            data = await self._document(place.shown, place.document)
-            info = await self._document_info(place.shown, place.document, True)
+        resolved = await self._resolve_key(key)
+        if resolved.document:
+            data = await self._document(resolved.translated, resolved.document)
+            info = await self._document_info(resolved.translated, resolved.document, True)
             return BytesValue(info, data, hash(data))
-        return await self.lower.open(await self._chunk(key, place))
+        return await self.lower.open(await self._chunk(key, resolved))
 
     async def locate(self, key: str) -> dict[str, Any]:
-        place = await self._place(key)
-        if place.document:
-            size = (await self._document_info(place.shown, place.document, True)).size
-            return {"inline": size, "documents": list(place.shown.node.documents)}
-        if not place.source or place.directory:
+        resolved = await self._resolve_key(key)
+        if resolved.document:
+            size = (await self._document_info(resolved.translated, resolved.document, True)).size
+            return {"inline": size, "documents": list(resolved.translated.node.documents)}
+        if not resolved.source or resolved.directory:
             return {}
-        return await self.lower.locate(await self._chunk(key, place))
+        return await self.lower.locate(await self._chunk(key, resolved))
 
     async def usage(self) -> Usage:
         return await self.lower.usage()
@@ -128,61 +128,61 @@ class TranslatedView(WrappingStore):
         node, rest = await self.hierarchy.find(key)
         if rest:
             return {}
-        await self._show(node)
+        await self._translate(node)
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
 
     async def holder(self, key: str) -> tuple[Store, str]:
-        place = await self._place(key)
-        if place.document:  # made by the view
+        resolved = await self._resolve_key(key)
+        if resolved.document:  # made by the view
             return self, key
-        return self.lower, await self._chunk(key, place)
+        return self.lower, await self._chunk(key, resolved)
 
     async def check(self) -> None:
         async for node in self.hierarchy.walk():
             if node.problem is not None:
                 raise ReadError(node.path or "/", node.problem)
-            await self._show(node)
+            await self._translate(node)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
         sources = []
         for key in keys:
             try:
-                place = await self._place(key)
+                resolved = await self._resolve_key(key)
             except (NotFound, ReadError):
                 continue
-            if place.source and not place.directory:
-                sources.append(place.source)
+            if resolved.source and not resolved.directory:
+                sources.append(resolved.source)
         await self.lower.prefetch(sources)
 
     # -- keys
 
-    async def _place(self, key: str) -> _Resolved:
+    async def _resolve_key(self, key: str) -> _Resolved:
         """Resolve a key of the view, without checking that a chunk exists. NotFound for names it cannot have."""
         check_key(key, root=True)
         parent, name = split_key(key)
         if name in self._names:
             node, rest = await self.hierarchy.find(parent)
-            shown = await self._show(node)
-            if rest or name not in shown.documents:
+            translated = await self._translate(node)
+            if rest or name not in translated.documents:
                 raise NotFound(key)
-            return _Resolved(shown, document=name)
+            return _Resolved(translated, document=name)
         node, rest = await self.hierarchy.find(key)
-        shown = await self._show(node)
+        translated = await self._translate(node)
         if not rest:
-            return _Resolved(shown, directory=True)
-        if shown.chunks is not None:
-            source, directory = shown.chunks.source(rest)
+            return _Resolved(translated, directory=True)
+        if translated.chunks is not None:
+            source, directory = translated.chunks.source(rest)
             if source is not None:
-                return _Resolved(shown, "", _joined(node.chunks, source), directory, rest)
+                return _Resolved(translated, "", _joined(node.chunks, source), directory, rest)
         raise NotFound(key)
 
-    async def _chunk(self, key: str, place: _Resolved) -> str:
+    async def _chunk(self, key: str, resolved: _Resolved) -> str:
         """Return the source key of a chunk. IsDirectory for a directory of chunks."""
-        if place.directory:
+        if resolved.directory:
             await self.info(key)  # NotFound if it does not exist
             raise IsDirectory(key)
-        source, info = await self._resolve(place.source, False)
+        source, info = await self._resolve(resolved.source, False)
         if reason := _in_its_place(info, False).unreadable:
             raise ReadError(key, reason)
         return source
@@ -196,20 +196,20 @@ class TranslatedView(WrappingStore):
 
     # -- nodes and their documents
 
-    async def _show(self, node: Node) -> _TranslatedNode:
-        known = self._shown.get(node.path)
+    async def _translate(self, node: Node) -> _TranslatedNode:
+        known = self._known_nodes.get(node.path)
         if known is not None and known.node is node:
             return known
         try:
-            shown = self._translated(node)
-            if ".zmetadata" in shown.documents and not await self.hierarchy.consolidated(node.consolidated):
-                del shown.documents[".zmetadata"]
+            translated = self._new_translation(node)
+            if ".zmetadata" in translated.documents and not await self.hierarchy.consolidated(node.consolidated):
+                del translated.documents[".zmetadata"]
             self._left_out.pop(node.path, None)
         except MetadataError as exc:
             self._leave_out(node.path, exc)
-            shown = _TranslatedNode(node, {})
-        self._shown.put(node.path, shown)
-        return shown
+            translated = _TranslatedNode(node, {})
+        self._known_nodes.put(node.path, translated)
+        return translated
 
     def _leave_out(self, path: str, why: MetadataError) -> None:
         """Leave a node out: raise ReadError if `strict`, otherwise log one warning."""
@@ -219,7 +219,7 @@ class TranslatedView(WrappingStore):
             log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
         self._left_out[path] = str(why)
 
-    def _translated(self, node: Node) -> _TranslatedNode:
+    def _new_translation(self, node: Node) -> _TranslatedNode:
         """Translate the documents of a node. MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
@@ -242,16 +242,16 @@ class TranslatedView(WrappingStore):
                 documents[".zmetadata"] = None
         return _TranslatedNode(node, documents, chunks)
 
-    async def _document(self, shown: _TranslatedNode, name: str) -> bytes:
+    async def _document(self, translated: _TranslatedNode, name: str) -> bytes:
         """Return a document. ReadError if that of the source is invalid; NotFound without consolidated metadata."""
-        data = shown.documents[name]
+        data = translated.documents[name]
         if data is None:
-            if shown.node.problem is not None:
-                raise ReadError(shown.node.path or "/", shown.node.problem)
+            if translated.node.problem is not None:
+                raise ReadError(translated.node.path or "/", translated.node.problem)
             try:
-                data = shown.documents[name] = await self._consolidated(shown.node, name)
+                data = translated.documents[name] = await self._consolidated(translated.node, name)
             except MetadataError as exc:
-                raise ReadError(shown.node.path or "/", f"{name}: {exc}") from exc
+                raise ReadError(translated.node.path or "/", f"{name}: {exc}") from exc
         return data
 
     async def _consolidated(self, root: Node, name: str) -> bytes:
@@ -267,15 +267,16 @@ class TranslatedView(WrappingStore):
             document["consolidated_metadata"] = _inline_metadata(nodes, self._leave_out)
         return strict_json(document)
 
-    async def _document_info(self, shown: _TranslatedNode, name: str, sized: bool) -> Info:
-        made = await self._document(shown, name) if sized else shown.documents[name]
+    async def _document_info(self, translated: _TranslatedNode, name: str, sized: bool) -> Info:
+        made = await self._document(translated, name) if sized else translated.documents[name]
         size = None if made is None else len(made)
-        mode = None if shown.node.mode is None else shown.node.mode & 0o666
+        mode = None if translated.node.mode is None else translated.node.mode & 0o666
         identity = None if made is None or self.immutable else hash(made)
-        return Info(name, Kind.FILE, size, mode, shown.node.mtime_ns, identity=identity)
+        return Info(name, Kind.FILE, size, mode, translated.node.mtime_ns, identity=identity)
 
-    async def _document_infos(self, shown: _TranslatedNode, after: str) -> list[Info]:
-        return [await self._document_info(shown, name, False) for name in sorted(shown.documents) if name > after]
+    async def _document_infos(self, translated: _TranslatedNode, after: str) -> list[Info]:
+        names = [name for name in sorted(translated.documents) if name > after]
+        return [await self._document_info(translated, name, False) for name in names]
 
     async def _directory_info(self, node: Node, name: str) -> Info:
         try:
@@ -286,41 +287,41 @@ class TranslatedView(WrappingStore):
 
     # -- listings
 
-    async def _list_group(self, shown: _TranslatedNode, after: str) -> AsyncIterator[Info]:
+    async def _list_group(self, translated: _TranslatedNode, after: str) -> AsyncIterator[Info]:
         """Yield documents and nodes, sorted, without reading the nodes."""
-        documents = await self._document_infos(shown, after)
-        async for info in self.hierarchy.children(shown.node, after):
+        documents = await self._document_infos(translated, after)
+        async for info in self.hierarchy.children(translated.node, after):
             while documents and documents[0].name < info.name:
                 yield documents.pop(0)
             if info.name in self._names:
-                self._leave_out(join_key(shown.node.path, info.name), MetadataError("has the name of a document"))
+                self._leave_out(join_key(translated.node.path, info.name), MetadataError("has the name of a document"))
             else:
                 yield info._replace(links=1, size=0)
         for document in documents:
             yield document
 
-    async def _list_array(self, place: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+    async def _list_array(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
         """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
-        own = await self._document_infos(place.shown, after) if not place.rest else []
+        own = await self._document_infos(resolved.translated, after) if not resolved.rest else []
         if own and self._version == 2:
             for info in own:
                 yield info
             own, after = [], ""
         elif self._version == 2 and after in self._names:
             after = ""
-        if place.rest or self._version == 2 or after < "zarr.json":
-            directory = _joined(place.shown.node.chunks, chunks.directory(place.rest))
-            async for info in self._list_chunks(directory, place, chunks, after):
+        if resolved.rest or self._version == 2 or after < "zarr.json":
+            directory = _joined(resolved.translated.node.chunks, chunks.directory(resolved.rest))
+            async for info in self._list_chunks(directory, resolved, chunks, after):
                 yield info
         for info in own:
             yield info
 
     async def _list_chunks(
-        self, directory: str, place: _Resolved, chunks: ChunkNames, after: str
+        self, directory: str, resolved: _Resolved, chunks: ChunkNames, after: str
     ) -> AsyncIterator[Info]:
         """Yield chunks and directories of chunks in a source directory, by their names in the view."""
-        start = chunks.source_name(place.rest, after)
-        view_name = chunks.view_names(place.rest)
+        start = chunks.source_name(resolved.rest, after)
+        view_name = chunks.view_names(resolved.rest)
         try:
             async for info in self.lower.list_dir(directory, start or ""):
                 if info.kind is Kind.SYMLINK:
@@ -335,7 +336,7 @@ class TranslatedView(WrappingStore):
                 info = _in_its_place(info, is_directory)
                 yield info._replace(name=name, links=1 if is_directory else info.links)
         except NotFound:
-            if place.rest:
+            if resolved.rest:
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc
