@@ -17,7 +17,7 @@ from zarrfs import errors
 from zarrfs.config.options import Options
 from zarrfs.daemon import serve
 from zarrfs.documents.plan import Plan
-from zarrfs.fuse import operations, shown
+from zarrfs.fuse import operations
 from zarrfs.store.indexfile import IndexWriter
 
 
@@ -37,8 +37,8 @@ def main() -> None:
         raise getattr(builtins, exception)(2, "injected")
 
     if name == "forget":
-        original = shown.InodeTable.forget
-        shown.InodeTable.forget = lambda *given: broken() or original(*given)  # type: ignore[method-assign]
+        original = operations.InodeTable.forget
+        operations.InodeTable.forget = lambda *given: broken() or original(*given)  # type: ignore[method-assign]
     else:
         wrapper = getattr(operations.Operations, name)
 
@@ -46,7 +46,7 @@ def main() -> None:
             broken()
             return await wrapper.__wrapped__(*given)
 
-        setattr(operations.Operations, name, shown.handler(functools.wraps(wrapper.__wrapped__)(inner)))
+        setattr(operations.Operations, name, operations.handler(functools.wraps(wrapper.__wrapped__)(inner)))
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "index")
         with IndexWriter(path) as writer:

@@ -99,4 +99,4 @@ def test_a_failure_reaches_fuse_through_to_errno_alone() -> None:
                 if ast.unparse(call.func).endswith("FUSEError"):
                     made.append(name)
                     assert ast.unparse(call.args[0]).startswith("to_errno("), f"{name}:{call.lineno}"
-    assert set(made) == {"zarrfs.fuse.shown"}
+    assert set(made) == {"zarrfs.fuse.operations"}

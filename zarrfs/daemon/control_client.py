@@ -1,4 +1,4 @@
-"""Client of a running mount's control interface: refresh it, change its options. The server is fuse/control.py."""
+"""Client of a running mount's control interface: refresh it, change its options. The server is fuse/xattrs.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zarrfs.errors import MountError, UsageError
-from zarrfs.fuse.control import PART, REFRESH, SET
+from zarrfs.fuse.xattrs import PART, REFRESH, SET
 from zarrfs.metrics.statistics import why
 from zarrfs.system import mounts
 

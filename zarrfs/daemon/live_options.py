@@ -11,7 +11,7 @@ import trio
 from zarrfs.config.options import IGNORED, KERNEL_FLAGS, REMOUNT_ONLY, TABLE, Options, parse, split_commas
 from zarrfs.daemon.refreshing import Refresher
 from zarrfs.errors import UsageError
-from zarrfs.fuse.shown import ShownOperations
+from zarrfs.fuse.operations import Operations
 
 log = logging.getLogger("zarrfs")
 
@@ -25,7 +25,7 @@ _NOT_OURS = KERNEL_FLAGS | IGNORED | REMOUNT_ONLY | {"remount", "rw", "ro"}
 class LiveOptions:
     """The options in force of one mount."""
 
-    def __init__(self, operations: ShownOperations, refresher: Refresher, options: Options) -> None:
+    def __init__(self, operations: Operations, refresher: Refresher, options: Options) -> None:
         self.options = options
         self._operations, self._refresher = operations, refresher
 

@@ -1,7 +1,7 @@
 """Refresh of a mount: plan the source again, open its present version, and show that from then on.
 
-An open file keeps the version that it was opened in (fuse/shown.py). If the source cannot be used any more, nothing
-changes. See docs/running-changes.md.
+An open file keeps the version that it was opened in (fuse/operations.py). If the source cannot be used any more,
+nothing changes. See docs/running-changes.md.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from zarrfs.daemon.refreshing import Refresher
 from zarrfs.documents.plan import Plan
 from zarrfs.errors import MountError
 from zarrfs.fuse import pagecache, sessionloop
-from zarrfs.fuse.control import Control
 from zarrfs.fuse.operations import Operations
+from zarrfs.fuse.xattrs import Control
 from zarrfs.metrics import exporters, logs, process
 from zarrfs.prefetch.recording import RecordedRead, Recorder, records_to_warm, warm_mount
 from zarrfs.sources import check_view, open_plan
@@ -117,7 +117,7 @@ def _operations(store: Store, options: Options, about: dict[str, Any], ready: Ca
     """Make the handlers for a store, and lock its upper directory. Raise SourceError if another mount uses that."""
     if options.upperdir is None:
         return Operations(store, options, about, ready)
-    from zarrfs.fuse.writes import WritableOperations
+    from zarrfs.fuse.writable import WritableOperations
     from zarrfs.store.overlay import Overlay
 
     assert isinstance(store, Overlay)

@@ -1,1 +1,4 @@
-"""The FUSE daemon: kernel requests become calls on a Store."""
+"""The FUSE side: requests of the kernel become calls on a Store, read-only or with an upper directory.
+
+Must not know where bytes come from, nor how the daemon starts and ends.
+"""

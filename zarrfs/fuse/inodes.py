@@ -1,80 +1,83 @@
-"""Inode numbers and the keys they stand for, with the kernel's lookup counts."""
+"""Inode numbers, the keys they stand for, and the kernel's lookup counts; of read-only and of writable mounts."""
 
 from __future__ import annotations
+
+import os
+import stat
 
 import pyfuse3
 
 from zarrfs.errors import NotFound
 from zarrfs.store.api import Kind
 
-_FILE = Kind.FILE  # an enum's member is slow to look up, and this is done for every entry
+_FILE = Kind.FILE  # looking up an enum member is slow, and every entry needs it
 _MANY = 10_000
 
 
 class InodeTable:
-    """Every inode that the kernel knows; an entry leaves with the kernel's last forget.
+    """Every inode that the kernel knows, until it forgets the last lookup of it.
 
-    A key keeps its inode as long as it stays the same file: the kernel gives up on an inode that changes type,
-    and would mix the pages of two files that share one. After renew() only directories keep theirs.
+    A key keeps its inode while it is the same file: the kernel refuses an inode that changes type, and would mix the
+    pages of two files that share one. After renew() only directories keep theirs.
     """
 
     def __init__(self) -> None:
         root = int(pyfuse3.ROOT_INODE)
         self._keys: dict[int, str] = {root: ""}
         self._inodes: dict[str, int] = {"": root}
-        self._more: dict[int, int] = {}  # lookups beyond the first
-        self._kinds: dict[int, Kind] = {}  # of what is not a file
+        self._more: dict[int, int] = {}  # lookup counts, less one
+        self._kinds: dict[int, Kind] = {}  # by inode, without regular files
         self._kinds[root] = Kind.DIRECTORY
         self._identities: dict[int, int] = {}
-        self.unsized: set[int] = set()  # told without a size, which only their targets know, and not opened since
-        self.sizes: dict[int, int] = {}  # bytes, as told last since then
-        self._next = self._first = root + 1  # the first of the version that is shown
-        self._orphans: set[int] = set()  # of listings of older versions
+        self.unsized: set[int] = set()  # sent to the kernel without a size, and not opened since
+        self.sizes: dict[int, int] = {}  # bytes, as sent to the kernel last
+        self._next = self._first = root + 1  # the first inode of the visible version
+        self._orphans: set[int] = set()  # handed out by listings of replaced versions
         self._gone = 0  # inodes dropped since the last _shrink()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def key(self, inode: int) -> str:
-        """The key of an inode; NotFound for one that was never handed out or was forgotten."""
+        """Return the key of an inode; NotFound if the kernel does not know it (any more)."""
         try:
             return self._keys[inode]
         except KeyError:
             raise NotFound(f"inode {inode}") from None
 
     def is_other(self, inode: int, identity: int | None) -> bool:
-        """Whether an inode is of another file than the one with this Info.identity, as far as both are known."""
+        """Return whether an inode belongs to another file than `identity` says; False if either is unknown."""
         return identity is not None and self._identities.get(inode, identity) != identity
 
     def learn(self, inode: int, identity: int | None) -> None:
-        """Info.identity of what an inode stands for."""
+        """Record the Info.identity of the file behind an inode."""
         if identity is not None:
             self._identities[inode] = identity
 
     def kind(self, inode: int) -> Kind:
-        """What the kernel takes an inode for; it must stay that."""
+        """Return the kind that the kernel has for an inode, which must never change."""
         return self._kinds.get(inode, _FILE)
 
     def directories(self) -> list[int]:
-        """The inodes of directories."""
+        """Return the inodes of all known directories."""
         return [inode for inode, kind in list(self._kinds.items()) if kind is Kind.DIRECTORY]
 
     def renew(self) -> None:
-        """The tree is another version from now on: a file has a new inode when it is looked up next. Costs nothing."""
+        """Begin a new version of the tree: files get new inodes at their next lookup. Takes constant time."""
         self._first = self._next
 
     def is_old(self, inode: int) -> bool:
-        """Whether an inode is of an older version than the one that is shown; a directory never is."""
+        """Return whether an inode belongs to a replaced version; a directory never does."""
         if inode >= self._first:
             return inode in self._orphans
         return self._kinds.get(inode, _FILE) is not Kind.DIRECTORY
 
     def survives(self, inode: int) -> bool:
-        """Whether an inode is of a directory that was known before renew(): it stands for whatever is there."""
+        """Return whether an inode is a directory from before renew(): it now stands for the new directory."""
         return inode < self._first and self._kinds.get(inode) is Kind.DIRECTORY
 
     def orphan(self, key: str, kind: Kind) -> int:
-        """An old inode for an entry in a listing of an older version, counted as looked up once."""
+        """Return an inode for an entry of a replaced version's listing, with one lookup counted."""
         known = self._inodes.get(key)
         if kind is Kind.DIRECTORY and known is not None and self._kinds.get(known) is kind:
             return self.lookup(key, kind, self._identities.get(known))
@@ -86,19 +89,19 @@ class InodeTable:
         return inode
 
     def known(self) -> dict[str, int]:
-        """A copy: the inode of each key that the kernel knows."""
+        """Return a copy of the inodes by key."""
         return dict(self._inodes)
 
     def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
-        """The inode of `key`, counted as looked up once more."""
+        """Return the inode of `key`, new if another file has taken the name; counts one lookup."""
         inode = self._inodes.get(key)
         if inode is not None and self._kinds.get(inode, _FILE) is kind:
-            old = inode < self._first  # of an older version
+            old = inode < self._first  # from before renew()
             if kind is Kind.DIRECTORY if old else not self.is_other(inode, identity):
                 self.learn(inode, identity)
                 self._more[inode] = self._more.get(inode, 0) + 1
                 return inode
-        # what the inode stood for, if there was one, lives on without a name until the kernel forgets it
+        # the previous inode, if any, stays valid without a name until the kernel forgets it
         inode = self._next
         self._next = inode + 1
         self._keys[inode] = key
@@ -109,15 +112,15 @@ class InodeTable:
         return inode
 
     def shared(self, inode: int) -> bool:
-        """Whether an inode was looked up more than once."""
+        """Return whether an inode was looked up more than once."""
         return inode in self._more
 
     def peek(self, key: str) -> int | None:
-        """The inode of `key` where the kernel knows one; counts nothing."""
+        """Return the inode of `key` if the kernel knows one; counts no lookup."""
         return self._inodes.get(key)
 
     def forget(self, inode: int, lookups: int) -> bool:
-        """Take `lookups` off the count of `inode`; at none left it is dropped. Whether it was."""
+        """Lower the lookup count of `inode`; drop it at zero, and return whether that happened."""
         more = self._more.get(inode, 0) - lookups
         if more >= 0:
             if more:
@@ -142,8 +145,163 @@ class InodeTable:
         return False
 
     def _shrink(self) -> None:
-        """Give back memory: a dict stays as large as it ever was."""
+        """Rebuild the tables to free memory: a dict never shrinks by itself."""
         self._keys, self._inodes, self._more = dict(self._keys), dict(self._inodes), dict(self._more)
         self._kinds, self._identities, self.sizes = dict(self._kinds), dict(self._identities), dict(self.sizes)
         self._orphans, self.unsized = set(self._orphans), set(self.unsized)
         self._gone = 0
+
+
+FileId = tuple[int, int, int]  # st_dev, st_ino and the type of a file of the upper directory
+
+
+def file_of(status: os.stat_result) -> FileId:
+    """Return what identifies a file of the upper directory as long as it exists."""
+    return status.st_dev, status.st_ino, stat.S_IFMT(status.st_mode)
+
+
+class WritableInodeTable(InodeTable):
+    """An InodeTable of a tree that changes: a file of the upper directory has one inode for all its hard links.
+
+    An inode that has lost its last name stays until the kernel forgets it; key() raises NotFound for it. An entry of
+    the lower store keeps its inode when it is copied up, by bind() or by lookup_file() under its name.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inode_of: dict[FileId, int] = {}
+        self._files: dict[int, FileId] = {}  # by inode, of those in the upper directory
+        self._names: dict[int, set[str]] = {}  # all names, of inodes with more than one
+        self._nameless: set[int] = set()
+
+    def key(self, inode: int) -> str:
+        """Return one key of an inode; NotFound if the kernel does not know it, or it has lost its names."""
+        if inode in self._nameless:
+            raise NotFound(f"inode {inode}")
+        return super().key(inode)
+
+    def __contains__(self, inode: int) -> bool:
+        return inode in self._keys
+
+    def is_nameless(self, inode: int) -> bool:
+        """Return whether an inode has lost all its names."""
+        return inode in self._nameless
+
+    def is_superseded(self, inode: int, key: str) -> bool:
+        """Return whether `key`, once a name of `inode`, belongs to another inode now."""
+        return self._inodes.get(key, inode) != inode
+
+    def file(self, inode: int) -> FileId | None:
+        """Return the file of the upper directory behind an inode; None while it is in the lower store."""
+        return self._files.get(inode)
+
+    def bind(self, inode: int, file: FileId) -> None:
+        """Record that `inode` was copied up and is `file` now."""
+        self._unbind(inode)
+        self._files[inode] = file
+        self._inode_of[file] = inode
+
+    def lookup(self, key: str, kind: Kind, identity: int | None = None) -> int:
+        """Return the inode of `key`, an entry of the lower store; counts one lookup."""
+        if self._inodes.get(key) in self._files:
+            self.unlink(key)
+        return super().lookup(key, kind, identity)
+
+    def lookup_file(self, key: str, file: FileId) -> int:
+        """Return the inode of `file`, which `key` names; counts one lookup."""
+        known = self._inodes.get(key)
+        inode = self._inode_of.get(file)
+        if inode is None and known is not None and known not in self._files and self._may_become(known, file):
+            inode = known
+            self.bind(inode, file)
+        if inode is None:
+            if known is not None:
+                self.unlink(key)
+            inode = super().lookup(key, Kind.DIRECTORY if stat.S_ISDIR(file[2]) else Kind.FILE)
+            self.bind(inode, file)
+            return inode
+        if known != inode:
+            self._add_name(key, inode)
+        self._more[inode] = self._more.get(inode, 0) + 1
+        return inode
+
+    def unlink(self, key: str) -> None:
+        """Take the name `key` from its inode."""
+        inode = self._inodes.pop(key, None)
+        if inode is None:
+            return
+        names = self._names.get(inode, set())
+        names.discard(key)
+        if names:
+            self._keys[inode] = next(iter(names))
+            if len(names) == 1:
+                del self._names[inode]
+        else:
+            self._nameless.add(inode)
+
+    def rename(self, old: str, new: str) -> None:
+        """Move `old` and all below it to `new`; the inode that was at `new` loses that name."""
+        self.unlink(new)
+        self._put(self._take(old), old, new)
+
+    def exchange(self, one: str, other: str) -> None:
+        """Swap `one` and `other`, with all below them."""
+        ones, others = self._take(one), self._take(other)
+        self._put(ones, one, other)
+        self._put(others, other, one)
+
+    def forget(self, inode: int, lookups: int) -> bool:
+        """Do as InodeTable.forget(), and drop all names of an inode with it."""
+        names = self._names.get(inode, ())
+        if not super().forget(inode, lookups):
+            return False
+        for key in names:
+            if self._inodes.get(key) == inode:
+                del self._inodes[key]
+        self._names.pop(inode, None)
+        self._nameless.discard(inode)
+        self._unbind(inode)
+        return True
+
+    def _may_become(self, inode: int, file: FileId) -> bool:
+        """Return whether `file` can be the copy of a lower inode: a directory stays a directory."""
+        return (self._kinds.get(inode, Kind.FILE) is Kind.DIRECTORY) == stat.S_ISDIR(file[2])
+
+    def _unbind(self, inode: int) -> None:
+        file = self._files.pop(inode, None)
+        if file is not None and self._inode_of.get(file) == inode:
+            del self._inode_of[file]
+
+    def _add_name(self, key: str, inode: int) -> None:
+        self.unlink(key)
+        self._inodes[key] = inode
+        if inode in self._nameless:
+            self._nameless.discard(inode)
+        elif inode != pyfuse3.ROOT_INODE:
+            self._names.setdefault(inode, {self._keys[inode]}).add(key)
+        self._keys[inode] = key
+
+    def _take(self, key: str) -> list[tuple[str, int]]:
+        """Remove the names `key` and all below it; return them as (key, inode)."""
+        taken = []
+        inode = self._inodes.pop(key, None)
+        if inode is not None:
+            taken.append((key, inode))
+        if inode is None or self._kinds.get(inode) is Kind.DIRECTORY:
+            below = key + "/"
+            taken += [(name, child) for name, child in self._inodes.items() if name.startswith(below)]
+            for name, _ in taken[inode is not None :]:
+                del self._inodes[name]
+        return taken
+
+    def _put(self, taken: list[tuple[str, int]], old: str, new: str) -> None:
+        """Add names that _take() removed below `old` again, below `new`."""
+        for key, inode in taken:
+            moved = new + key[len(old) :]
+            self._inodes[moved] = inode
+            if self._keys[inode] == key:
+                self._keys[inode] = moved
+            names = self._names.get(inode)
+            if names is not None:
+                names.discard(key)
+                names.add(moved)

@@ -1,4 +1,4 @@
-"""Open directories: listings that can go on, go back, and are read a little ahead."""
+"""Open directories of a read-only mount: listings that resume at any offset and are read a little ahead."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.versions import Version
 from zarrfs.store.api import Info, Store
 
-_PIECE = 512  # entries taken at a time; one name in so many is kept for seekdir
+_PIECE = 512  # entries fetched at a time; the name before each batch is kept for seekdir
 
 
 class Listed(NamedTuple):
-    """An entry, ready to be sent: its inode is counted as looked up, which the kernel will forget."""
+    """An entry ready for the reply. Its inode has one lookup counted, which the kernel will forget."""
 
     name: bytes
     info: Info
@@ -23,31 +23,31 @@ class Listed(NamedTuple):
 
 
 class DirectoryHandle:
-    """An open directory: a piece of its listing, and names by which it can go back.
+    """An open directory: the current batch of its listing, and the names at which it can be resumed.
 
-    Entries are counted from 0, "." and ".." not among them.
+    Positions count entries from 0, without "." and "..".
     """
 
     def __init__(self, store: Store, key: str, inodes: InodeTable, version: Version | None = None) -> None:
-        """`version`: of which `store` is the store; it is in use until this is closed."""
+        """`version`: the one `store` belongs to; the caller releases it after close()."""
         self.version, self.key = version, key
-        self.old = False  # another version of the store is shown by now
+        self.old = False  # a refresh has replaced this version
         self._store, self._inodes = store, inodes
         self._before = [""]  # [i]: the name before entry number i * _PIECE
         self._piece: list[Listed] = []
-        self._start = 0  # number of the first entry of the piece
-        self._sent = 0  # number of the first entry that the kernel was not sent
+        self._start = 0  # position of the first entry of the piece
+        self._sent = 0  # position of the first entry not yet sent to the kernel
         self._listing: AsyncGenerator[Info, None] | None = None
-        self._prepared: list[Listed] | None = None  # what follows the piece
-        self._failure: Exception | None = None  # what follows all that has been taken
-        self._lock = trio.Lock()  # of the listing: a generator serves one at a time
+        self._prepared: list[Listed] | None = None  # the piece after this one
+        self._failure: Exception | None = None  # raised by the listing after the entries fetched so far
+        self._lock = trio.Lock()  # a generator can run only once at a time
 
     async def entries(self, position: int, more: bool = False) -> list[Listed]:
-        """Some entries from number `position` on; [] at the end. Number 0 lists anew.
+        """Return some entries from `position` on; [] at the end. Position 0 restarts the listing.
 
-        What ended a listing early is raised whenever entries from there on are asked for, until it is listed
-        anew. `more`: for a reply that holds some already, which an error would lose; [] instead of an error.
-        sent() has to be told how many of them the kernel gets.
+        An error that ended the listing is raised for every position from there on, until the listing is restarted.
+        `more`: the reply already holds entries, which an error would discard: return [] instead. The caller reports
+        to sent() how far the kernel got.
         """
         async with self._lock:
             if position == 0 or position != self._sent or position > self._start + len(self._piece):
@@ -59,22 +59,22 @@ class DirectoryHandle:
             return self._piece[position - self._start :]
 
     def sent(self, position: int) -> None:
-        """The kernel has the entries before number `position`, and will forget their inodes one day."""
+        """Note that the kernel has the entries before `position`, and will forget their inodes itself."""
         self._sent = position
 
     @property
     def wants_more(self) -> bool:
-        """Whether prepare() has something to do."""
+        """Whether prepare() would fetch anything."""
         return self._prepared is None and self._listing is not None and len(self._piece) == _PIECE
 
     async def prepare(self) -> None:
-        """Take the next entries while the kernel is busy with the last ones; a failure is for who asks for them."""
+        """Fetch the next entries while the kernel processes the last ones; entries() raises a failure."""
         async with self._lock:
             if self.wants_more:
                 self._prepared = await self._take()
 
     async def close(self) -> None:
-        """End the listing."""
+        """End the listing and forget the inodes of entries that were not sent."""
         async with self._lock:
             await self._end()
 
@@ -88,7 +88,7 @@ class DirectoryHandle:
             self._listing = None
 
     async def _seek(self, position: int) -> None:
-        """Go to the piece of entry number `position`, from the nearest name that is known."""
+        """Load the piece that holds `position`, from the nearest name to resume at."""
         await self._end()
         if position == 0:
             del self._before[1:]
@@ -103,7 +103,7 @@ class DirectoryHandle:
         self._sent = position
 
     async def _read_on(self) -> None:
-        """Make the next _PIECE entries of the listing the piece; those of the last one that were not sent go."""
+        """Load the next piece; forget the inodes of unsent entries of the previous one."""
         for entry in self._piece[max(self._sent - self._start, 0) :]:
             self._inodes.forget(entry.inode, 1)
         self._start += len(self._piece)
@@ -114,7 +114,7 @@ class DirectoryHandle:
             self._before.append(self._piece[-1].info.name)
 
     async def _take(self) -> list[Listed]:
-        """The next _PIECE entries of the listing, fewer at its end, or before what it raises: that is kept."""
+        """Fetch the next _PIECE entries, fewer at the end or before a failure, which is kept in _failure."""
         piece: list[Listed] = []
         if self._listing is None:
             return piece

@@ -1,17 +1,23 @@
-"""pyfuse3.Operations: lookup, getattr, readdir, read ... as calls on a Store, and nothing else."""
+"""The adapter between pyfuse3 and a Store: every request of the kernel becomes a call on the store.
+
+A refresh replaces the visible version of the source. Files and directories that are open stay in theirs, and a version
+is closed when its last user is gone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import json
+import logging
 import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -29,14 +35,13 @@ from pyfuse3 import (
 )
 
 from zarrfs.config.options import Options
-from zarrfs.errors import NotFound, ReadError, to_errno
-from zarrfs.fuse.control import Control
+from zarrfs.errors import NotFound, ReadError, TargetChanged, ZarrfsError, to_errno
+from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
 from zarrfs.fuse.permissions import Permissions
-from zarrfs.fuse.shown import OpenFile, ShownOperations, handler
 from zarrfs.fuse.statahead import StatAhead
-from zarrfs.fuse.versions import Version
+from zarrfs.fuse.versions import CounterTotals, Version
 from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
     MOUNT_XATTR,
@@ -44,9 +49,11 @@ from zarrfs.fuse.xattrs import (
     SET_XATTR,
     SOURCE_XATTR,
     STATS_XATTR,
+    Control,
     bounded,
     first_of,
 )
+from zarrfs.metrics import process
 from zarrfs.prefetch.recording import Recorder
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, split_key
 from zarrfs.system.buffers import Buffer
@@ -54,7 +61,14 @@ from zarrfs.system.localfiles import read_file
 from zarrfs.system.othermounts import OTHER_MOUNTS
 from zarrfs.system.othermounts import XATTR as WAITS_XATTR
 
-_ABSENT_MAX = 65_536  # names that are remembered
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger("zarrfs")
+
+_CACHING = 4  # replaced versions that may cache blocks in memory: the most recently read
+_MONITORING = ("statfs", "getxattr", "listxattr")  # requests that do not count as use of the mount
+_NEGATIVE_MAX = 65_536  # negative entries to remember
 _DAY = 86_400.0
 _ASKING = 8  # threads that ask other mounts whether they wait for one
 _WAITS_XATTR = os.fsencode(WAITS_XATTR)
@@ -62,15 +76,55 @@ _TYPES = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: s
 _BLOCK = 512  # the unit of st_blocks
 
 
-class Operations(ShownOperations):
-    """The handlers of one mount.
+def handler(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Wrap a request handler so that only FUSEError leaves it: any other exception would end the mount."""
+    operation = cast(Any, method).__name__
+    use = operation not in _MONITORING
 
-    Attributes come from Store.info and Store.list_dir, bytes from Store.get. Owner is who mounts, or
-    uid= and gid=; permission bits: permissions.py.
+    @functools.wraps(method)
+    async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        operations = cast(Operations, args[0])
+        operations.uses += use
+        version = operations.current
+        version.users += 1
+        try:
+            return await method(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as exc:
+            version.changed = version.changed or isinstance(exc, TargetChanged)
+            key = ""
+            with contextlib.suppress(Exception):
+                key = operations.describe(operation, *args[1:3])
+            raise pyfuse3.FUSEError(to_errno(exc, operation, key)) from None
+        finally:
+            operations.leave(version)
+
+    return wrapped
+
+
+@dataclasses.dataclass(slots=True)
+class OpenFile:
+    """An open file."""
+
+    key: str
+    inode: int
+    descriptor: int | None  # of a local file with these bytes, read in place of the value
+    begun: bool = False  # it was read at least once
+    upper: bool = False  # writable mounts: the descriptor belongs to a file of the upper directory
+    version: Version | None = None  # the one it was opened in; None: the mount has only one
+    value: Value | None = None  # None: a file of the upper directory
+
+
+class Operations(pyfuse3.Operations):
+    """The request handlers of one read-only mount.
+
+    Attributes come from Store.info() and Store.list_dir(), bytes from the Value that open() keeps. The owner of every
+    file is the user who mounts, or uid= and gid=; permissions.py computes the permission bits.
     """
 
     supports_dot_lookup = True
-    may_push = True  # pages that the kernel has not asked for: nobody else changes them
+    may_push = True  # store pages in the page cache unasked: no client can change them meanwhile
 
     def __init__(
         self,
@@ -80,9 +134,22 @@ class Operations(ShownOperations):
         on_ready: Callable[[], None],
         values: Store | None = None,
     ) -> None:
-        """`values`: where an open file is read, if not in `store`."""
-        super().__init__(Version(store, options, values))
-        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # names that the kernel may know as absent
+        """`values`: the store that open files are read from, if not `store`."""
+        super().__init__()
+        self.current = Version(store, options, values)
+        self._retired: list[Version] = []  # replaced, but still in use
+        self._caching: list[Version] = []  # those of _retired that may cache blocks, most recently read last
+        self._closed_totals = CounterTotals()
+        self.uses = 0  # requests, without those of monitoring
+        self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
+        self.background: trio.Nursery | None = None  # runs work that no request waits for
+        self.inodes = InodeTable()
+        self._page_versions: dict[int, Hashable] = {}  # by inode: Value.version of what the page cache may hold
+        self._files: dict[int, OpenFile] = {}
+        self._directories: dict[int, DirectoryHandle] = {}
+        self._next_handle = 1
+        self._filled: tuple[object, ...] = ()  # contents of readdir's entry, but inode and size
+        self.absent: OrderedDict[tuple[int, bytes], None] | None = None  # negative entries of the kernel
         self.control: Control | None = None
         self._stats = StatAhead()
         self.started = trio.Event()
@@ -100,19 +167,45 @@ class Operations(ShownOperations):
             self._entry_timeout if options.negative_timeout is None else options.negative_timeout
         )
         self._asking = trio.CapacityLimiter(_ASKING)
-        self.recorder: Recorder | None = None  # set where what is read is to be noted
-        self._entry = self._new_entry()  # for readdir, whose replies are copied at once
+        self.recorder: Recorder | None = None  # set where reads are recorded
+        self._entry = self._new_entry()  # reused by readdir: pyfuse3 copies it into the reply at once
 
     def init(self) -> None:
-        """The kernel is about to send requests: the mount answers."""
+        """Note that the mount is up: the kernel is about to send requests."""
         self.started.set()
         self._on_ready()
+
+    def describe(self, operation: str, number: Any, name: Any = b"") -> str:
+        """Return the key that a request is about, for the log; `number` is its inode or handle."""
+        if operation == "lookup":
+            return join_key(self.inodes.key(number), os.fsdecode(name))
+        if operation in ("read", "release"):
+            return self._files[number].key
+        if operation in ("readdir", "releasedir"):
+            return self._directories[number].key
+        return self.inodes.key(number)
+
+    @property
+    def open_handles(self) -> int:
+        """The number of open files and directories."""
+        return len(self._files) + len(self._directories)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of `zarrfs stats`, of requests and of the store; totals include closed versions."""
+        own = {"inodes": len(self.inodes), "open_files": self.open_handles, **self.counters}
+        older = [version.stats() for version in self._retired]
+        return {**own, **process.stats(), **self._closed_totals.added_to(self.current.stats(), older)}
+
+    async def aclose(self) -> None:
+        """Close all versions."""
+        for version in [*self._retired, self.current]:
+            await version.aclose()
 
     # -- names and attributes
 
     @handler
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
-        """The entry `name` of a directory; an absent one is answered so that the kernel remembers it."""
+        """Look up `name` in a directory; an absent name becomes a negative entry of the kernel."""
         self.counters["lookup"] += 1
         prefix = self.inodes.key(parent_inode)
         if name == b".":
@@ -122,7 +215,7 @@ class Operations(ShownOperations):
         else:
             key = check_key(join_key(prefix, os.fsdecode(name)))
         try:
-            # without asking targets: the kernel holds the directory meanwhile, and a target may lie in it
+            # unsized: the kernel holds the directory's lock meanwhile, and a target may lie in that directory
             info = await self._info(key, sized=False)
         except NotFound:
             entry = EntryAttributes()
@@ -133,11 +226,11 @@ class Operations(ShownOperations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """The attributes of an inode."""
+        """Stat an inode. ESTALE where another file has its name, and no client has it open."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             if version is not self.current:
-                return self._fill(self._new_entry(), await self._held_in(version, inode, key), inode)
+                return self._fill(self._new_entry(), self._held(inode), inode)
         if inode in self.inodes.unsized:
             await self._ask_size(key)
         try:
@@ -146,16 +239,16 @@ class Operations(ShownOperations):
             info = self._held(inode)
         else:
             if self.inodes.is_old(inode) or info.kind is not self.inodes.kind(inode):
-                raise pyfuse3.FUSEError(errno.ESTALE)  # refreshed meanwhile: the kernel looks it up again
+                raise pyfuse3.FUSEError(errno.ESTALE)  # refreshed meanwhile: the kernel repeats the lookup
             if self.inodes.is_other(inode, info.identity) and not self.inodes.survives(inode):
                 with contextlib.suppress(NotFound):
                     return self._fill(self._new_entry(), self._held(inode), inode)
-                raise pyfuse3.FUSEError(errno.ESTALE)  # another has taken the name, and nobody has this one open
+                raise pyfuse3.FUSEError(errno.ESTALE)  # another file has the name, and no client has this one open
         return self._fill(self._new_entry(), info, inode)
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        """The target of a symbolic link."""
+        """Return the target of a symbolic link."""
         with self._version_of(inode) as version:
             info = await version.store.info(self.inodes.key(inode), sized=False)
         if info.target is None:
@@ -163,12 +256,12 @@ class Operations(ShownOperations):
         return os.fsencode(info.target)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel drops inodes."""
+        """Lower the lookup counts of inodes that the kernel drops."""
         try:
             for inode, lookups in inode_list:
                 if self.inodes.forget(inode, lookups):
-                    self._versions.pop(inode, None)
-        except Exception as exc:  # no request waits, so there is nobody to tell but the log
+                    self._page_versions.pop(inode, None)
+        except Exception as exc:  # FORGET has no reply: the log is the only place for the failure
             to_errno(exc, "forget")
 
     # -- directories
@@ -188,7 +281,7 @@ class Operations(ShownOperations):
         while start_id < 2:
             name = b"." if start_id == 0 else b".."
             key = directory.key if start_id == 0 else split_key(directory.key)[0]
-            # the kernel counts no lookup for these two
+            # the kernel counts no lookup for . and ..
             inode = self.inodes.peek(key) or pyfuse3.ROOT_INODE
             entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, name, entry, start_id + 1):
@@ -224,7 +317,7 @@ class Operations(ShownOperations):
 
     @handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file for reading; pages that the kernel has stay valid unless the value is another one."""
+        """Open a file for reading; the kernel keeps cached pages that came from the same version."""
         self.counters["open"] += 1
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise pyfuse3.FUSEError(errno.EROFS)
@@ -232,19 +325,19 @@ class Operations(ShownOperations):
         pages = None if self.inodes.is_old(inode) else await self._open(version, file)
         if file.value is not None and inode in self.inodes.unsized and not self.inodes.is_old(inode):
             self._keep_size(inode, file.value.size)
-        if self.inodes.is_old(inode):  # it may have become that meanwhile
+        if self.inodes.is_old(inode):  # a refresh may have come in between
             self._released(file)
             raise pyfuse3.FUSEError(errno.ESTALE)
-        keep = pages is not None and self._versions.get(inode, pages) == pages
+        keep = pages is not None and self._page_versions.get(inode, pages) == pages
         if pages is not None and not version.store.immutable:
-            self._versions[inode] = pages
+            self._page_versions[inode] = pages
         version.users += 1
         file.version = version
         return FileInfo(fh=self._handle(self._files, file), keep_cache=keep)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """[off, off + size) of a file, cut at its end."""
+        """Return the bytes [off, off + size) of a file, cut at its end."""
         file = self._files[fh]
         version = file.version or self.current
         data: Buffer
@@ -282,7 +375,7 @@ class Operations(ShownOperations):
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Bytes and entries of the source; nothing is free in what cannot be written."""
+        """Report bytes and entries of the source; a read-only mount has nothing free but what the store says."""
         usage = await self.current.store.usage()
         data = StatvfsData()
         data.f_bsize = data.f_frsize = 4096
@@ -295,11 +388,11 @@ class Operations(ShownOperations):
 
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """user.zarrfs.source of a file, left_out of a directory; mount and stats of the root."""
+        """Answer source of a file, left_out of a directory, mount and stats of the root, and control requests."""
         if name.startswith(_WAITS_XATTR):
             return await self._waits_for(os.fsdecode(name[len(_WAITS_XATTR) :]))
         if not name.startswith(b"user."):
-            # "not supported here", not "absent": ls then asks once a mount and not twice a file
+            # EOPNOTSUPP, not ENODATA: ls then stops asking for the whole mount, in place of twice a file
             raise pyfuse3.FUSEError(errno.EOPNOTSUPP)
         if self.control is not None and name.startswith((REFRESH_XATTR, SET_XATTR)):
             if ctx.uid not in (0, os.getuid()):
@@ -321,7 +414,7 @@ class Operations(ShownOperations):
 
     @handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """The names that getxattr answers."""
+        """List the attributes that `cp -a` may copy; control and statistics are not among them."""
         key = self.inodes.key(inode)
         with self._version_of(inode) as version:
             left_out = [LEFT_OUT_XATTR] if await version.store.left_out(key) else []
@@ -330,29 +423,152 @@ class Operations(ShownOperations):
             info = await version.store.info(key, sized=False)
         return [SOURCE_XATTR] if info.kind is Kind.FILE else left_out
 
+    # -- versions
+
+    @property
+    def unsynced(self) -> int | None:
+        """The number of files written to and not synced since; None for a read-only mount."""
+        return None
+
+    @property
+    def versions(self) -> list[Version]:
+        """The visible version, and all replaced ones that are still in use."""
+        return [self.current, *self._retired]
+
+    @property
+    def store(self) -> Store:
+        """The visible store."""
+        return self.current.store
+
+    def show(self, version: Version) -> None:
+        """Make `version` the visible one; open files and directories stay in theirs."""
+        old, self.current = self.current, version
+        self.inodes.renew()
+        self._page_versions, self._filled = {}, ()
+        for directory in self._directories.values():
+            directory.old = True
+        old.retire()
+        old.users += 1
+        self._retired.append(old)
+        self.leave(old)
+
+    def _read_old(self, version: Version) -> None:
+        """Let a replaced version that is read cache blocks; the least recently read one beyond _CACHING stops."""
+        if version.may_cache:
+            self._caching.remove(version)
+        else:
+            version.let_cache(True)
+        self._caching.append(version)
+        if len(self._caching) > _CACHING:
+            self._caching.pop(0).let_cache(False)
+
+    def leave(self, version: Version) -> None:
+        """Release one use of a version (a request, a handle); a replaced version is closed with its last one."""
+        version.users -= 1
+        if version.retired and not version.users and self.background is not None:
+            self.background.start_soon(self._close, version)
+
+    def begin(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
+        """Start `work` in the background; it keeps `version` open until it ends."""
+        if self.background is not None:
+            version.users += 1
+            self.background.start_soon(self._within, version, work)
+
+    async def _within(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self.leave(version)
+
+    async def _close(self, version: Version) -> None:
+        if version.closed:
+            return
+        if version in self._caching:
+            self._caching.remove(version)
+        try:
+            await version.aclose()
+        except Exception as exc:  # of a replaced version: the mount goes on
+            log.warning("closing an older version: %s", exc)
+        self._closed_totals.add(version.stats())
+        self._retired.remove(version)
+
+    async def _info(self, key: str, sized: bool = True) -> Info:
+        """Return Store.info() of the version that is visible when this returns: retried after a refresh."""
+        while True:
+            version = self.current
+            version.users += 1
+            try:
+                info = await version.store.info(key, sized)
+            except ZarrfsError:
+                if version is self.current:
+                    raise
+            else:
+                if version is self.current:
+                    return info
+            finally:
+                self.leave(version)
+
+    @contextlib.contextmanager
+    def _version_of(self, inode: int) -> Iterator[Version]:
+        """Yield the version an inode belongs to, pinned: its last handle may be closed meanwhile.
+
+        ESTALE for a replaced version in which the file is not open: the kernel looks the name up again.
+        """
+        version = self._found_version(inode)
+        version.users += 1
+        try:
+            yield version
+        finally:
+            self.leave(version)
+
+    def _found_version(self, inode: int) -> Version:
+        if not self.inodes.is_old(inode):
+            return self.current
+        for file in self._files.values():
+            if file.inode == inode and file.version is not None:
+                return file.version
+        raise pyfuse3.FUSEError(errno.ESTALE)
+
+    # -- handles
+
+    def _handle(self, table: dict[int, T], value: T) -> FileHandleT:
+        number, self._next_handle = self._next_handle, self._next_handle + 1
+        table[number] = value
+        return FileHandleT(number)
+
+    def _released(self, file: OpenFile) -> None:
+        if file.value is not None:
+            if file.descriptor == file.value.fileno():
+                file.descriptor = None
+            file.value.close()
+        if file.descriptor is not None:
+            os.close(file.descriptor)
+        if file.version is not None:
+            self.leave(file.version)
+
     # -- parts
 
     async def _waits_for(self, question: str) -> bytes:
-        """Answer whether this mount waits for another one, which asks before it reads from this one."""
+        """Answer another mount, which asks whether this one waits for it before it reads from this one."""
         answer = OTHER_MOUNTS.answer(question)
-        if answer is None:  # threads of its own: all others may be busy with reads
+        if answer is None:  # a limiter of its own: reads may occupy all other threads
             answer = await trio.to_thread.run_sync(OTHER_MOUNTS.waits_for, question, limiter=self._asking)
         return answer
 
     def _absent_for(self, parent_inode: int, name: bytes) -> float:
-        """How long the kernel may remember that a name is absent; where a refresh needs to, we remember it as long."""
+        """Return the timeout (seconds) of a negative entry, remembered if a refresh has to invalidate it."""
         if self.absent is None:
             return self._negative_timeout
         self.absent[parent_inode, name] = None
-        if len(self.absent) > _ABSENT_MAX:
+        if len(self.absent) > _NEGATIVE_MAX:
             self.absent.popitem()
             return min(1.0, self._negative_timeout)
         return self._negative_timeout
 
     async def _open(self, version: Version, file: OpenFile) -> Hashable:
-        """Open the value of `file`. Returns its version, () where the store never changes.
+        """Open the value of `file`. Return its version, () if the store never changes.
 
-        ESTALE where another file than that of the inode has taken the name: the kernel then looks it up again.
+        ESTALE where another file has taken the inode's name: the kernel then looks the name up again.
         """
         value = file.value = await version.values.open(file.key)
         file.descriptor = value.fileno()
@@ -365,7 +581,7 @@ class Operations(ShownOperations):
         return value.version
 
     async def _begin(self, version: Version, key: str) -> None:
-        """The first read of a file: what is read next may be fetched ahead, unless there is a newer version."""
+        """Start read-ahead along the keys at the first read of a file, unless a refresh has replaced its version."""
         if self.background is not None and version.values.remote:
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
@@ -380,7 +596,7 @@ class Operations(ShownOperations):
                 pyfuse3.notify_store(InodeT(inode), info.size or 0, b"")
 
     async def _ask_size(self, key: str) -> None:
-        """A size is asked for: of many names, one after the other, or because the value is to be read."""
+        """Make the size of a value known: with those of its neighbours after a listing, else with its first bytes."""
         if not self._stats.walks(key):
             await self._bring(self.current, key)
         elif self._stats.due(key):
@@ -388,18 +604,12 @@ class Operations(ShownOperations):
             self.begin(version, functools.partial(self._stats.advance, version.store, key))
 
     async def _bring(self, version: Version, key: str) -> None:
-        """Fetch the beginning of a value whose size is not known: its answer tells the size, too."""
+        """Prefetch the beginning of a value of unknown size: the response also carries the size."""
         if (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])
 
-    async def _held_in(self, version: Version, inode: int, key: str) -> Info:
-        """The attributes of a file that is open in an older version."""
-        with contextlib.suppress(NotFound):
-            return self._held(inode)
-        return await version.store.info(key)
-
     def _held(self, inode: int) -> Info:
-        """The attributes of a file that has lost its name, from who has it open; NotFound where nobody has."""
+        """Stat a file without a name by one of its handles; NotFound if it is not open."""
         for file in self._files.values():
             if file.inode == inode and file.value is not None and file.descriptor is None:
                 return file.value.info
@@ -410,7 +620,7 @@ class Operations(ShownOperations):
         raise NotFound(self.inodes.key(inode))
 
     def _new_entry(self) -> EntryAttributes:
-        """An entry with what all entries of this mount have in common."""
+        """Return an entry filled with what all entries of this mount have in common."""
         entry = EntryAttributes()
         entry.st_uid = self._uid
         entry.st_gid = self._gid
@@ -419,46 +629,46 @@ class Operations(ShownOperations):
         return entry
 
     def _fill_old(self, info: Info, inode: int) -> EntryAttributes:
-        """The entry of an older version's listing: the kernel believes it for this reply alone."""
+        """Fill the entry of a replaced version's listing with zero timeouts: the kernel must not cache it."""
         entry = self._fill(self._new_entry(), info, inode)
         entry.entry_timeout = entry.attr_timeout = 0
         return entry
 
     def _fill_next(self, info: Info, inode: int) -> EntryAttributes:
-        """The entry of readdir, filled; its neighbours mostly differ in inode and size alone."""
+        """Fill readdir's entry; where only inode and size differ from the last one, only those."""
         _name, kind, size, mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
         entry, others = self._entry, (kind, mode, mtime_ns, links)
         if size is None or allocated is not None or others != self._filled:
             self._filled = others if size is not None else ()
             return self._fill(entry, info, inode)
-        self._told_size(inode, size)
+        self._sent_size(inode, size)
         entry.st_ino = InodeT(inode)
         entry.st_size = size
         entry.st_blocks = -(-size // _BLOCK)
         return entry
 
-    def _told_size(self, inode: int, size: int) -> None:
-        """The size of a file is told: until its inode goes, no entry without a size may show less."""
+    def _sent_size(self, inode: int, size: int) -> None:
+        """Remember a size sent to the kernel: until it forgets the inode, no entry may show a smaller one."""
         if self.inodes.unsized or self.inodes.sizes:
             self.inodes.sizes[inode] = size
 
     def _keep_size(self, inode: int, size: int) -> None:
-        """Let no listing on its way to the kernel take back the size of a file that is being opened.
+        """Keep a listing in flight from resetting the size of a file that is being opened.
 
-        The kernel drops what it is told of an inode in reply to a request from before its last change: the size
-        from our answer to getattr, where a listing comes in between. To store no bytes at the end of the file,
-        which is past the size that the kernel believes, counts as such a change. Once: it would do the same to
-        the answer that somebody waits for who has opened the file already. Source: fuse_notify_store() of Linux.
+        The kernel discards attributes from replies to requests that are older than the inode's last change. A
+        notify_store() of zero bytes at the end of the file, past the size the kernel believes, counts as such a
+        change, so an older listing with size 0 no longer applies. It is done once an inode: a second time it would
+        discard the attributes a client is waiting for. Source: fuse_notify_store() in Linux.
         """
         if inode not in self.inodes.unsized:
             return
-        self._told_size(inode, size)
+        self._sent_size(inode, size)
         self.inodes.unsized.discard(inode)
-        with contextlib.suppress(OSError):  # forgotten meanwhile
+        with contextlib.suppress(OSError):  # the kernel has forgotten the inode meanwhile
             pyfuse3.notify_store(InodeT(inode), size, b"")
 
     def _forgot_size(self, info: Info, inode: int) -> bool:
-        """Whether the kernel may know the size of an entry that has none, and we do not remember what it was told."""
+        """Return whether the kernel may know a size for an unsized entry that this table does not remember."""
         return info.size is None and inode not in self.inodes.sizes and self.inodes.shared(inode)
 
     async def _recall_size(self, store: Store, key: str, inode: int) -> None:
@@ -466,16 +676,16 @@ class Operations(ShownOperations):
             self.inodes.sizes.setdefault(inode, (await store.info(key, sized=False)).size or 0)
 
     def _fill(self, entry: EntryAttributes, info: Info, inode: int) -> EntryAttributes:
-        """Write what differs from entry to entry, all of it: `entry` may have been used before."""
+        """Write every field that differs between entries: `entry` may be a reused one."""
         _name, kind, size, _mode, mtime_ns, _target, allocated, links, _identity, _unreadable = info
-        if size is None:  # stat asks again, and only then the target is asked for its size
-            # a listing must not take back what stat said: who reads at this moment would find the end of the file
+        if size is None:  # timeout 0: stat sends a getattr, and only that asks the target for the size
+            # a listing must not reset a size that getattr gave: a reader would hit the end of the file
             size, entry.attr_timeout = self.inodes.sizes.get(inode, 0), 0
             if not size:
                 self.inodes.unsized.add(inode)
         else:
             entry.attr_timeout = self._attr_timeout
-            self._told_size(inode, size)
+            self._sent_size(inode, size)
         entry.st_ino = InodeT(inode)
         entry.st_mode = pyfuse3.ModeT(_TYPES[kind] | self.permissions.of(info))
         entry.st_nlink = links

@@ -1,4 +1,4 @@
-"""Getting more than 128 KiB a request out of the kernel: a larger read-ahead, or pages pushed ahead."""
+"""Tune the kernel's page cache for this mount: a larger read-ahead window, or pages stored ahead of requests."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from zarrfs.system import mounts
 
 log = logging.getLogger("zarrfs")
 
-READ_AHEAD = 128 << 10  # bytes: what the kernel reads ahead where nobody has raised it
+READ_AHEAD = 128 << 10  # bytes: the kernel's default read-ahead window of a FUSE mount
 _CONNECTIONS = "/sys/fs/fuse/connections"
 _BACKGROUND = 256  # requests
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432  # system calls, the same numbers on every architecture
 _CLOEXEC, _CREATE = 1, 6
-PUSHED = 8 << 20  # bytes of the largest value that is pushed
+PUSHED = 8 << 20  # bytes of the largest value to push
 
 
 async def raise_read_ahead(mountpoint: str, size: int) -> bool:
-    """Set the mount's read-ahead to `size` bytes; False where the process may not (root may).
+    """Set the mount's read-ahead window to `size` bytes; return False where that takes root.
 
-    For a mount that answers: the kernel's answer to INIT lowers it to 128 KiB.
+    Call it once the mount is up: the INIT handshake resets the window to 128 KiB.
     """
     mount = mounts.mount_at(mountpoint)
     if mount is None:
@@ -42,9 +42,9 @@ async def raise_read_ahead(mountpoint: str, size: int) -> bool:
 
 
 def raise_background(mountpoint: str) -> None:
-    """Let the kernel have more requests of its read-ahead under way: over 9 it asks for a page at a time.
+    """Raise the limit of background requests: beyond it (9) the kernel reads ahead one page at a time.
 
-    The one who mounts may do this where the kernel's control file system is mounted, and root anywhere.
+    The user who mounts may do this where the fusectl file system is mounted, root anywhere.
     """
     mount = mounts.mount_at(mountpoint)
     if mount is None:
@@ -67,9 +67,9 @@ def raise_background(mountpoint: str) -> None:
 
 
 def _connections(connection: str) -> int:
-    """The kernel's control file system, open; where nobody has mounted it (a container, a virtual machine), our own.
+    """Open the fusectl file system; where it is not mounted (containers, virtual machines), mount it detached.
 
-    Nobody else sees that one, and it goes with its descriptor. Source: fsopen(2), Linux 5.2.
+    The detached mount is invisible to other processes and ends with its descriptor. Source: fsopen(2), Linux 5.2.
     """
     if os.path.exists(f"{_CONNECTIONS}/{connection}"):
         return os.open(_CONNECTIONS, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -90,20 +90,20 @@ def _connections(connection: str) -> int:
 
 
 class Pusher:
-    """Stores the rest of a small value into the page cache when its first bytes are read.
+    """Store the rest of a small value in the page cache when its first bytes are read.
 
-    For mounts whose read-ahead cannot be raised: one push instead of dozens of requests. Large files are left
-    to the kernel's own read-ahead, which a push would only get in the way of.
+    For mounts whose read-ahead cannot be raised: one notification replaces dozens of requests. Large files are left
+    to the kernel's own read-ahead, which a push would only disturb.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def rest(self, key: str, inode: int, start: int, size: int) -> None:
-        """Push [start, size) of a value of `size` bytes; a failure is left to whoever reads there.
+        """Push the bytes [start, size) of a value of `size` bytes; a failure is left to the read of those bytes.
 
-        Called before the request for the bytes before `start` is answered: the kernel then finds the rest
-        there. Never for the pages of that request itself, which the kernel holds until it is answered.
+        Call it before answering the request for the bytes before `start`, so that the kernel finds the rest cached.
+        Never push the pages of that request itself: the kernel holds their locks until it is answered.
         """
         try:
             data = await self._store.get(key, start, size - start)

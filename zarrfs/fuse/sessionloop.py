@@ -1,9 +1,8 @@
-"""The session loop: pyfuse3's, which takes requests of the kernel in, with another way to wait for them.
+"""pyfuse3's session loop with another way to wait for requests on /dev/fuse.
 
-pyfuse3 goes round the whole trio loop two or three times for each request, however many there are: beside tasks that
-receive values, thirty readers waited 16 ms for their open(2). Here requests that are there are taken one after the
-other, and only then the loop goes on. pyfuse3 waits with what its name `trio` stands for, which pyfuse3.asyncio
-replaces as well.
+pyfuse3 needs two or three scheduler passes a request, however many are pending: beside tasks that receive values,
+thirty readers waited 16 ms for their open(2). Here pending requests are read one after the other, and only then the
+scheduler runs. The replacement takes the place of the name `trio` in pyfuse3, as pyfuse3.asyncio does.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 import pyfuse3
 import trio
 
-_AT_ONCE = 8  # requests between two rounds of the loop: its other tasks have to run, too
-_TASKS = 64, 128  # that wait for requests or answer them: kept, and at most
+_AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
+_TASKS = 64, 128  # worker tasks: idle ones to keep, and at most
 
 
 async def run() -> None:
-    """Answer requests until the file system is unmounted; as pyfuse3.main()."""
+    """Serve requests until the file system is unmounted, as pyfuse3.main() does."""
     pyfuse3.trio = Waiting()  # type: ignore[attr-defined]
     try:
         await pyfuse3.main(*_TASKS)
@@ -29,12 +28,12 @@ async def run() -> None:
 
 
 class _Lock:
-    """The lock of the task that waits for a request: whoever comes while it is free has it, without a round."""
+    """A lock for the task reading /dev/fuse. Uncontended, it is taken without a scheduler pass."""
 
     def __init__(self, waiting: Waiting) -> None:
         self._loop = waiting
         self._held = False
-        self._woken = False  # somebody who waited will look soon
+        self._woken = False  # a waiter was rescheduled and has not run yet
         self._queue: deque[trio.lowlevel.Task] = deque()
 
     async def __aenter__(self) -> None:
@@ -59,19 +58,19 @@ class _Lock:
 
 
 class Waiting:
-    """What pyfuse3 takes for trio: its lock and its wait_readable() are those of this module, all else is trio's."""
+    """A stand-in for the module trio in pyfuse3, with another Lock and wait_readable()."""
 
     def __init__(self) -> None:
         self.lowlevel = self
-        self.taken = 0  # requests since the last round of the loop
+        self.taken = 0  # requests since the last scheduler pass
         self._polls: dict[int, select.poll] = {}
 
     def Lock(self) -> _Lock:
-        """As trio.Lock(), as far as pyfuse3 uses it."""
+        """Return a lock with as much of trio.Lock as pyfuse3 uses."""
         return _Lock(self)
 
     async def wait_readable(self, descriptor: int) -> None:
-        """As trio.lowlevel.wait_readable(), but at once where a request is there, _AT_ONCE times in a row."""
+        """Wait as trio.lowlevel.wait_readable(), but return at once for a pending request, _AT_ONCE times in a row."""
         poll = self._polls.get(descriptor)
         if poll is None:
             poll = self._polls[descriptor] = select.poll()

@@ -1,4 +1,4 @@
-"""StatAhead: sizes that a listing did not have, asked for ahead of a reader that goes from one name to the next."""
+"""Statahead: fetch the sizes that a listing left out, ahead of a client that stats one name after the other."""
 
 from __future__ import annotations
 
@@ -10,72 +10,72 @@ from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import ZarrfsError
 from zarrfs.store.api import Kind, Store, join_key, split_key
 
-_RECENT = 60.0  # seconds after which a listing says nothing of what is asked
-_PLACES = 64  # directories that are remembered
-_MOST = 128  # sizes that are asked for ahead
+_RECENT = 60.0  # seconds for which a listing explains the stats that follow
+_DIRECTORIES = 64  # to remember
+_MOST = 128  # sizes to request ahead
 
 
-class _Place:
+class _UnsizedDirectory:
     """A directory that was listed without sizes."""
 
     def __init__(self) -> None:
         self.listed = time.monotonic()
-        self.asked: set[str] = set()  # names whose sizes were asked for, and that nobody has wanted so far
-        self.last = ""  # the last of them
+        self.asked: set[str] = set()  # names whose sizes were requested, and that no client has statted yet
+        self.last = ""  # the last requested name
         self.busy = False
 
 
 class StatAhead:
-    """See the module. Of one mount."""
+    """The statahead of one mount."""
 
     def __init__(self) -> None:
-        self._places: LRU[str, _Place] = LRU(_PLACES)
+        self._directories: LRU[str, _UnsizedDirectory] = LRU(_DIRECTORIES)
 
     def listed(self, directory: str) -> None:
-        """A listing has shown entries without a size."""
-        place = self._places.put(directory, self._places.get(directory) or _Place())
-        place.listed = time.monotonic()
+        """Note that a listing returned entries without a size."""
+        state = self._directories.put(directory, self._directories.get(directory) or _UnsizedDirectory())
+        state.listed = time.monotonic()
 
     def walks(self, key: str) -> bool:
         """Return whether a listing of the directory, and no read, is likely to be why a size is asked for."""
-        place = self._places.get(split_key(key)[0])
-        return place is not None and time.monotonic() - place.listed < _RECENT
+        state = self._directories.get(split_key(key)[0])
+        return state is not None and time.monotonic() - state.listed < _RECENT
 
     def due(self, key: str) -> bool:
-        """The size of `key` is asked for; whether advance() has something to do."""
+        """Note that a client stats `key`; return whether advance() should run."""
         directory, name = split_key(key)
-        place = self._places.get(directory)
-        if place is None or not self.walks(key):
+        state = self._directories.get(directory)
+        if state is None or not self.walks(key):
             return False
-        if name in place.asked:
-            place.asked.discard(name)
-        elif name > place.last or not place.asked:
-            place.asked, place.last = set(), name
-        return not place.busy and len(place.asked) < _MOST // 2
+        if name in state.asked:
+            state.asked.discard(name)
+        elif name > state.last or not state.asked:
+            state.asked, state.last = set(), name
+        return not state.busy and len(state.asked) < _MOST // 2
 
     async def advance(self, store: Store, key: str) -> None:
-        """Ask for the sizes of what comes after `key` in its directory."""
+        """Request the sizes of the names after `key` in its directory."""
         directory = split_key(key)[0]
-        place = self._places.get(directory)
-        if place is None or place.busy:
+        state = self._directories.get(directory)
+        if state is None or state.busy:
             return
-        place.busy = True
+        state.busy = True
         names: list[str] = []
 
         async def ask(name: str) -> None:
-            with contextlib.suppress(ZarrfsError):  # a reader that asks gets the error
+            with contextlib.suppress(ZarrfsError):  # a client that stats the name gets the error
                 await store.info(join_key(directory, name))
 
         try:
             with contextlib.suppress(ZarrfsError):
-                async for info in store.list_dir(directory, place.last):
+                async for info in store.list_dir(directory, state.last):
                     if info.kind is Kind.FILE and info.size is None:
                         names.append(info.name)
-                    if len(names) + len(place.asked) >= _MOST:
+                    if len(names) + len(state.asked) >= _MOST:
                         break
                 if names:
-                    place.asked.update(names)
-                    place.last = names[-1]
+                    state.asked.update(names)
+                    state.last = names[-1]
                     await at_once(ask, names)
         finally:
-            place.busy = False
+            state.busy = False

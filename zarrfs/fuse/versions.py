@@ -1,81 +1,143 @@
-"""Version: a store that is shown, or was shown before a refresh, as long as somebody uses it."""
+"""The versions of a source: a store that a mount serves, or served before a refresh, until its last user is gone."""
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 from zarrfs.config.options import Options
 from zarrfs.errors import ZarrfsError
 from zarrfs.fuse.pagecache import Pusher
+from zarrfs.metrics.counters import METRICS, PLACE_METRICS
 from zarrfs.prefetch.readahead import KeyReadAhead
 from zarrfs.store.api import Store
 from zarrfs.system.memory import memory_limit
 
 log = logging.getLogger("zarrfs")
 
-_ROOM = 16  # of memory_limit and array_cache: the part that an older version has,
-_ROOM_LEAST = 8 << 20  # or so many bytes: two parts of a large value
+_ANY = "*"  # any name
+_DISK, _AHEAD = ("remote", "disk"), ("read_ahead",)
+_COUNTERS = (  # paths of counters that only grow; all other figures are those of the visible version
+    *(metric.path for metric in METRICS if metric.name.endswith("_total")),
+    *((*metric.path, _ANY) for metric in PLACE_METRICS),
+    *((*_DISK, name) for name in ("unkept", "claims", "waits", "given_up")),
+    *((*_AHEAD, name) for name in ("started", "used", "dropped")),
+    ("remote", "hosts", _ANY, "requests"), ("remote", "latency_sum"), ("remote", "latency_count"), ("local", "waits"),
+)  # fmt: skip
+_HOSTS = 32  # servers to report, as many as for one version
+_SHARE = 16  # a replaced version that caches has 1/16 of memory_limit and array_cache,
+_SHARE_LEAST = 8 << 20  # bytes, or these: two parts of a large value
 
 
 class Version:
     """One version of a source.
 
-    `users` are the requests that go on and the handles that are open: when a version is `retired`, and the last of
-    them is gone, it is closed. Until then it keeps no blocks in memory, unless it is `roomy`, and then a few.
+    `users` counts requests under way and open handles. A `retired` version is closed when the count reaches zero.
+    Until then it caches no blocks in memory, or a few while `may_cache`.
     """
 
     def __init__(self, store: Store, options: Options, values: Store | None = None) -> None:
-        """`values`: where an open file is read, if not in `store`."""
+        """`values`: the store that open files are read from, if not `store`."""
         self.store = store
         self._options = options
         self.values = values or store
         self.ahead = KeyReadAhead(self.values, options.prefetch)
-        self.pusher: Pusher | None = None  # set where pages are to be pushed ahead
+        self.pusher: Pusher | None = None  # set where the kernel's read-ahead could not be raised
         self.users = 0
         self.retired = False
-        self.roomy = False
-        self.changed = False  # a target is not the one that was read first
+        self.may_cache = False
+        self.changed = False  # a read found that a target has changed
         self.closed = False
 
     async def get_ready(self) -> None:
-        """Start what the first read over a network takes, if there are such."""
+        """Start what the first read over a network needs; a failure is left to that read."""
         try:
             await self.values.get_ready()
         except (ZarrfsError, OSError) as exc:  # the first reader gets the error
             log.debug("get_ready: %s", exc)
 
     def adjust(self, options: Options) -> None:
-        """Take over what may change of the options."""
+        """Apply new options; asked_since stays that of this version."""
         self._options = options = dataclasses.replace(options, asked_since=self._options.asked_since)
         if self.retired:
             whole = memory_limit(options)
-            most = max(whole // _ROOM, min(whole, _ROOM_LEAST)) if self.roomy else 0
-            arrays = options.array_cache // _ROOM if self.roomy else 0
+            most = max(whole // _SHARE, min(whole, _SHARE_LEAST)) if self.may_cache else 0
+            arrays = options.array_cache // _SHARE if self.may_cache else 0
             options = dataclasses.replace(options, memory_limit=most, array_cache=arrays)
         self.ahead.resize(0 if self.retired else options.prefetch)
         self.store.adjust(options)
 
     def retire(self) -> None:
-        """It is shown no more: what it has in memory, and nobody waits for, is given back."""
+        """Mark the version as replaced and free the memory that no request waits for."""
         self.retired = True
         self.adjust(self._options)
 
-    def give_room(self, roomy: bool) -> None:
-        """Of a retired version: whether it may keep some blocks."""
-        self.roomy = roomy
+    def let_cache(self, may_cache: bool) -> None:
+        """Set whether a retired version may cache some blocks."""
+        self.may_cache = may_cache
         self.adjust(self._options)
 
     def stats(self) -> dict[str, Any]:
-        """The counters of the store and its read-ahead."""
+        """Return the counters of the store and its read-ahead."""
         return {"read_ahead": self.ahead.stats(), **self.store.stats()}
 
     async def aclose(self) -> None:
-        """Close the store; the first call does it."""
+        """Close the store; a second call does nothing."""
         if not self.closed:
             self.closed = True
             try:
                 await self.ahead.aclose()
             finally:
                 await self.store.aclose()
+
+
+class CounterTotals:
+    """Carry counters over from closed versions, so that totals never decrease."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, ...], float] = {}
+        self._below: dict[float, int] = {}  # histogram of latencies: requests up to each bound (seconds)
+
+    def add(self, counters: dict[str, Any]) -> None:
+        """Add the counters of a closed version, as its stats() returns them."""
+        for counter in _COUNTERS:
+            for path, value in _values(counters, counter):
+                self._sums[path] = self._sums.get(path, 0) + value
+        for bound, below in counters.get("remote", {}).get("latency_histogram", ()):
+            self._below[bound] = self._below.get(bound, 0) + below
+
+    def added_to(self, counters: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return `counters` (changed in place) with the carried totals and those of `others` added."""
+        total = CounterTotals()
+        total._sums, total._below = dict(self._sums), dict(self._below)
+        for other in (*others, counters):
+            total.add(other)
+        for path, value in total._sums.items():
+            place = counters
+            for name in path[:-1]:
+                place = place.setdefault(name, {})
+            place[path[-1]] = value
+        remote = counters.get("remote")
+        if remote is not None and total._below:
+            remote["latency_histogram"] = sorted(total._below.items())
+            remote["hosts"] = _busiest(remote.get("hosts", {}))
+        return counters
+
+
+def _values(part: Any, path: tuple[str, ...], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Yield (path, value) of each non-zero counter that `path`, with its wildcards, stands for."""
+    if not path:
+        if isinstance(part, int | float) and part:
+            yield above, part
+    elif isinstance(part, dict):
+        for name in part if path[0] == _ANY else path[:1]:
+            yield from _values(part.get(name), path[1:], (*above, name))
+
+
+def _busiest(hosts: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Keep the hosts with most requests; one that only closed versions contacted has nothing in flight."""
+    most = heapq.nlargest(_HOSTS, hosts.items(), key=lambda item: item[1].get("requests", 0))
+    return {name: {"in_flight": 0, **counts} for name, counts in most}

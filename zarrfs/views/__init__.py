@@ -1,4 +1,7 @@
-"""Views: Stores that show another Store's Zarr hierarchy in another form. open_view() is what sources call."""
+"""Views: stores that show the Zarr hierarchy of another store in another form.
+
+A view knows Store and the Zarr formats. It must not know where the bytes of its store lie.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from zarrfs.store.api import Store
 
 
 def open_view(store: Store, options: Options) -> Store:
-    """The view of `store` that options.view asks for, which closes it."""
+    """Return the view of `store` that options.view names; closing the view closes the store."""
     if options.view == "arrays":
         from zarrfs.views.arrays import ArraysView
 

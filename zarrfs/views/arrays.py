@@ -1,7 +1,8 @@
-"""-o view=arrays: a hierarchy of any generation as directories, each array in it as one flat file.
+"""-o view=arrays: groups of any Zarr generation as directories, each array as one flat file.
 
-In a group, the array `x` is `x.npy`, and `x.json` has its attributes; or it is `x.bin`, and `x.json` says what that
-holds, too. The attributes of the group itself are `.attributes.json`. An array that is its whole store is `array`.
+The array `x` of a group appears as `x.npy`, with its attributes in `x.json`; or as `x.bin`, with `x.json` describing
+its contents, too. The attributes of the group are in `.attributes.json`. An array at the root of the store is named
+`array`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from zarrfs.store.api import (
 from zarrfs.store.values import KeyedValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap
-from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr.dtypes import as_v2
 from zarrfs.zarr.errors import MetadataError
@@ -43,48 +44,48 @@ from zarrfs.zarr.jsontext import JSON, dump_json
 from zarrfs.zarr.model import ArrayMetadata
 
 if TYPE_CHECKING:
-    from zarrfs.views.flat import FlatArray  # numpy is not waited for when a mount starts
+    from zarrfs.views.flat import FlatArray  # imports numpy, which would delay the start of a mount
 
 log = logging.getLogger("zarrfs.views")
 
 ATTRIBUTES = ".attributes.json"  # of a group
-ROOT = "array"  # what an array is called that is the root of its store
-_BELIEVED = 1.0  # seconds, of a store that may change
-_ENTRIES = 16_384  # files and directories that are remembered
-_OPEN = 1024  # arrays whose readers are remembered
-_AT_ONCE = 64  # nodes looked at together
+ROOT = "array"  # the name of an array at the root of its store
+_BELIEVED = 1.0  # seconds for which entries of a mutable store are cached
+_ENTRIES = 16_384  # files and directories to remember
+_OPEN = 1024  # arrays whose readers to remember
+_AT_ONCE = 64  # nodes to look up concurrently
 
 
 class _Entry(NamedTuple):
-    """A file or a directory."""
+    """A file or a directory of the view."""
 
-    node: Node  # the group that is a directory, or whose attributes these are; or an array
-    text: bytes | None = None  # of JSON, or what comes before the items; None: a directory
-    items: int | None = None  # bytes of the array's items, which follow
+    node: Node  # an array; or a group, for its directory or attributes
+    text: bytes | None = None  # JSON, or the header before the items; None: a directory
+    items: int | None = None  # size of the array's items after the text, in bytes
 
     @property
     def size(self) -> int:
-        """Of a file, in bytes."""
+        """The size of a file in bytes."""
         return len(self.text or b"") + (self.items or 0)
 
 
 class ArraysView(WrappingStore):
-    """A Store of flat files. What no file can show is left out, with a warning that says why."""
+    """A store of flat files. Arrays that no file can represent are left out with a warning."""
 
     def __init__(self, store: Store, raw: bool, budget: int, strict: bool = False) -> None:
-        """`raw`: files without headers; `budget`: bytes of decoded chunks that are kept.
+        """`raw`: files without headers; `budget`: bytes of decoded chunks to cache.
 
-        `strict`: what would be left out is a ReadError when it is looked at.
+        `strict`: an array that would be left out is a ReadError when it is looked up.
         """
         super().__init__(store)
         self._raw, self._strict = raw, strict
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._cache = DecodedCache(budget)
-        self._entries: LRU[str, tuple[float, _Entry]] = LRU(_ENTRIES)  # and when they were looked up
+        self._entries: LRU[str, tuple[float, _Entry]] = LRU(_ENTRIES)  # with the time of the lookup
         self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
         heap()
-        self._seen: dict[str, tuple[float, int]] = {}  # when an array's chunks were looked at, and had changed, in ns
+        self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
@@ -114,7 +115,7 @@ class ArraysView(WrappingStore):
             found: dict[str, list[Info]] = {}
 
             async def look(name: str, found: dict[str, list[Info]] = found) -> None:
-                found[name] = await self._shown(entry.node, name, taken)
+                found[name] = await self._entries_of(entry.node, name, taken)
 
             batch = names[start : start + _AT_ONCE]
             await at_once(look, batch)
@@ -147,19 +148,19 @@ class ArraysView(WrappingStore):
         return {"node": entry.node.path, "documents": list(entry.node.documents)}
 
     async def usage(self) -> Usage:
-        """That of the source."""
+        """Return that of the source."""
         return await self.lower.usage()
 
     @property
     def remote(self) -> bool:
-        return False  # chunks are fetched ahead here, in the order of an array: the names of files say nothing
+        return False  # the view prefetches chunks along the array: read-ahead by file names gains nothing
 
     async def get_ready(self) -> None:
         await trio.to_thread.run_sync(importlib.import_module, "zarrfs.views.flat")
         await super().get_ready()
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        """Do nothing: chunks are fetched ahead of a reader that goes through their array in order."""
+        """Do nothing: FlatArray fetches chunks ahead of sequential readers."""
 
     def adjust(self, options: Options) -> None:
         super().adjust(options)
@@ -168,20 +169,20 @@ class ArraysView(WrappingStore):
     def stats(self) -> dict[str, Any]:
         return {**super().stats(), "arrays": self._cache.stats()}
 
-    # -- what a mount asks beside
+    # -- what is left out
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """Why arrays at `key` and below are not shown, by their path: of those that were looked at."""
+        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
         return {path: why for path, why in self._left_out.items() if not key or f"{path}/".startswith(f"{key}/")}
 
     async def check(self) -> None:
         async for key in keys_below(self, ""):
             await self._find(key)
 
-    # -- what is under a key
+    # -- keys
 
     async def _find(self, key: str) -> _Entry:
-        """The entry of `key`; NotFound."""
+        """Return the entry of `key`. NotFound."""
         known = self._entries.get(key)
         if known is not None and (self.immutable or trio.current_time() - known[0] < _BELIEVED):
             return known[1]
@@ -211,7 +212,7 @@ class ArraysView(WrappingStore):
         return found
 
     def _own_files(self, group: Node) -> list[tuple[str, _Entry]]:
-        """The files of a directory that are not those of its children."""
+        """Return the files of a directory that belong to none of its children."""
         if group.leaf:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in self._suffixes]
             return [(name, file) for name, file in made if file is not None]
@@ -221,12 +222,12 @@ class ArraysView(WrappingStore):
         return [(ATTRIBUTES, _Entry(group, _json(dict(attributes))))] if attributes else []
 
     async def _child_of(self, prefix: str, name: str) -> str:
-        """The child of a group that the entry `name` belongs to."""
+        """Return the child of a group that the entry `name` belongs to."""
         entry = await self._find(join_key(prefix, name))
         return split_key(entry.node.path)[1]
 
-    async def _shown(self, group: Node, name: str, taken: set[str]) -> list[Info]:
-        """What the child `name` of a group is shown as; `taken`: names of children that may be those of its files."""
+    async def _entries_of(self, group: Node, name: str, taken: set[str]) -> list[Info]:
+        """Return the entries of the child `name` of a group; `taken`: children that its files may clash with."""
         path = join_key(group.path, name)
         node = await self._hierarchy.node(path)
         if node is None:
@@ -248,9 +249,9 @@ class ArraysView(WrappingStore):
     # -- files
 
     def _file(self, node: Node, suffix: str) -> _Entry | None:
-        """The file of an array; None where it cannot be shown."""
+        """Return the file of an array; None if no file can represent it."""
         from zarrfs.views.chunks import is_fortran
-        from zarrfs.views.npy import flat_size, npy_header
+        from zarrfs.views.flat import flat_size, npy_header
 
         array = node.metadata
         try:
@@ -273,7 +274,7 @@ class ArraysView(WrappingStore):
             log.warning("%s: left out of view=arrays: %s", node.path or "/", reason)
 
     def _flat(self, node: Node) -> FlatArray:
-        """The reader of an array."""
+        """Return the reader of an array."""
         from zarrfs.views.flat import FlatArray
 
         found = self._arrays.use(node.path)
@@ -282,7 +283,7 @@ class ArraysView(WrappingStore):
         return found
 
     async def _look_at_chunks(self, node: Node) -> None:
-        """See whether chunks that were read have changed; then so does the file's time, and pages are dropped."""
+        """Check whether chunks read so far have changed; a new mtime then makes the kernel drop cached pages."""
         looked, changed = self._seen.get(node.path, (0.0, 0))
         flat, now = self._arrays.get(node.path), trio.current_time()
         if flat is None or now - looked < _BELIEVED:
@@ -303,7 +304,7 @@ class ArraysView(WrappingStore):
 
 
 def _description(array: ArrayMetadata, fortran: bool) -> JSON:
-    """What a file without a header holds."""
+    """Describe the contents of a file without a header."""
     return {
         "shape": list(array.shape), "dtype": as_v2(array.dtype), "order": "F" if fortran else "C",
         "attributes": dict(array.attributes),
@@ -311,7 +312,7 @@ def _description(array: ArrayMetadata, fortran: bool) -> JSON:
 
 
 def _json(value: JSON) -> bytes:
-    """As JSON, where it has a NaN as the source has it."""
+    """Encode as JSON; a NaN stays one, as in the source."""
     try:
         return dump_json(value)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Ranges of a flat array: the boxes that they are, and the pieces of chunks that fill those. Pure functions.
+"""Flat ranges of an array as boxes, and boxes as pieces of chunks. Pure functions.
 
-All is in C order: a flat range [start, stop) of an array is at most 2 ndim - 1 boxes, one after the other.
+Everything is in C order: a flat range [start, stop) of an array consists of at most 2 ndim - 1 consecutive boxes.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ Slices = tuple[slice, ...]
 
 
 class Box(NamedTuple):
-    """A part of an array, from an index to one past it in each dimension."""
+    """A part of an array: [start, stop) in each dimension."""
 
     start: tuple[int, ...]
     stop: tuple[int, ...]
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Items in each dimension."""
+        """The number of items in each dimension."""
         return tuple(stop - start for start, stop in zip(self.start, self.stop, strict=True))
 
 
 class Piece(NamedTuple):
-    """What one chunk gives to a box."""
+    """The part of a box that lies in one chunk."""
 
-    number: int  # of the chunk in the grid, C order
+    number: int  # of the chunk in the grid, in C order
     inside: Slices  # of the chunk
     where: Slices  # of the box
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """The boxes of the items [start, stop) of an array of `shape`, in order; no box is empty."""
+    """Yield the boxes of the items [start, stop) of an array of `shape`, in order, none of them empty."""
     if start >= stop:
         return
     if not shape:
@@ -62,7 +62,7 @@ def _within(at: int, shape: tuple[int, ...], start: int, stop: int) -> Iterator[
 
 
 def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[Piece]:
-    """What the chunks (of shape `chunks`, in a grid of `counts`) give to a box, in C order of the grid."""
+    """Yield the pieces of a box in chunks of shape `chunks`, in C order of their grid of shape `counts`."""
     sides = [
         [
             (at, slice(max(start - at * step, 0), min(stop - at * step, step)),
@@ -85,14 +85,14 @@ def pieces(box: Box, chunks: tuple[int, ...], counts: tuple[int, ...]) -> Iterat
 
 
 def number_of_pieces(box: Box, chunks: tuple[int, ...]) -> int:
-    """How many pieces() gives."""
+    """Return how many pieces() there are."""
     sides = zip(box.start, box.stop, chunks, strict=True)
     return math.prod(-(-stop // step) - start // step for start, stop, step in sides)
 
 
 def offset_of(inside: Slices, chunks: tuple[int, ...]) -> int | None:
-    """Where a part of a chunk begins, in items, if a C-order chunk holds it in one run; else None."""
-    offset, run = 0, True  # from the last dimension on: whether all so far was whole
+    """Return the offset (items) of a part that is contiguous in a C-order chunk; None if it is not contiguous."""
+    offset, run = 0, True  # run: all dimensions from the last up to this one are taken whole
     size = 1
     for part, extent in zip(reversed(inside), reversed(chunks), strict=True):
         taken = part.stop - part.start

@@ -1,4 +1,4 @@
-"""The decoded chunks of one array: where their bytes are, whether they are there, and whether they have changed."""
+"""The decoded chunks of one array: found by number, fetched, decoded, cached, and checked for changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zarrfs.store.walk import resolve
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import quarter
 from zarrfs.views.boxes import Slices
-from zarrfs.views.decoding import Decoded, DecodedCache
+from zarrfs.views.decoded_cache import Decoded, DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.zarr.codecs import ShardIndex, Sharding, decode_chunk, decoder_of, inner_array, sharding_of
 from zarrfs.zarr.errors import MetadataError
@@ -24,29 +24,29 @@ from zarrfs.zarr.model import ArrayMetadata
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
-Version = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store tells
+ChunkVersion = tuple[int | None, int | None, int | None]  # size, time and identity, as far as the store knows them
 
-_BELIEVED = 1.0  # seconds: how long a chunk of a store that may change is used without a look at it
-_NOTED = 2048  # stored values: so many are looked at when a file is opened again
-KEPT = 1024  # bytes: what it takes to remember a chunk, beside its own; or that it is not there
+_BELIEVED = 1.0  # seconds for which a cached chunk of a mutable store is used without a stat
+_NOTED = 2048  # stored values to check for changes when a file is opened again
+KEPT = 1024  # bytes: overhead of a cached chunk, and the cost of a missing one
 _tokens = itertools.count()
 
 
 class Chunks:
-    """Chunks by number. Of a sharded array they are the inner chunks.
+    """The chunks of one array by number; of a sharded array, the inner chunks.
 
-    All is told in the order of a flat file: of an array whose chunks are stored in Fortran order, that of the array
-    transposed, so shape, chunks and numbers have its dimensions reversed. Items are plain bytes of their size, in the
-    byte order of the array; those without a size are objects.
+    Shape, chunks and numbers are in the order of the flat file: an array whose chunks are stored in Fortran order is
+    transposed, with its dimensions reversed. Items are opaque bytes of their size (dtype void), in the byte order of
+    the array; items without a fixed size are objects.
     """
 
     def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
-        """The chunks of `node`, which is an array in `store`."""
+        """`node` is an array in `store`."""
         assert isinstance(node.metadata, ArrayMetadata)
         self.node, self.array = node, node.metadata
         self._store, self._cache = store, cache
         self._sharding = sharding_of(self.array)
-        self._stored = self._sharding.inner if self._sharding else self.array  # what one chunk is decoded with
+        self._stored = self._sharding.inner if self._sharding else self.array  # the metadata that decodes one chunk
         self.fortran = is_fortran(self.array)
         grid, turn = self._stored.grid, -1 if self.fortran else 1
         self._grid = Grid(grid.shape[::turn], grid.chunks[::turn])  # in the order of the flat file
@@ -55,32 +55,32 @@ class Chunks:
         self.itemsize = self.array.dtype.itemsize
         self.size_of_chunk = self._stored.chunk_bytes  # bytes, decoded
         self.item = np.dtype((np.void, self.itemsize)) if self.itemsize else np.dtype(object)
-        self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # to be made
+        self._takes = self.size_of_chunk + KEPT + (self._sharding.index_length if self._sharding else 0)  # bytes
         self._token = next(_tokens)
-        self._read: dict[str, Hashable] = {}  # versions of the stored values that were read, where they may change
+        self._read: dict[str, Hashable] = {}  # versions of stored values read so far, of a mutable store
 
     @property
     def plain(self) -> bool:
-        """Whether chunks are stored as they are decoded, item by item."""
+        """Whether stored chunks are the bytes of their items, uncompressed."""
         names = [codec.name for codec in self._stored.codecs[self.fortran :]]
         return names in ([], ["bytes"]) and self._sharding is None
 
     def id(self, number: int) -> Hashable:
-        """What a chunk is called in the cache."""
+        """Return the cache key of a chunk."""
         return self._token, number
 
     def key(self, number: int) -> str:
-        """The key in the store of the chunk, or of the shard that it is in."""
+        """Return the key of the stored chunk, or of the shard that holds it."""
         index = self._index(number)
         return self._key(self._sharding.shard(index)[0] if self._sharding else index)
 
     def place(self, number: int) -> tuple[slice, ...]:
-        """The part of the array that a chunk has."""
+        """Return the part of the array that a chunk covers."""
         extents = zip(self._grid.index(number), self.shape_of_chunk, self.shape, strict=True)
         return tuple(slice(at * step, min((at + 1) * step, extent)) for at, step, extent in extents)
 
     def filled(self, shape: tuple[int, ...]) -> Array:
-        """Items of chunks that are not there: the fill value, or zeros where there is none."""
+        """Return items of missing chunks: the fill value, or zeros without one."""
         if self.itemsize:
             fill = self.array.fill
             if fill is None or not any(fill):
@@ -91,18 +91,18 @@ class Chunks:
         return found
 
     def kept(self, number: int) -> Decoded | None:
-        """The chunk, if it is kept and can be believed without a look at the store."""
+        """Return the chunk if it is cached and still valid without asking the store."""
         found = self._cache.peek(self.id(number))
         if found is None or self._store.immutable or trio.current_time() - found.checked < _BELIEVED:
             return found
         return None
 
     def coming(self, number: int) -> bool:
-        """Whether the chunk is kept, or about to be."""
+        """Return whether the chunk is cached or being decoded."""
         return self._cache.coming(self.id(number))
 
     async def get(self, number: int) -> Array | None:
-        """The chunk, of full chunk shape; None where it is not there. ReadError where it cannot be read or decoded."""
+        """Return the chunk in full chunk shape; None if it is missing. ReadError if it cannot be read or decoded."""
         key = self.key(number)
         found = await self._believed(self.id(number), key)
         if found is None:
@@ -110,7 +110,7 @@ class Chunks:
         return found.value  # type: ignore[no-any-return]
 
     async def load(self, number: int) -> Decoded:
-        """As get(), fetched and decoded anew."""
+        """Fetch and decode a chunk, bypassing the cache."""
         index = self._index(number)
         version: Hashable
         if self._sharding is None:
@@ -122,7 +122,7 @@ class Chunks:
                 if info.unreadable or info.kind is Kind.DIRECTORY:
                     raise ReadError(key, info.unreadable or "a directory lies in the place of a chunk")
                 self._check_sizes(key, info.size)
-                data = await _answer(key, self._store.get, key)
+                data = await _ask(key, self._store.get, key)
         else:
             key, version, data = await self._inner(self._sharding, index)
             now = trio.current_time()
@@ -133,10 +133,10 @@ class Chunks:
         return Decoded(chunk, chunk.nbytes + KEPT, version, now)
 
     async def stored(self, number: int, start: int, count: int) -> Buffer | None:
-        """Of a plain array: `count` items of a chunk, from `start` on; None where the chunk is not there."""
+        """Read `count` items of a chunk of a plain array from `start` on; None if the chunk is missing."""
         key, size = self.key(number), self.size_of_chunk
         self._note(key, await self._version(key))
-        data: Buffer | None = await _answer(key, self._store.get, key, start * self.itemsize, count * self.itemsize)
+        data: Buffer | None = await _ask(key, self._store.get, key, start * self.itemsize, count * self.itemsize)
         if data is None:
             return None
         info = await self._info(key)
@@ -145,7 +145,7 @@ class Chunks:
         return data
 
     async def unchanged(self) -> bool:
-        """Whether the first stored values that were read are as they were, in a store that may change."""
+        """Return whether the stored values read first (_NOTED of them) still have their versions."""
         try:
             for key, version in list(self._read.items()):
                 if await self._version(key) != version:
@@ -157,7 +157,7 @@ class Chunks:
     # -- parts
 
     def _index(self, number: int) -> tuple[int, ...]:
-        """The index of a chunk in the array's own order of dimensions."""
+        """Return the index of a chunk in the array's own order of dimensions."""
         return self._grid.index(number)[:: -1 if self.fortran else 1]
 
     def _key(self, index: tuple[int, ...]) -> str:
@@ -171,11 +171,11 @@ class Chunks:
         chunk = chunk.T if self.fortran else chunk
         if chunk.shape != self.shape_of_chunk:
             raise ReadError(key, f"a chunk of the shape {chunk.shape}, not {self.shape_of_chunk}")
-        chunk = np.asarray(chunk, order="C")  # here, in a thread, and not for each read of it
+        chunk = np.asarray(chunk, order="C")  # copied once here, in a thread, in place of at every read
         return chunk.view(self.item) if self.itemsize else chunk
 
     def _check_sizes(self, key: str, stored: int | None) -> None:
-        """ReadError of a chunk that memory would not hold, or that cannot be stored as so many bytes."""
+        """Raise ReadError for a chunk that does not fit in memory, or cannot have this stored size (bytes)."""
         largest = max(self._cache.largest, quarter())
         if self._takes > largest + KEPT:
             raise ReadError(key, f"a chunk that takes {self._takes} bytes, array_cache is {self._cache.largest}")
@@ -185,16 +185,16 @@ class Chunks:
         except MetadataError as exc:
             raise ReadError(key, str(exc)) from exc
 
-    async def _version(self, key: str) -> Version | None:
-        """What tells one value of `key` from the next, without asking a server."""
+    async def _version(self, key: str) -> ChunkVersion | None:
+        """Return the version of a stored value as known without a request."""
         if self._store.immutable:
             return None
         info = await self._info(key, sized=False)
         return None if info is None else _version_of(info)
 
     async def _info(self, key: str, sized: bool = True) -> Info | None:
-        """The entry of a stored value, or of what it leads to; None where it is not there. ReadError."""
-        found = await _answer(key, resolve, self._store, key, sized)
+        """Stat a stored value, following links; None if it does not exist. ReadError."""
+        found = await _ask(key, resolve, self._store, key, sized)
         return None if found is None else found[1]
 
     def _note(self, key: str, version: Hashable) -> None:
@@ -202,13 +202,13 @@ class Chunks:
             self._read.setdefault(key, version)
 
     async def _believed(self, id: Hashable, key: str) -> Decoded | None:
-        """What is kept of `key`, if it is still the same; forgotten if not."""
+        """Return the cached value of `key` if its version is still current; drop it otherwise."""
         found = self._cache.peek(id)
         if found is None or self._store.immutable or trio.current_time() - found.checked < _BELIEVED:
             return found
         now = trio.current_time()
         version = None if found.value is None else await self._version(key)
-        # a server that tells no times: only reading it again tells whether it has changed
+        # without a modification time only reading it again can show a change
         if version is not None and version[1] is not None and version == found.version:
             found.checked = now
             return found
@@ -216,7 +216,7 @@ class Chunks:
         return None
 
     async def _inner(self, sharding: Sharding, index: tuple[int, ...]) -> tuple[str, Hashable, Buffer | None]:
-        """(key of the shard, its version, bytes of an inner chunk or None)."""
+        """Return (key of the shard, its version, bytes of an inner chunk or None)."""
         at, place = sharding.shard(index)
         key = self._key(at)
         id = self._token, key
@@ -231,8 +231,8 @@ class Chunks:
             if run is None:
                 return key, found.version, None
             self._check_sizes(key, run[1])
-            data = await _answer(key, self._store.get, key, *run)
-            if await self._version(key) == found.version:  # else another shard has taken its place
+            data = await _ask(key, self._store.get, key, *run)
+            if await self._version(key) == found.version:  # otherwise the shard was replaced meanwhile
                 if data is None or len(data) != run[1]:
                     raise ReadError(key, f"ends before {run[0]} + {run[1]}")
                 return key, found.version, data
@@ -250,7 +250,7 @@ class Chunks:
         size, length = info.size or 0, sharding.index_length
         if size < length:
             raise ReadError(key, f"{size} bytes, shorter than the index of a shard")
-        data = await _answer(key, self._store.get, key, size - length if sharding.index_at == "end" else 0, length)
+        data = await _ask(key, self._store.get, key, size - length if sharding.index_at == "end" else 0, length)
         try:
             index: ShardIndex | None = None if data is None else sharding.read_index(data, size)
         except MetadataError as exc:
@@ -258,22 +258,22 @@ class Chunks:
         return Decoded(index, length + KEPT, version, now)
 
 
-async def _answer(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What the store answers about a chunk; None where it is not there. ReadError for every other answer."""
+async def _ask(key: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the store about a chunk; None if it does not exist. ReadError for any other StoreError."""
     try:
         return await ask(*arguments)
     except NotFound:
         return None
-    except StoreError as exc:  # say, a directory: not the absence of a chunk
+    except StoreError as exc:  # a directory, for example: must not read as a missing chunk
         raise ReadError(key, exc.reason or exc.__class__.__doc__ or "") from exc
 
 
-def _version_of(info: Info) -> Version:
+def _version_of(info: Info) -> ChunkVersion:
     return info.size, info.mtime_ns, info.identity
 
 
 def is_fortran(array: ArrayMetadata) -> bool:
-    """Whether chunks are stored in Fortran order: the first codec reverses the dimensions."""
+    """Return whether chunks are stored in Fortran order: the first codec reverses the dimensions."""
     array = inner_array(array) or array
     if array.ndim < 2 or not array.codecs or array.codecs[0].name != "transpose":
         return False
@@ -282,6 +282,6 @@ def is_fortran(array: ArrayMetadata) -> bool:
 
 
 def part_of(array: Array, slices: Slices) -> Array:
-    """A part of an array, which is a view of it; of a scalar, too."""
+    """Return a view of a part of an array, also of a scalar."""
     found: Array = array[(*slices, ...)]  # type: ignore[arg-type]
     return found

@@ -1,12 +1,16 @@
-"""An array as the bytes of a flat file, decoded chunk by chunk where they are read, and ahead of readers in order."""
+"""An array as a flat file: its .npy header, and its items decoded on demand and ahead of sequential readers.
+
+Source: numpy.lib.format, "Format version 1.0" and 2.0.
+"""
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import trio
@@ -17,30 +21,71 @@ from zarrfs.store.api import Store
 from zarrfs.system.buffers import Buffer
 from zarrfs.views.boxes import Piece, boxes, number_of_pieces, offset_of, pieces
 from zarrfs.views.chunks import KEPT, Array, Chunks, part_of
-from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Node
 from zarrfs.views.scans import Scan, Scans
+from zarrfs.zarr.errors import MetadataError
+from zarrfs.zarr.model import ArrayMetadata
+
+if TYPE_CHECKING:
+    from zarrfs.zarr.dtypes import DataType
 
 log = logging.getLogger("zarrfs.views")
 
-_RUNS = 8  # so few are read one by one: from chunks that are stored as they are, without keeping those
-_PIECES = 8192  # of chunks that are gathered together,
-_AT_ONCE = 256  # and chunks that are waited for together: there may be one for each byte
-_AHEAD_BYTES = 64 << 20  # decoded: so far ahead a remote store is asked for chunks
+_SIZE_MAX = 2**63 - 1 - (1 << 20)  # bytes of a file, less a header
+_RUNS = 8  # contiguous runs to read one by one, from uncompressed chunks without caching them
+_PIECES = 8192  # pieces of chunks to assemble together,
+_AT_ONCE = 256  # and chunks to wait for together: there may be one for each byte
+_AHEAD_BYTES = 64 << 20  # decoded size of the chunks to request ahead from a remote store
 _AHEAD_MOST = 1024  # chunks
 
 
-class _Part(NamedTuple):
-    """A box of a range of items, and what chunks give to it."""
+def flat_size(array: ArrayMetadata) -> int:
+    """Return the size of all items in bytes. MetadataError where no file or numpy array can hold them."""
+    if not array.dtype.itemsize:
+        raise MetadataError(f"dtype {array.dtype.text}: its items have no fixed size")
+    try:
+        np.empty((0,) * array.ndim)
+    except ValueError:
+        raise MetadataError(f"shape: numpy has no arrays of {array.ndim} dimensions") from None
+    size = array.dtype.itemsize * math.prod(array.shape)
+    if size > _SIZE_MAX:
+        raise MetadataError(f"shape {array.shape}: larger than any file")
+    return size
 
-    at: int  # where it begins in the range
+
+def npy_header(shape: tuple[int, ...], dtype: DataType, fortran: bool) -> bytes:
+    """Return the header of a .npy file: 128 bytes, more for long shapes and data types with many fields.
+
+    Raises MetadataError where the format cannot express the data type.
+    """
+    described = np.lib.format.dtype_to_descr(dtype.numpy())
+    if np.lib.format.descr_to_dtype(described) != dtype.numpy():
+        raise MetadataError(f"dtype {dtype.text}: numpy cannot write it to a .npy file")
+    contents = {"descr": described, "fortran_order": fortran, "shape": shape}
+    header = io.BytesIO()
+    try:
+        try:
+            np.lib.format.write_array_header_1_0(header, contents)
+        except ValueError:  # longer than 65535 bytes
+            header = io.BytesIO()
+            np.lib.format.write_array_header_2_0(header, contents)
+    except UnicodeEncodeError:
+        raise MetadataError(f"dtype {dtype.text}: names of fields that are not Latin-1") from None
+    return header.getvalue()
+
+
+class _Part(NamedTuple):
+    """A box of a range of items, and the pieces of chunks that fill it."""
+
+    at: int  # its offset in the range, in items
     items: int
     extents: tuple[int, ...]
     pieces: list[Piece]
 
 
 class _Run(NamedTuple):
-    """Items of a chunk in C order, one after the other."""
+    """Consecutive items of a chunk in C order."""
 
     number: int  # of the chunk
     start: int
@@ -48,10 +93,10 @@ class _Run(NamedTuple):
 
 
 class FlatArray:
-    """The items of an array in C order, or in Fortran order where its chunks are stored so (`chunks.fortran`)."""
+    """The items of an array in C order, or in Fortran order if its chunks are stored so (`chunks.fortran`)."""
 
     def __init__(self, store: Store, node: Node, cache: DecodedCache) -> None:
-        """`node` is an array in `store` whose items have a size."""
+        """`node` is an array in `store` with items of fixed size."""
         self.chunks = Chunks(store, node, cache)
         self._cache = cache
         self._store = store
@@ -62,7 +107,7 @@ class FlatArray:
         self._warned = self._scans.fits
 
     async def read(self, start: int, stop: int) -> Buffer:
-        """The bytes [start, stop), which lie in the array. ReadError where a chunk cannot be read or decoded."""
+        """Return the bytes [start, stop) of the items. ReadError if a chunk cannot be read or decoded."""
         item = self.chunks.itemsize
         first, last = start // item, -(-stop // item)
         chunks = self.chunks.shape_of_chunk
@@ -78,16 +123,16 @@ class FlatArray:
         return data
 
     async def _many(self, first: int, last: int, step: int) -> Buffer:
-        """The items [first, last), `step` by step."""
+        """Return the items [first, last), assembled `step` at a time."""
         found = []
         for at in range(first, last, step):
             end = min(at + step, last)
             found.append(await self._several(list(self._parts(at, end)), end - at))
-            await trio.lowlevel.checkpoint()  # others read, too
+            await trio.lowlevel.checkpoint()  # let other readers run
         return b"".join(found)
 
     async def _few(self, first: int, last: int, start: int, stop: int) -> Buffer:
-        """The items [first, last), of which the bytes [start, stop) are wanted."""
+        """Return the items [first, last), of which the caller uses the bytes [start, stop)."""
         parts = list(self._parts(first, last))
         runs = self._runs(parts)
         direct = self.chunks.plain and bool(runs) and not any(self.chunks.coming(run.number) for run in runs)
@@ -102,7 +147,7 @@ class FlatArray:
     # -- items
 
     def _parts(self, first: int, last: int) -> Iterator[_Part]:
-        """What the items [first, last) are made of, in order."""
+        """Yield the parts of the items [first, last), in order."""
         at = 0
         for box in boxes(self.chunks.shape, first, last):
             extents = box.extents
@@ -111,7 +156,7 @@ class FlatArray:
             at += count
 
     def _runs(self, parts: list[_Part]) -> list[_Run]:
-        """The few runs of items of C-order chunks that the parts are; nothing where they are more, or none."""
+        """Return the parts as contiguous runs of C-order chunks; [] if they are not contiguous, or more than _RUNS."""
         if sum(len(part.pieces) for part in parts) > _RUNS:
             return []
         found: list[_Run] = []
@@ -133,7 +178,7 @@ class FlatArray:
         return _bytes_of(self.chunks.filled((run.items,))) if data is None else data
 
     async def _one(self, run: _Run) -> Buffer:
-        """A run that is all: not copied."""
+        """Return a single run without copying it."""
         chunk = await self.chunks.get(run.number)
         if chunk is None:
             return _bytes_of(self.chunks.filled((run.items,)))
@@ -167,7 +212,7 @@ class FlatArray:
     # -- ahead of the reader
 
     def _go_on(self, start: int, stop: int, direct: bool) -> None:
-        """Note a read; who reads in order finds what comes next decoded, or on its way."""
+        """Record a read, and decode and fetch ahead of it if its reader is sequential."""
         scan = self._scans.read(start, stop)
         if scan is None:
             return
@@ -197,14 +242,14 @@ class FlatArray:
     async def _decode(self, scan: Scan, number: int) -> None:
         try:
             await self.chunks.get(number)
-        except (OSError, ZarrfsError) as exc:  # whoever reads it will hear why
+        except (OSError, ZarrfsError) as exc:  # the read of that chunk raises it
             log.debug("read-ahead: %s", exc)
         finally:
             scan.under_way -= 1
         self._decode_ahead(scan)
 
     def _fetch_ahead(self, scan: Scan) -> None:
-        """Ask a remote store for the stored bytes of what comes after that."""
+        """Prefetch the stored bytes of the chunks after those from a remote store."""
         most = max(self._cache.threads, min(_AHEAD_MOST, _AHEAD_BYTES // max(self.chunks.size_of_chunk, 1)))
         start = max(scan.fetched, scan.next, scan.chunk + 1)
         stop = min(max(scan.next, scan.chunk + 1) + most, self.chunks.number)
@@ -224,5 +269,5 @@ def _extents(piece: Piece) -> tuple[int, ...]:
 
 
 def _bytes_of(items: Array) -> Buffer:
-    """The bytes of a C-order array, not copied."""
+    """Return the bytes of a C-order array without copying."""
     return items.reshape(-1).view(np.uint8).data

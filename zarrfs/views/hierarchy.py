@@ -1,4 +1,4 @@
-"""The arrays and groups in a Store, of every generation of Zarr: found where their documents are, and remembered."""
+"""The arrays and groups in a store, of every generation of Zarr: found by their documents, and cached."""
 
 from __future__ import annotations
 
@@ -31,81 +31,81 @@ from zarrfs.zarr.legacy import OtherFile
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata, nested
 from zarrfs.zarr.v3 import Experimental
 
-_INLINE = 256 << 10  # bytes: reading more of JSON keeps others waiting, unless a thread does it
-_FRESH = 1.0  # seconds for which what was found in a store that changes is believed
-_KNOWN = 65_536  # nodes remembered
-_AT_ONCE = 64  # nodes looked at together where a server has to be asked
-_LOOKS = 8  # chunks that are looked for to see how they are called
+_INLINE = 256 << 10  # bytes: larger JSON is parsed in a thread, off the event loop
+_FRESH = 1.0  # seconds for which nodes of a mutable store are cached
+_KNOWN = 65_536  # nodes to remember
+_AT_ONCE = 64  # nodes to look up concurrently on a server
+_LOOKS = 8  # chunks to probe for the naming scheme
 
 
 class Node(NamedTuple):
-    """A node of a hierarchy. Without metadata, `problem` says what is wrong with its documents."""
+    """A node of a hierarchy. If metadata is None, `problem` says what is wrong with its documents."""
 
     path: str  # "/"-joined names, the root is ""
     metadata: ArrayMetadata | GroupMetadata | None
     problem: str | None = None
-    documents: tuple[str, ...] = ()  # keys in the source of what makes it; none: a group that only nodes below imply
-    chunks: str = ""  # the directory in the source that it is; keys.key() is below that. Mostly `path`
-    mtime_ns: int | None = None  # of its documents, where the source has times
-    mode: int | None = None  # of its first document, likewise
-    leaf: bool = False  # an array, or what must have been one: all below it is chunks
-    consolidated: str = ""  # of the root: the key of the document that may have consolidated metadata
+    documents: tuple[str, ...] = ()  # their keys in the source; none: a group implied by nodes below
+    chunks: str = ""  # its directory in the source, mostly `path`; keys.key() is relative to it
+    mtime_ns: int | None = None  # of its documents, if the source has times
+    mode: int | None = None  # of its first document, if the source has modes
+    leaf: bool = False  # an array, or an invalid one: everything below it is chunks
+    consolidated: str = ""  # root only: the key of the document that may have consolidated metadata
 
 
 class Found(NamedTuple):
-    """A document of a node, as it was found."""
+    """A document of a node, as found in the store."""
 
     key: str
-    name: str  # which kind it is
+    name: str  # .zarray, zarr.json, ...: the format of its contents
     info: Info
 
 
 class _Known(NamedTuple):
-    until: float  # when it is looked at again
-    seen: tuple[Found, ...]  # its documents, and at the root that of consolidated metadata; or what has them all
+    until: float  # trio time of the next check
+    seen: tuple[Found, ...]  # its documents, at the root also the consolidated one; or that alone
     node: Node | None
-    settled: bool  # whether how its chunks are called was seen, or said
+    settled: bool  # the chunk naming scheme is known
 
 
 class _Draft(NamedTuple):
-    """An experimental v3 store (zarr/draft.py), which may lie anywhere in the hierarchy."""
+    """An experimental v3 store (zarr/draft.py), anywhere in the hierarchy."""
 
     path: str  # of its root
-    directory: str  # in the source, that it is
+    directory: str  # in the source
     entry: draft.EntryPoint
-    seen: Found  # the document that says so
+    seen: Found  # its entry point document
 
     def below(self, path: str) -> str:
-        """`path` relative to its root."""
+        """Return `path` relative to the root of this store."""
         return path[len(self.path) + 1 :] if self.path else path
 
 
 class Hierarchy:
-    """The nodes of the hierarchy in `store`, whose root is the root of the store.
+    """The nodes of the hierarchy at the root of `store`.
 
-    What a document says is remembered: for good where the store never changes, else for a second, and after that as
-    long as the document's size and time are the same. Where values come over a network, consolidated metadata at
-    the root is believed, as Zarr readers do, so that not every document has to be asked for.
+    Parsed documents are cached: for good if the store is immutable, otherwise for a second, and then as long as the
+    document's size and mtime stay the same. For remote values, consolidated metadata at the root is trusted, as Zarr
+    readers do, which saves a request for every document.
     """
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._nodes: LRU[str, _Known] = LRU(_KNOWN)
         self._remote = store.remote
-        self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents, of a remote store,
-        self._named_by: Found | None = None  # and where they were found
+        self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents of a remote store, by path and name
+        self._named_by: Found | None = None  # the document they come from
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
 
     # -- nodes
 
     async def node(self, path: str) -> Node | None:
-        """The array or group at `path`; None where there is none, and below an array. ReadError of the store."""
+        """Return the array or group at `path`; None if there is none, and below an array. ReadError of the store."""
         found, rest = await self.find(path)
         return None if rest else found
 
     async def find(self, key: str) -> tuple[Node, str]:
-        """(the deepest node that `key` is or lies below, the rest of the key below that); the root is one."""
+        """Return (the deepest node at or above `key`, the rest of the key); the root always exists."""
         node = await self._at("") or Node("", GroupMetadata("v3", {}, implied=True))
         parts = key.split("/") if key else []
         for depth, name in enumerate(parts):
@@ -116,9 +116,9 @@ class Hierarchy:
         return node, ""
 
     async def children(self, node: Node, after: str = "") -> AsyncIterator[Info]:
-        """The directories right below a group, sorted as the store does; their documents are not read.
+        """Yield the child directories of a group in the order of the store, without reading their documents.
 
-        A link to a group that it lies in is found by its name only: whoever goes through all would never end.
+        A link to a group above itself is left out, though node() finds it: a walk would never end.
         """
         experimental = self._draft_of(node.path)
         if experimental is not None:
@@ -131,22 +131,22 @@ class Hierarchy:
                 resolved = await self._directory(join_key(node.chunks, info.name))
                 if resolved is not None and not await self._leads_back(join_key(node.path, info.name), resolved[0]):
                     yield resolved[1]._replace(name=info.name)
-            elif info.kind is Kind.DIRECTORY and await self._is_shown(node, info.name):
+            elif info.kind is Kind.DIRECTORY and await self._may_be_visible(node, info.name):
                 yield info
             elif _may_be_a_node(info):
                 yield info._replace(kind=Kind.DIRECTORY, size=0)
 
-    async def _is_shown(self, group: Node, name: str) -> bool:
-        """Whether a directory may be a node: one called .git, say, is only where a document says so."""
+    async def _may_be_visible(self, group: Node, name: str) -> bool:
+        """Return whether a directory may be a node; a dot directory such as .git is one only with a document."""
         if name[0] != ".":
             return True
         child = await self._at(join_key(group.path, name))
         return child is not None and bool(child.documents)
 
     async def walk(self, prefix: str = "") -> AsyncIterator[Node]:
-        """The node at `prefix` and all below it, groups before their children; lists no chunks.
+        """Yield the node at `prefix` and all below it, groups before their children; lists no chunks.
 
-        Groups behind symbolic links are left out: they may lead in circles.
+        Groups behind symbolic links are left out: they may form cycles.
         """
         first = await self.node(prefix)
         if first is None:
@@ -170,7 +170,7 @@ class Hierarchy:
         return group.chunks != group.path
 
     async def _looked_up(self, group: Node) -> AsyncIterator[Node]:
-        """The nodes right below a group; where a server is asked, several together."""
+        """Yield the children of a group, looked up concurrently on a server."""
         batch: list[str] = []
         async for info in self.children(group):
             batch.append(join_key(group.path, info.name))
@@ -192,7 +192,7 @@ class Hierarchy:
     # -- one node, whatever lies above it
 
     async def _at(self, path: str) -> Node | None:
-        """The node at `path`, if nothing above it is an array."""
+        """Return the node at `path`, provided that nothing above it is an array."""
         known = self._nodes.get(path)
         if known is not None and (self.store.immutable or known.until > trio.current_time()):
             return known.node
@@ -206,7 +206,7 @@ class Hierarchy:
         return known.node
 
     async def _look(self, path: str, known: _Known | None) -> _Known:
-        """What is at `path` now; NotFound, NotDirectory."""
+        """Look up what is at `path` now. NotFound, NotDirectory."""
         until = trio.current_time() + _FRESH
         documents, by = self._named.get(path), self._named_by
         if documents is not None and by is not None:
@@ -226,7 +226,7 @@ class Hierarchy:
                 node = Node(path, None, info.unreadable, (path,), directory, info.mtime_ns, None, leaf=True)
                 return _Known(until, (), node, settled=False)
             found = await self._documents(directory)
-            if experimental is not None and found[:1] != (experimental.seen,):  # it is another one by now
+            if experimental is not None and found[:1] != (experimental.seen,):  # another store is there by now
                 self._drafts.pop(path, None)
                 experimental = None
         if experimental is not None:
@@ -247,7 +247,7 @@ class Hierarchy:
                 entry = draft.entry_point(await self.store.get(found[0].key))
             except MetadataError as exc:
                 metadata, problem, leaf, settled = None, str(exc), True, True
-            except IsDirectory as exc:  # since a moment ago
+            except IsDirectory as exc:  # replaced a moment ago
                 raise NotFound(path) from exc
             else:
                 if entry is not None:
@@ -261,7 +261,7 @@ class Hierarchy:
         return _Known(until, seen, node, settled)
 
     async def _directory(self, path: str) -> tuple[str, Info] | None:
-        """(key in the source, Info) of the directory that `path` is or leads to, or of what might be one."""
+        """Return (source key, Info) of the directory at `path`, following links, or of an unreadable entry there."""
         if not path:
             return "", Info("", Kind.DIRECTORY)
         info = await self.store.info(path, sized=False)
@@ -276,7 +276,7 @@ class Hierarchy:
         return (path, info) if info.kind is Kind.DIRECTORY or _may_be_a_node(info) else None
 
     async def _leads_back(self, path: str, directory: str) -> bool:
-        """Whether the link at `path` leads to a directory that it lies in: there would be no end of groups."""
+        """Return whether the link at `path` leads to a directory above itself: an endless chain of groups."""
         while path:
             path = split_key(path)[0]
             above = await self._at(path)
@@ -285,7 +285,7 @@ class Hierarchy:
         return False
 
     async def _documents(self, directory: str) -> tuple[Found, ...]:
-        """What makes a directory a node: a document, and that of its attributes."""
+        """Find the document that makes a directory a node, and the document of its attributes."""
         names = NODE_DOCUMENTS
         if self._remote:
             there: dict[str, Found] = {}
@@ -294,7 +294,7 @@ class Hierarchy:
                 if (document := await self._document(directory, name)) is not None:
                     there[name] = document
 
-            await ask(names[0])  # beside which there is no other: of most stores the only question
+            await ask(names[0])  # excludes all others: the only request for most stores
             if not there:
                 await at_once(ask, [*names[1:], *{*ATTRIBUTE_DOCUMENTS.values()}])
         for name in names:
@@ -324,7 +324,7 @@ class Hierarchy:
     async def _read(
         self, found: tuple[Found, ...], directory: str, experimental: bool
     ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool]:
-        """(metadata, problem, whether a leaf, whether the names of chunks are settled) of documents. Experimental."""
+        """Return (metadata, problem, is a leaf, chunk names are settled) of documents. Raises Experimental."""
         data: Buffer = b""
         try:
             _check_sizes(found)
@@ -340,17 +340,17 @@ class Hierarchy:
             raise
         except MetadataError as exc:
             return None, str(exc), _must_be_array(found[0].name, data), True
-        except (NotFound, IsDirectory) as exc:  # gone since it was looked at
+        except (NotFound, IsDirectory) as exc:  # removed since it was found
             raise NotFound(directory) from exc
         metadata, settled = await self._with_keys(metadata, directory)
         return metadata, None, isinstance(metadata, ArrayMetadata), settled
 
-    # -- how chunks are called where the document does not say it
+    # -- chunk names that the document leaves open
 
     async def _with_keys(
         self, metadata: ArrayMetadata | GroupMetadata, directory: str
     ) -> tuple[ArrayMetadata | GroupMetadata, bool]:
-        """(the metadata with chunk names as they are there, whether that was seen)."""
+        """Return (the metadata with the chunk names in use, whether stored chunks confirmed them)."""
         if not isinstance(metadata, ArrayMetadata):
             return metadata, True
         other = nested(metadata)
@@ -362,7 +362,7 @@ class Hierarchy:
         return dataclasses.replace(metadata, keys=seen), True
 
     async def _seen(self, array: ArrayMetadata, other: KeyTemplate, directory: str) -> KeyTemplate | None:
-        """Which of both templates names the chunks that are there; the array's own goes first."""
+        """Return the template of the stored chunks; the array's own is tried first. None if no chunk was found."""
         last = array.grid.size - 1
         for number in dict.fromkeys(last * part // (_LOOKS - 1) for part in range(_LOOKS if last >= 0 else 0)):
             index = array.grid.index(number)
@@ -374,7 +374,7 @@ class Hierarchy:
                 if info.kind is not Kind.DIRECTORY:
                     return template
         if self._remote:
-            return None  # not every server lists, and a long listing is many requests
+            return None  # not every server can list, and a long listing takes many requests
         async for info in self.store.list_dir(directory):
             for template in (array.keys, other):
                 known = template.is_directory if info.kind is Kind.DIRECTORY else template.index
@@ -382,10 +382,10 @@ class Hierarchy:
                     return template
         return None
 
-    # -- consolidated metadata, where values come over a network
+    # -- consolidated metadata of remote stores
 
     async def _begin(self) -> None:
-        """Look for consolidated metadata to believe."""
+        """Look for consolidated metadata to trust."""
         async with self._lock:
             found = await self.consolidated_document()
             if found != self._named_by:
@@ -393,7 +393,7 @@ class Hierarchy:
                 self._named_by = found
 
     async def consolidated_document(self) -> Found | None:
-        """The document at the root that may have consolidated metadata; None where there is none."""
+        """Return the root document that may have consolidated metadata, or None."""
         for name in CONSOLIDATED:
             found = await self._document("", name)
             if found is not None and (found.info.size or 0) <= DOCUMENT_MAX:
@@ -401,7 +401,7 @@ class Hierarchy:
         return None
 
     async def consolidated(self, key: str) -> dict[str, dict[str, JSON]]:
-        """The documents by path and name that the document at `key` has; nothing where it has none, or is bad."""
+        """Return the documents in the consolidated metadata at `key`, by path and name; {} if missing or invalid."""
         if self._named_by is not None and key == self._named_by.key:
             return self._named
         return await self._parsed(key)
@@ -431,7 +431,7 @@ class Hierarchy:
     # -- experimental v3
 
     def _draft_of(self, path: str) -> _Draft | None:
-        """The experimental store that `path` is in."""
+        """Return the experimental store that contains `path`, or None."""
         while self._drafts:
             found = self._drafts.get(path)
             if found is not None or not path:
@@ -440,7 +440,7 @@ class Hierarchy:
         return None
 
     async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[Found, ...]:
-        """The document of a node; NotFound where there is neither one nor a directory of nodes below."""
+        """Return the document of a node, or () for an implied group. NotFound if there is neither."""
         below = experimental.below(path)
         for kind, key in zip(("array", "group"), draft.document_keys(below, experimental.entry), strict=True):
             directory, name = split_key(join_key(experimental.directory, key))
@@ -481,7 +481,7 @@ def _check_sizes(found: tuple[Found, ...]) -> None:
 
 
 def _must_be_array(name: str, data: Buffer) -> bool:
-    """Whether a document that breaks a rule is one of an array all the same."""
+    """Return whether an invalid document is nevertheless that of an array."""
     if name != "zarr.json":
         return name not in (".zgroup", "group")
     try:

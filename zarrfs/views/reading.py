@@ -1,4 +1,4 @@
-"""An array of any generation, read into memory as a numpy array."""
+"""read_array(): an array of any Zarr generation as a numpy array in memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import NotFound, ReadError
 from zarrfs.store.api import Store
 from zarrfs.views.chunks import Chunks, part_of
-from zarrfs.views.decoding import DecodedCache
+from zarrfs.views.decoded_cache import DecodedCache
 from zarrfs.views.hierarchy import Hierarchy
 from zarrfs.zarr.model import ArrayMetadata
 
-_INDEXES = 64 << 20  # bytes of shards' indexes that are kept meanwhile
-_REQUESTS = 32  # chunks of a remote store that are fetched at once
+_INDEXES = 64 << 20  # bytes of shard indexes to cache meanwhile
+_REQUESTS = 32  # chunks of a remote store to fetch at once
 
 
 async def read_array(store: Store, path: str = "") -> np.ndarray[Any, Any]:
-    """The array at `path` in the hierarchy of `store`, in its own dtype, byte order, and memory order of chunks.
+    """Read the array at `path` in the hierarchy of `store`, in its own dtype, byte order and memory order.
 
-    A chunk that is not there is the fill value, or zeros where that is null. NotFound where there is no array;
-    ReadError where its documents are wrong, or a chunk cannot be read or decoded.
+    A missing chunk reads as the fill value, or zeros where that is null. Raises NotFound if there is no array,
+    ReadError if its metadata is invalid, or a chunk cannot be read or decoded.
     """
     node = await Hierarchy(store).node(path)
     if node is not None and node.problem is not None:

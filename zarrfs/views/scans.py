@@ -1,55 +1,55 @@
-"""Which chunks a reader that goes through a flat array from its start to its end will want next."""
+"""Detection of sequential readers of a flat array, and of the chunks they need next."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-_SLACK = 4 << 20  # bytes: requests of the kernel's read-ahead come in any order
-_MOST = 8  # readers of one array that are remembered
+_SLACK = 4 << 20  # bytes: the kernel's read-ahead requests arrive in any order
+_MOST = 8  # readers of one array to remember
 
 
 class Scan:
-    """One reader. Chunks are told by their numbers in the grid, C order."""
+    """One sequential reader. Chunks are numbered in C order of the grid."""
 
     def __init__(self, position: int) -> None:
         self.position = position  # bytes
-        self.chunk = 0  # that has the byte at `position`, were it in the first row of its band
-        self.runs = 0  # reads that went on where others had ended
-        self.band = -1  # that the last read was in
-        self.next = self.goal = 0  # chunks [next, goal) are to be decoded ahead
-        self.fetched = 0  # chunks before this were asked of a remote store
-        self.under_way = 0  # chunks that are being decoded ahead
-        self.fetching = False  # whether some are being asked for
+        self.chunk = 0  # of the byte at `position`, as if it lay in the first row of its band
+        self.runs = 0  # reads that continued an earlier one
+        self.band = -1  # of the last read
+        self.next = self.goal = 0  # decode the chunks [next, goal) ahead
+        self.fetched = 0  # chunks before this were requested from a remote store
+        self.under_way = 0  # chunks being decoded ahead
+        self.fetching = False  # a request to a remote store is under way
 
 
 class Scans:
-    """The readers of one array, told by the ranges that are read.
+    """The sequential readers of one array, recognised by the ranges they read.
 
-    A band is the chunks side by side along all dimensions but the first: a reader in C order wants all of them at
-    once, again and again, until it comes to the next band. What is decoded ahead is that part of the next band that it
-    has read of this one, so that no band is waited for, and no more than `room` chunks are held.
+    A band is one row of chunks along the first dimension. A reader in C order needs all of its chunks again and again
+    until it reaches the next band. The read-ahead window covers the same share of the next band as was read of this
+    one, so that no reader waits for a whole band, and at most `room` chunks are in memory.
     """
 
     def __init__(
         self, shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int, room: int, ahead: int
     ) -> None:
-        """`room`: decoded chunks that may be kept; `ahead`: chunks that should be under way in any case."""
+        """`room`: decoded chunks the cache can hold; `ahead`: chunks to have under way in any case."""
         self._strides = [itemsize * math.prod(shape[at + 1 :]) for at in range(len(shape))]  # bytes
         self._chunks = chunks
         self._counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
         self.width = math.prod(self._counts[1:])  # chunks of a band
         self._band_bytes = self._strides[0] * chunks[0] if shape else itemsize
         self._room, self._ahead = room, ahead
-        self._scans: list[Scan] = []  # used last at the end
+        self._scans: list[Scan] = []  # most recently used last
 
     @property
     def fits(self) -> bool:
-        """Whether a band can be kept while it is read."""
+        """Whether the cache can hold a whole band."""
         return self.width <= self._room
 
     def read(self, start: int, stop: int) -> Scan | None:
-        """Note a read of the bytes [start, stop); the scan that it belongs to, once it is one."""
+        """Record a read of the bytes [start, stop); return its scan, or None for the first read of one."""
         for scan in self._scans:
             if scan.position - _SLACK <= start <= scan.position + _SLACK and (start == scan.position or scan.runs):
                 break
@@ -65,7 +65,7 @@ class Scans:
         return scan
 
     def passed(self, scan: Scan) -> Sequence[int]:
-        """The chunks of the band that a scan has left since this was asked last; none where a band does not fit."""
+        """Return the chunks of the band a scan has left since the last call; none if a band does not fit the cache."""
         band, scan.band = scan.band, max(scan.band, scan.position // self._band_bytes)
         return range(band * self.width, (band + 1) * self.width) if self.fits and 0 <= band < scan.band else ()
 

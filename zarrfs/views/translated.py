@@ -1,14 +1,18 @@
-"""-o view=v2 and view=v3: a hierarchy of any generation as one of that version, by other documents and chunk names.
+"""-o view=v2 and view=v3: a hierarchy of any Zarr generation as one of that version.
 
-Chunks are the bytes of the source. What is shown is the hierarchy and nothing else: groups, arrays, their documents
-and chunks within the grid. An array that the version cannot have is an empty directory; left_out() says why.
+The view translates metadata documents and chunk names; chunks are the bytes of the source. It contains the hierarchy
+and nothing else: groups, arrays, their documents, and chunks within the grid. An array that the version cannot express
+is an empty directory; left_out() returns the reason.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, NamedTuple
+
+import trio
 
 from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError
@@ -16,32 +20,35 @@ from zarrfs.store.api import Info, Kind, Store, Usage, Value, WrappingStore, che
 from zarrfs.store.values import BytesValue
 from zarrfs.store.walk import resolve
 from zarrfs.views.chunknames import ChunkNames
-from zarrfs.views.consolidation import consolidated_nodes, inline_metadata, zmetadata
 from zarrfs.views.hierarchy import Hierarchy, Node
 from zarrfs.zarr import v2, v3
+from zarrfs.zarr.documents import ATTRIBUTE_DOCUMENTS, NODE_DOCUMENTS, parse_document
 from zarrfs.zarr.errors import MetadataError
-from zarrfs.zarr.jsontext import strict_json
+from zarrfs.zarr.jsontext import JSON, strict_json
 from zarrfs.zarr.model import ArrayMetadata, GroupMetadata
 
 log = logging.getLogger("zarrfs")
 
-_KNOWN = 65_536  # nodes whose documents are remembered
+Metadata = ArrayMetadata | GroupMetadata
+
+_PIECE = 64  # nodes to translate between two checkpoints
+_KNOWN = 65_536  # nodes whose documents to remember
 _FILE_ABOVE = "a file lies in the place of a directory of chunks"
 _DOCUMENTS = {2: (".zarray", ".zattrs", ".zgroup", ".zmetadata"), 3: ("zarr.json",)}  # sorted
 
 
-class _Shown(NamedTuple):
-    """A node as the view shows it."""
+class _TranslatedNode(NamedTuple):
+    """A node as it appears in the view."""
 
     node: Node
-    documents: dict[str, bytes | None]  # sorted by name; None: made when it is asked for
-    chunks: ChunkNames | None = None  # of an array that is shown
+    documents: dict[str, bytes | None]  # by name, sorted; None: made on demand
+    chunks: ChunkNames | None = None  # of an array that the version can express
 
 
-class _Place(NamedTuple):
-    """What a key of the view is: a document, a directory of a node, or what is at `source`."""
+class _Resolved(NamedTuple):
+    """What a key of the view stands for: a document, the directory of a node, or a chunk (directory) at `source`."""
 
-    shown: _Shown
+    translated: _TranslatedNode
     document: str = ""
     source: str = ""  # a chunk, or a directory of chunks
     directory: bool = False
@@ -49,139 +56,139 @@ class _Place(NamedTuple):
 
 
 def open_translated(store: Store, version: Literal[2, 3], strict: bool) -> Store:
-    """The hierarchy in `store` as one of `version`, which closes `store`.
+    """Return the hierarchy in `store` as one of `version`; closing the view closes `store`.
 
-    `strict`: what the version cannot have is a ReadError when it is looked at, and not left out.
+    `strict`: a node that the version cannot express is a ReadError when it is looked up, in place of left out.
     """
     return TranslatedView(store, version, strict)
 
 
 class TranslatedView(WrappingStore):
-    """See open_translated()."""
+    """A hierarchy in another version; see open_translated()."""
 
     def __init__(self, store: Store, version: Literal[2, 3], strict: bool = False) -> None:
         super().__init__(store)
         self.hierarchy = Hierarchy(store)
         self._version, self._strict = version, strict
         self._names = _DOCUMENTS[version]
-        self._shown: LRU[str, _Shown] = LRU(_KNOWN)
+        self._known_nodes: LRU[str, _TranslatedNode] = LRU(_KNOWN)
         self._left_out: dict[str, str] = {}
 
     # -- the Store protocol
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        place = await self._place(key)
+        resolved = await self._resolve_key(key)
         name = split_key(key)[1]
-        if place.document:
-            return await self._document_info(place.shown, place.document, sized)
-        if not place.source:
-            return await self._directory_info(place.shown.node, name)
-        info = _in_its_place((await self._resolve(place.source, sized))[1], place.directory)
-        if place.directory and info.kind is not Kind.DIRECTORY:
+        if resolved.document:
+            return await self._document_info(resolved.translated, resolved.document, sized)
+        if not resolved.source:
+            return await self._directory_info(resolved.translated.node, name)
+        info = _in_its_place((await self._resolve(resolved.source, sized))[1], resolved.directory)
+        if resolved.directory and info.kind is not Kind.DIRECTORY:
             raise NotFound(key)
-        return info._replace(name=name, links=1) if place.directory else info._replace(name=name)
+        return info._replace(name=name, links=1) if resolved.directory else info._replace(name=name)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
-        place = await self._place(prefix)
-        if place.document or (place.source and not place.directory):
+        resolved = await self._resolve_key(prefix)
+        if resolved.document or (resolved.source and not resolved.directory):
             raise NotDirectory(prefix)
-        shown = place.shown
-        if shown.chunks is not None:
-            async for info in self._list_array(place, shown.chunks, after):
+        translated = resolved.translated
+        if translated.chunks is not None:
+            async for info in self._list_array(resolved, translated.chunks, after):
                 yield info
-        elif shown.node.leaf:
-            for info in await self._document_infos(shown, after):
+        elif translated.node.leaf:
+            for info in await self._document_infos(translated, after):
                 yield info
         else:
-            async for info in self._list_group(shown, after):
+            async for info in self._list_group(translated, after):
                 yield info
 
     async def open(self, key: str) -> Value:
-        place = await self._place(key)
-        if place.document:
-            data = await self._document(place.shown, place.document)
-            info = await self._document_info(place.shown, place.document, True)
+        resolved = await self._resolve_key(key)
+        if resolved.document:
+            data = await self._document(resolved.translated, resolved.document)
+            info = await self._document_info(resolved.translated, resolved.document, True)
             return BytesValue(info, data, hash(data))
-        return await self.lower.open(await self._chunk(key, place))
+        return await self.lower.open(await self._chunk(key, resolved))
 
     async def locate(self, key: str) -> dict[str, Any]:
-        place = await self._place(key)
-        if place.document:
-            size = (await self._document_info(place.shown, place.document, True)).size
-            return {"inline": size, "documents": list(place.shown.node.documents)}
-        if not place.source or place.directory:
+        resolved = await self._resolve_key(key)
+        if resolved.document:
+            size = (await self._document_info(resolved.translated, resolved.document, True)).size
+            return {"inline": size, "documents": list(resolved.translated.node.documents)}
+        if not resolved.source or resolved.directory:
             return {}
-        return await self.lower.locate(await self._chunk(key, place))
+        return await self.lower.locate(await self._chunk(key, resolved))
 
     async def usage(self) -> Usage:
         return await self.lower.usage()
 
     async def left_out(self, key: str) -> dict[str, str]:
-        """Why arrays at `key` and below are not shown, by their path: of those that were looked at."""
+        """Return why arrays at or below `key` are left out, by path, of those looked up so far."""
         node, rest = await self.hierarchy.find(key)
         if rest:
             return {}
-        await self._show(node)
+        await self._translate(node)
         prefix = f"{key}/" if key else ""
         return {path: why for path, why in self._left_out.items() if path == key or path.startswith(prefix)}
 
     async def holder(self, key: str) -> tuple[Store, str]:
-        place = await self._place(key)
-        if place.document:  # made here
+        resolved = await self._resolve_key(key)
+        if resolved.document:  # made by the view
             return self, key
-        return self.lower, await self._chunk(key, place)
+        return self.lower, await self._chunk(key, resolved)
 
     async def check(self) -> None:
         async for node in self.hierarchy.walk():
             if node.problem is not None:
                 raise ReadError(node.path or "/", node.problem)
-            await self._show(node)
+            await self._translate(node)
 
     async def prefetch(self, keys: Sequence[str]) -> None:
-        wanted = []
+        sources = []
         for key in keys:
             try:
-                place = await self._place(key)
+                resolved = await self._resolve_key(key)
             except (NotFound, ReadError):
                 continue
-            if place.source and not place.directory:
-                wanted.append(place.source)
-        await self.lower.prefetch(wanted)
+            if resolved.source and not resolved.directory:
+                sources.append(resolved.source)
+        await self.lower.prefetch(sources)
 
     # -- keys
 
-    async def _place(self, key: str) -> _Place:
-        """What there may be at `key`; NotFound where the view has no such name."""
+    async def _resolve_key(self, key: str) -> _Resolved:
+        """Resolve a key of the view, without checking that a chunk exists. NotFound for names it cannot have."""
         check_key(key, root=True)
         parent, name = split_key(key)
         if name in self._names:
             node, rest = await self.hierarchy.find(parent)
-            shown = await self._show(node)
-            if rest or name not in shown.documents:
+            translated = await self._translate(node)
+            if rest or name not in translated.documents:
                 raise NotFound(key)
-            return _Place(shown, document=name)
+            return _Resolved(translated, document=name)
         node, rest = await self.hierarchy.find(key)
-        shown = await self._show(node)
+        translated = await self._translate(node)
         if not rest:
-            return _Place(shown, directory=True)
-        if shown.chunks is not None:
-            source, directory = shown.chunks.source(rest)
+            return _Resolved(translated, directory=True)
+        if translated.chunks is not None:
+            source, directory = translated.chunks.source(rest)
             if source is not None:
-                return _Place(shown, "", _joined(node.chunks, source), directory, rest)
+                return _Resolved(translated, "", _joined(node.chunks, source), directory, rest)
         raise NotFound(key)
 
-    async def _chunk(self, key: str, place: _Place) -> str:
-        """The key in the source of a chunk; IsDirectory."""
-        if place.directory:
-            await self.info(key)  # it may not be there
+    async def _chunk(self, key: str, resolved: _Resolved) -> str:
+        """Return the source key of a chunk. IsDirectory for a directory of chunks."""
+        if resolved.directory:
+            await self.info(key)  # NotFound if it does not exist
             raise IsDirectory(key)
-        source, info = await self._resolve(place.source, False)
+        source, info = await self._resolve(resolved.source, False)
         if reason := _in_its_place(info, False).unreadable:
             raise ReadError(key, reason)
         return source
 
     async def _resolve(self, source: str, sized: bool) -> tuple[str, Info]:
-        """As resolve(), of a chunk or a directory of chunks. ReadError where a file lies in a directory's place."""
+        """Follow links to a chunk or a directory of chunks. ReadError if a file is in the place of a directory."""
         try:
             return await resolve(self.lower, source, sized)
         except NotDirectory as exc:
@@ -189,34 +196,34 @@ class TranslatedView(WrappingStore):
 
     # -- nodes and their documents
 
-    async def _show(self, node: Node) -> _Shown:
-        known = self._shown.get(node.path)
+    async def _translate(self, node: Node) -> _TranslatedNode:
+        known = self._known_nodes.get(node.path)
         if known is not None and known.node is node:
             return known
         try:
-            shown = self._translated(node)
-            if ".zmetadata" in shown.documents and not await self.hierarchy.consolidated(node.consolidated):
-                del shown.documents[".zmetadata"]
+            translated = self._new_translation(node)
+            if ".zmetadata" in translated.documents and not await self.hierarchy.consolidated(node.consolidated):
+                del translated.documents[".zmetadata"]
             self._left_out.pop(node.path, None)
         except MetadataError as exc:
             self._leave_out(node.path, exc)
-            shown = _Shown(node, {})
-        self._shown.put(node.path, shown)
-        return shown
+            translated = _TranslatedNode(node, {})
+        self._known_nodes.put(node.path, translated)
+        return translated
 
     def _leave_out(self, path: str, why: MetadataError) -> None:
-        """A node that is not shown: ReadError with `strict`, else a warning, once."""
+        """Leave a node out: raise ReadError if `strict`, otherwise log one warning."""
         if self._strict:
             raise ReadError(path or "/", f"view=v{self._version} cannot show it: {why}") from why
         if self._left_out.get(path) != str(why):
             log.warning("%s: left out of view=v%d: %s", path or "/", self._version, why)
         self._left_out[path] = str(why)
 
-    def _translated(self, node: Node) -> _Shown:
-        """The documents of a node; MetadataError where the version cannot have it."""
+    def _new_translation(self, node: Node) -> _TranslatedNode:
+        """Translate the documents of a node. MetadataError if the version cannot express it."""
         metadata = node.metadata
         if metadata is None:
-            return _Shown(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
+            return _TranslatedNode(node, {self._names[0] if node.leaf or self._version == 3 else ".zgroup": None})
         if isinstance(metadata, ArrayMetadata):
             three = self._version == 3
             text = v3.array_document(metadata) if three else v2.array_document(metadata)
@@ -233,108 +240,109 @@ class TranslatedView(WrappingStore):
                 documents[".zgroup"] = strict_json(v2.GROUP_DOCUMENT)
             if node.consolidated:
                 documents[".zmetadata"] = None
-        return _Shown(node, documents, chunks)
+        return _TranslatedNode(node, documents, chunks)
 
-    async def _document(self, shown: _Shown, name: str) -> bytes:
-        """The bytes of a document. ReadError where that of the source is bad; NotFound of consolidated metadata."""
-        data = shown.documents[name]
+    async def _document(self, translated: _TranslatedNode, name: str) -> bytes:
+        """Return a document. ReadError if that of the source is invalid; NotFound without consolidated metadata."""
+        data = translated.documents[name]
         if data is None:
-            if shown.node.problem is not None:
-                raise ReadError(shown.node.path or "/", shown.node.problem)
+            if translated.node.problem is not None:
+                raise ReadError(translated.node.path or "/", translated.node.problem)
             try:
-                data = shown.documents[name] = await self._consolidated(shown.node, name)
+                data = translated.documents[name] = await self._consolidated(translated.node, name)
             except MetadataError as exc:
-                raise ReadError(shown.node.path or "/", f"{name}: {exc}") from exc
+                raise ReadError(translated.node.path or "/", f"{name}: {exc}") from exc
         return data
 
     async def _consolidated(self, root: Node, name: str) -> bytes:
-        """A document of the root that has, or would have, consolidated metadata: where the source has some."""
-        nodes = await consolidated_nodes(self.hierarchy, root.consolidated)
+        """Return a document of the root with consolidated metadata, if the source has any."""
+        nodes = await _consolidated_nodes(self.hierarchy, root.consolidated)
         if name == ".zmetadata":
             if nodes is None:
                 raise NotFound(name)
-            return strict_json(zmetadata(nodes, self._leave_out))
+            return strict_json(_zmetadata(nodes, self._leave_out))
         assert isinstance(root.metadata, GroupMetadata)
         document = v3.group_json(root.metadata)
         if nodes is not None:
-            document["consolidated_metadata"] = inline_metadata(nodes, self._leave_out)
+            document["consolidated_metadata"] = _inline_metadata(nodes, self._leave_out)
         return strict_json(document)
 
-    async def _document_info(self, shown: _Shown, name: str, sized: bool) -> Info:
-        made = await self._document(shown, name) if sized else shown.documents[name]
+    async def _document_info(self, translated: _TranslatedNode, name: str, sized: bool) -> Info:
+        made = await self._document(translated, name) if sized else translated.documents[name]
         size = None if made is None else len(made)
-        mode = None if shown.node.mode is None else shown.node.mode & 0o666
+        mode = None if translated.node.mode is None else translated.node.mode & 0o666
         identity = None if made is None or self.immutable else hash(made)
-        return Info(name, Kind.FILE, size, mode, shown.node.mtime_ns, identity=identity)
+        return Info(name, Kind.FILE, size, mode, translated.node.mtime_ns, identity=identity)
 
-    async def _document_infos(self, shown: _Shown, after: str) -> list[Info]:
-        return [await self._document_info(shown, name, False) for name in sorted(shown.documents) if name > after]
+    async def _document_infos(self, translated: _TranslatedNode, after: str) -> list[Info]:
+        names = [name for name in sorted(translated.documents) if name > after]
+        return [await self._document_info(translated, name, False) for name in names]
 
     async def _directory_info(self, node: Node, name: str) -> Info:
         try:
             info = await self.lower.info(node.chunks, sized=False)
-        except NotFound:  # of an experimental store: a node without chunks
+        except NotFound:  # a node without chunks in an experimental v3 store
             info = Info(name, Kind.DIRECTORY)
         return Info(name, Kind.DIRECTORY, 0, info.mode, info.mtime_ns)
 
     # -- listings
 
-    async def _list_group(self, shown: _Shown, after: str) -> AsyncIterator[Info]:
-        """Documents and nodes, sorted; nodes are not looked at."""
-        documents = await self._document_infos(shown, after)
-        async for info in self.hierarchy.children(shown.node, after):
+    async def _list_group(self, translated: _TranslatedNode, after: str) -> AsyncIterator[Info]:
+        """Yield documents and nodes, sorted, without reading the nodes."""
+        documents = await self._document_infos(translated, after)
+        async for info in self.hierarchy.children(translated.node, after):
             while documents and documents[0].name < info.name:
                 yield documents.pop(0)
             if info.name in self._names:
-                self._leave_out(join_key(shown.node.path, info.name), MetadataError("has the name of a document"))
+                self._leave_out(join_key(translated.node.path, info.name), MetadataError("has the name of a document"))
             else:
                 yield info._replace(links=1, size=0)
         for document in documents:
             yield document
 
-    async def _list_array(self, place: _Place, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
-        """Documents, whose names go before all chunks in v2 and behind them in v3; chunks in the source's order."""
-        own = await self._document_infos(place.shown, after) if not place.rest else []
+    async def _list_array(self, resolved: _Resolved, chunks: ChunkNames, after: str) -> AsyncIterator[Info]:
+        """Yield chunks in the order of the source, and documents: before all chunks in v2, after them in v3."""
+        own = await self._document_infos(resolved.translated, after) if not resolved.rest else []
         if own and self._version == 2:
             for info in own:
                 yield info
             own, after = [], ""
         elif self._version == 2 and after in self._names:
             after = ""
-        if place.rest or self._version == 2 or after < "zarr.json":
-            directory = _joined(place.shown.node.chunks, chunks.directory(place.rest))
-            async for info in self._list_chunks(directory, place, chunks, after):
+        if resolved.rest or self._version == 2 or after < "zarr.json":
+            directory = _joined(resolved.translated.node.chunks, chunks.directory(resolved.rest))
+            async for info in self._list_chunks(directory, resolved, chunks, after):
                 yield info
         for info in own:
             yield info
 
     async def _list_chunks(
-        self, directory: str, place: _Place, chunks: ChunkNames, after: str
+        self, directory: str, resolved: _Resolved, chunks: ChunkNames, after: str
     ) -> AsyncIterator[Info]:
-        """What chunks make in a directory of the source, by the names of the view; nothing else that lies there."""
-        start = chunks.source_name(place.rest, after)
-        shown_name = chunks.shown_names(place.rest)
+        """Yield chunks and directories of chunks in a source directory, by their names in the view."""
+        start = chunks.source_name(resolved.rest, after)
+        view_name = chunks.view_names(resolved.rest)
         try:
             async for info in self.lower.list_dir(directory, start or ""):
                 if info.kind is Kind.SYMLINK:
                     info = (await self._linked(join_key(directory, info.name), info))._replace(name=info.name)
                 is_directory = info.kind is Kind.DIRECTORY
-                name = shown_name(info.name, is_directory)
+                name = view_name(info.name, is_directory)
                 if name is None and (is_directory or info.unreadable):
-                    is_directory = not is_directory  # a directory in a chunk's place, or a dead link in a directory's
-                    name = shown_name(info.name, is_directory)
+                    is_directory = not is_directory  # each in the other's place
+                    name = view_name(info.name, is_directory)
                 if name is None or (start is None and name <= after):
                     continue
                 info = _in_its_place(info, is_directory)
                 yield info._replace(name=name, links=1 if is_directory else info.links)
         except NotFound:
-            if place.rest:
+            if resolved.rest:
                 raise
         except NotDirectory as exc:
             raise ReadError(directory, _FILE_ABOVE) from exc
 
     async def _linked(self, key: str, link: Info) -> Info:
-        """The entry of what a link leads to; where that cannot be had, of a file that cannot be read."""
+        """Stat the target of a link; if that fails, return an unreadable file."""
         try:
             return (await resolve(self.lower, key, False))[1]
         except ReadError as exc:
@@ -342,9 +350,9 @@ class TranslatedView(WrappingStore):
 
 
 def _in_its_place(info: Info, directory: bool) -> Info:
-    """The entry of a chunk, or of a directory of chunks; a directory in the place of a chunk is an unreadable file."""
+    """Return the entry of a chunk or a directory of chunks; a directory in the place of a chunk is unreadable."""
     if directory and info.unreadable:
-        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or a chunk in it, is an error
+        return info._replace(kind=Kind.DIRECTORY, size=0)  # listing it, or reading a chunk in it, is the error
     if directory or info.kind is not Kind.DIRECTORY:
         return info
     return info._replace(kind=Kind.FILE, size=1, links=1, unreadable="a directory lies in the place of a chunk")
@@ -352,3 +360,65 @@ def _in_its_place(info: Info, directory: bool) -> Info:
 
 def _joined(directory: str, key: str) -> str:
     return join_key(directory, key) if key else directory
+
+
+# -- consolidated metadata
+
+
+async def _consolidated_nodes(hierarchy: Hierarchy, key: str) -> dict[str, Metadata] | None:
+    """Return the nodes in the consolidated metadata at `key`, and the groups above them, by path, sorted.
+
+    None if there are none, or one document is invalid: readers then open each node, and get the error at that one.
+    """
+    found: dict[str, Metadata] = {}
+    for number, (path, documents) in enumerate((await hierarchy.consolidated(key)).items()):
+        name = next((name for name in NODE_DOCUMENTS if name in documents), None)
+        if name is None:
+            continue
+        try:
+            metadata = parse_document(name, documents[name], documents.get(ATTRIBUTE_DOCUMENTS.get(name, "")))
+        except MetadataError as exc:
+            log.warning("%s: not shown, as what it says of %s is bad: %s", key, path or "/", exc)
+            return None
+        if isinstance(metadata, ArrayMetadata) and metadata.keys_assumed:
+            node = await hierarchy.node(path)  # it has looked at the names of stored chunks
+            if node is not None and isinstance(node.metadata, ArrayMetadata):
+                metadata = dataclasses.replace(metadata, keys=node.metadata.keys)
+        found[path] = metadata
+        if number % _PIECE == 0:
+            await trio.lowlevel.checkpoint()
+    for path in [*found]:
+        while path:
+            path = split_key(path)[0]
+            found.setdefault(path, GroupMetadata("v3", {}, implied=True))
+    return {path: found[path] for path in sorted(found)} if len(found) > 1 or found.keys() - {""} else None
+
+
+def _inline_metadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
+    """Return the consolidated_metadata of the root's zarr.json; call `leave_out` for nodes v3 cannot express."""
+    documents: dict[str, JSON] = {}
+    for path, metadata in nodes.items():
+        try:
+            if isinstance(metadata, ArrayMetadata):
+                documents[path] = v3.array_json(metadata)
+            elif path:
+                documents[path] = v3.group_json(metadata)
+        except MetadataError as exc:
+            leave_out(path, exc)
+    return {"kind": "inline", "must_understand": False, "metadata": documents}
+
+
+def _zmetadata(nodes: dict[str, Metadata], leave_out: Callable[[str, MetadataError], None]) -> JSON:
+    """Return the .zmetadata of a v2 hierarchy; call `leave_out` for nodes v2 cannot express."""
+    documents: dict[str, JSON] = {}
+    for path, metadata in nodes.items():
+        try:
+            if isinstance(metadata, ArrayMetadata):
+                documents[join_key(path, ".zarray")] = v2.array_json(metadata)
+            else:
+                documents[join_key(path, ".zgroup")] = v2.GROUP_DOCUMENT
+            if attributes := v2.attributes_json(metadata):
+                documents[join_key(path, ".zattrs")] = attributes
+        except MetadataError as exc:
+            leave_out(path, exc)
+    return {"zarr_consolidated_format": 1, "metadata": documents}

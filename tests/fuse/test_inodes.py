@@ -1,4 +1,4 @@
-"""Inode numbers: what is left of those that the kernel has forgotten."""
+"""InodeTable frees the memory of inodes that the kernel has forgotten."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from zarrfs.store.api import Kind
 
 
 def tables(inodes: InodeTable) -> dict[str, int]:
-    """How many bytes each table has, whatever is in it."""
+    """Return the size of each table in bytes, without its contents."""
     return {name: sys.getsizeof(value) for name, value in vars(inodes).items() if isinstance(value, Sized)}
 
 
-def test_no_table_stays_as_large_as_it_was() -> None:
+def test_tables_shrink_after_many_forgets() -> None:
     inodes = InodeTable()
     before = tables(inodes)
     numbers = []

@@ -1,4 +1,4 @@
-"""Decoded chunks: kept in memory within a budget of their own, each made by one task, in worker threads."""
+"""The cache of decoded chunks: within a memory budget, each decoded by one task in a worker thread."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from zarrfs.concurrency.tasks import in_background
 
 T = TypeVar("T")
 
-_INLINE = 16 << 10  # bytes: decoding so few takes less time than a visit to a thread
+_INLINE = 16 << 10  # bytes: decoding less is faster than passing it to a thread
 
 
 class Decoded:
-    """Something decoded: a chunk, None for one that is not there, or the index of a shard."""
+    """A decoded chunk, None for a missing one, or the index of a shard."""
 
     __slots__ = ("checked", "size", "value", "version")
 
     def __init__(self, value: Any, size: int, version: Hashable, checked: float) -> None:
         self.value = value
         self.size = size  # bytes
-        self.version = version  # of the stored value, as far as the store can tell
-        self.checked = checked  # trio's time when it was that
+        self.version = version  # of the stored value, as far as the store knows it
+        self.checked = checked  # trio time of the last check of that version
 
 
 class _Flight:
-    """One that is being made, and what became of it."""
+    """A value being decoded, and its outcome."""
 
     __slots__ = ("done", "error", "found")
 
@@ -40,32 +40,32 @@ class _Flight:
 
 
 class DecodedCache:
-    """Decoded values by key, the least recently used dropped so that kept and expected bytes fit `budget`.
+    """An LRU cache of decoded values: cached bytes and those being decoded fit `budget` together.
 
-    Each is made in a task of its own, which waits until its bytes fit beside those of others that are being made. One
-    that is larger than everything is made alone, and kept until the next comes: it takes that memory anyway.
-    Failures are handed to those who wait, and not kept.
+    One task decodes each value (single flight), after waiting until its bytes fit beside those of other decodes. A
+    value larger than the budget is decoded alone and stays until the next one: it needs that memory anyway. Failures
+    are raised in every waiter and not cached.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = self.largest = budget
-        self.threads = len(os.sched_getaffinity(0)) + 1  # one more: some wait for the loop
+        self.threads = len(os.sched_getaffinity(0)) + 1  # one more, as some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()  # least recently used first
         self._flights: dict[Hashable, _Flight] = {}
         self._bytes = self._expected = 0
-        self._waiting: OrderedDict[object, None] = OrderedDict()  # first come, first served
+        self._waiting: OrderedDict[object, None] = OrderedDict()  # tickets in order of arrival
         self._room = trio.lowlevel.ParkingLot()
         self._hits = self._decoded = 0
 
     def resize(self, budget: int) -> None:
-        """Bound what is kept anew; 0: nothing is. One value may be as large as the bound ever was."""
+        """Set a new budget, 0 to cache nothing. One value may be as large as the largest budget so far."""
         self.budget, self.largest = budget, max(budget, self.largest)
         self._evict()
         self._room.unpark_all()
 
     def peek(self, key: Hashable) -> Decoded | None:
-        """What is kept under `key`."""
+        """Return the cached value of `key`, or None; marks it as used."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
@@ -73,13 +73,13 @@ class DecodedCache:
         return found
 
     def coming(self, key: Hashable) -> bool:
-        """Whether `key` is kept, or being made."""
+        """Return whether `key` is cached or being decoded."""
         return key in self._kept or key in self._flights
 
     async def get(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]]) -> Decoded:
-        """What is kept under `key`, or made now by `make`, which takes about `size` bytes. Raises what that raises.
+        """Return the cached value of `key`, or run `make`, which needs about `size` bytes, and raise what it raises.
 
-        For what something else needs while it is made, `size` is 0: it may not wait for room that this one has taken.
+        Pass `size` 0 for a value that another `make` waits for: it must not wait for room which that one holds.
         """
         found = self.peek(key)
         if found is not None:
@@ -95,26 +95,26 @@ class DecodedCache:
         return flight.found
 
     def drop(self, key: Hashable, found: Decoded) -> None:
-        """Forget `found`, if that is what is kept under `key`."""
+        """Drop `found` if it is the cached value of `key`."""
         if self._kept.get(key) is found:
             del self._kept[key]
             self._bytes -= found.size
 
     def retire(self, keys: Iterable[Hashable]) -> None:
-        """Drop these before others, when there is no room."""
+        """Make these the first to be evicted."""
         for key in keys:
             if key in self._kept:
                 self._kept.move_to_end(key, last=False)
 
     async def run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
-        """`function`, which decodes about `size` bytes, in a thread; there are a few of those."""
+        """Run `function`, which decodes about `size` bytes, in one of a few threads, or at once if that is cheap."""
         self._decoded += 1
         if size <= _INLINE:
             return function(*arguments)
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._limiter)
 
     def stats(self) -> dict[str, int]:
-        """Counters: `decoded` chunks, `hits` of those that were kept; `kept` bytes of `budget`."""
+        """Return counters: `decoded` chunks, cache `hits`, and `kept` bytes of `budget`."""
         return {"decoded": self._decoded, "hits": self._hits, "kept": self._bytes, "budget": self.budget}
 
     async def _fly(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]], flight: _Flight) -> None:
@@ -135,7 +135,7 @@ class DecodedCache:
             flight.done.set()
 
     async def _find_room(self, size: int) -> None:
-        """Set `size` bytes aside. First come, first served: else a large one might wait for ever."""
+        """Reserve `size` bytes, in order of arrival: otherwise a large value might wait for ever."""
         if not size:
             return
         ticket = object()

@@ -1,4 +1,4 @@
-"""Versions of what a mount shows: when one that is shown no more is closed."""
+"""When a mount closes a version that a refresh has replaced."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from zarrfs.store.directory import FileSystemStore
 CONTEXT = cast(pyfuse3.RequestContext, None)
 
 
-class Slow(FileSystemStore):
-    """It answers info() when it is let, and notes when it is closed."""
+class PausedStore(FileSystemStore):
+    """A store whose info() waits until the test allows it, and which records when it is closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
-        self.let = trio.Event()
-        self.let.set()
+        self.may_answer = trio.Event()
+        self.may_answer.set()
         self.closed = False
 
     async def info(self, key: str, sized: bool = True) -> Info:
-        await self.let.wait()
+        await self.may_answer.wait()
         if self.closed:
             raise RuntimeError("is closed")
         return await super().info(key, sized)
@@ -44,34 +44,57 @@ class Slow(FileSystemStore):
         await super().aclose()
 
 
-Question = Callable[[Operations, InodeT], Awaitable[Any]]
-QUESTIONS: dict[str, Question] = {
-    "getattr": lambda mount, inode: mount.getattr(inode, CONTEXT),
+Request = Callable[[Operations, InodeT], Awaitable[Any]]
+REQUESTS: dict[str, Request] = {
     "getxattr": lambda mount, inode: mount.getxattr(inode, SOURCE_XATTR, CONTEXT),
     "listxattr": lambda mount, inode: mount.listxattr(inode, CONTEXT),
     "readlink": lambda mount, inode: mount.readlink(inode, CONTEXT),
 }
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_it_is_not_closed_under_a_question(question: str, tmp_path: Path) -> None:
-    """The last who has a file open in it closes that while another one's question about the file goes on."""
+def test_getattr_of_an_open_file_does_not_ask_a_replaced_store(tmp_path: Path) -> None:
+    """The open value knows its attributes, so the request neither waits for the old store nor sees the new file."""
     (tmp_path / "a").write_bytes(b"value")
 
     async def body() -> None:
-        old, new = Slow(tmp_path), Slow(tmp_path)
+        old, new = PausedStore(tmp_path), FileSystemStore(str(tmp_path))
         async with trio.open_nursery() as nursery:
             mount = Operations(old, Options(), {}, lambda: None)
-            mount.background, mount.current.descriptors = nursery, None
+            mount.background = nursery
             entry = await mount.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
             opened = await mount.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
             mount.show(Version(new, Options()))
-            old.let = trio.Event()
+            old.may_answer = trio.Event()
+            with trio.fail_after(10):
+                attributes = await mount.getattr(entry.st_ino, CONTEXT)
+            assert attributes.st_size == 5
+            await mount.release(opened.fh)
+            await trio.testing.wait_all_tasks_blocked()
+            assert old.closed
+        await mount.aclose()
+
+    trio.run(body)
+
+
+@pytest.mark.parametrize("request_name", REQUESTS)
+def test_a_version_stays_open_while_a_request_uses_it(request_name: str, tmp_path: Path) -> None:
+    """The last reader closes its file while another client's request about that file is still under way."""
+    (tmp_path / "a").write_bytes(b"value")
+
+    async def body() -> None:
+        old, new = PausedStore(tmp_path), PausedStore(tmp_path)
+        async with trio.open_nursery() as nursery:
+            mount = Operations(old, Options(), {}, lambda: None)
+            mount.background = nursery
+            entry = await mount.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
+            opened = await mount.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
+            mount.show(Version(new, Options()))
+            old.may_answer = trio.Event()
             answers: list[Any] = []
 
             async def ask() -> None:
                 try:
-                    answers.append(await QUESTIONS[question](mount, entry.st_ino))
+                    answers.append(await REQUESTS[request_name](mount, entry.st_ino))
                 except pyfuse3.FUSEError as exc:
                     answers.append(exc.errno)
 
@@ -80,7 +103,7 @@ def test_it_is_not_closed_under_a_question(question: str, tmp_path: Path) -> Non
             await mount.release(opened.fh)
             await trio.testing.wait_all_tasks_blocked()
             assert not old.closed
-            old.let.set()
+            old.may_answer.set()
             await trio.testing.wait_all_tasks_blocked()
             assert old.closed
             assert mount.versions == [mount.current]

@@ -1,4 +1,4 @@
-"""A view keeps the contract of a store: over a directory and over an index, as v2 and as v3."""
+"""Views fulfil the contract of stores, over a directory and over an index, as v2 and as v3."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ViewContract(StoreContract):
 
     @asynccontextmanager
     async def open(self, tree: Tree) -> AsyncIterator[TranslatedView]:
-        """A view that shows `tree`, which has all of `made` and some chunks."""
+        """Return a view that contains `tree`: all of `made` and some chunks."""
         shown = {key: names[self.version - 2] for key, names in CHUNKS.items()}
         source = DOCUMENTS | {key: tree[name] for key, name in shown.items() if name in tree}
         there = directories(source)

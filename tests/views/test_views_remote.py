@@ -1,4 +1,4 @@
-"""Hierarchies on a server that does not list: what changes there is read again, and nothing before."""
+"""Hierarchies on a server that cannot list: changed documents are read again, unchanged ones are not."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_consolidated_metadata_is_read_again_when_it_changes(faulty: Faulty) -> 
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_chunk_that_changes_is_seen_though_the_server_tells_no_times(
+def test_a_changed_chunk_is_seen_though_the_server_sends_no_times(
     faulty: Faulty, compressed: bool, whole: bool
 ) -> None:
     about = v2(shape=[400], chunks=[400], dtype="|u1", compressor={"id": "zlib"} if compressed else None)

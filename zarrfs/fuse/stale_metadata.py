@@ -1,4 +1,4 @@
-"""A word to who changes Zarr metadata that consolidated metadata repeats: readers go on seeing the old.
+"""Warn about a change of Zarr metadata that consolidated metadata repeats: readers would go on seeing the old copy.
 
 Source: `.zmetadata` of Zarr v2 (consolidated metadata, version 1), and `consolidated_metadata` in a group's zarr.json.
 """
@@ -16,21 +16,21 @@ log = logging.getLogger("zarrfs")
 
 _V2, _V3 = (".zarray", ".zattrs", ".zgroup"), "zarr.json"
 _CONSOLIDATED = ".zmetadata"
-_MOST = 64 << 20  # bytes of a document that is looked at
+_MOST = 64 << 20  # bytes of the largest document to read
 
 
 def is_metadata(key: str) -> bool:
-    """Whether `key` is a metadata document, which a consolidated one may repeat."""
+    """Return whether `key` is a metadata document, which a consolidated one may repeat."""
     return key.endswith((*_V2, _V3)) and split_key(key)[1] in (*_V2, _V3)
 
 
-async def warn_of_stale(overlay: Overlay, key: str, told: set[str]) -> None:
-    """Log once for each consolidated document above `key`, which has changed; `told` holds those told of."""
+async def warn_of_stale(overlay: Overlay, key: str, reported: set[str]) -> None:
+    """Warn once of each consolidated document above the changed `key`; `reported` holds those already logged."""
     directory, name = split_key(key)
     while True:
         document = join_key(directory, _V3 if name == _V3 else _CONSOLIDATED)
-        if document != key and document not in told and await _consolidates(overlay, document):
-            told.add(document)
+        if document != key and document not in reported and await _consolidates(overlay, document):
+            reported.add(document)
             log.warning("%s: is not what it was made of any more (%s): consolidate the metadata again", document, key)
         if not directory:
             return
@@ -38,12 +38,12 @@ async def warn_of_stale(overlay: Overlay, key: str, told: set[str]) -> None:
 
 
 async def _consolidates(overlay: Overlay, document: str) -> bool:
-    """Whether `document` is there and holds copies of what is below it."""
+    """Return whether `document` exists and holds copies of the metadata below it."""
     try:
         size = (await overlay.info(document)).size
         if document.endswith(_CONSOLIDATED):
             return True
         found = json.loads(bytes(await overlay.get(document))) if size is not None and size < _MOST else {}
         return bool(found["consolidated_metadata"])
-    except (ZarrfsError, OSError, ValueError, KeyError, TypeError):  # nobody waits for this
+    except (ZarrfsError, OSError, ValueError, KeyError, TypeError):  # nothing waits for this check
         return False

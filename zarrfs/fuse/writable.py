@@ -1,7 +1,7 @@
-"""The handlers of a writable mount that change names: create, mkdir, unlink, rename, ...
+"""Writable mounts: create, mkdir, unlink, rename and all else that changes names.
 
-Names change one at a time, under the overlay's lock. What the lower store has at a name is hidden by a whiteout
-before the upper's entry there goes away, so that a crash in between never shows it again.
+Names change one at a time, under the overlay's lock. A whiteout hides the lower store's entry before the upper's entry
+of that name is removed, so that the lower one never reappears after a crash in between.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FileNameT, FlagT, InodeT, ModeT, RequestContext
 
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
-from zarrfs.fuse.attributes import changing
-from zarrfs.fuse.handles import HandleOperations
-from zarrfs.fuse.shown import handler
+from zarrfs.fuse.operations import handler
+from zarrfs.fuse.writable_attributes import changing
+from zarrfs.fuse.writable_handles import HandleOperations
 from zarrfs.store.api import SET_IDS, join_key, split_key
 from zarrfs.store.overlay import Found
 from zarrfs.store.upper import OPAQUE, hidden_name
@@ -30,21 +30,21 @@ _NAMED = frozenset(("create", "mkdir", "mknod", "symlink", "unlink", "rmdir", "r
 
 
 class WritableOperations(HandleOperations):
-    """All handlers of a writable mount. Files belong to who makes them; the kernel checks permissions."""
+    """All handlers of a writable mount. New files belong to their creator; the kernel checks permissions."""
 
     def describe(self, operation: str, number: object, name: object = b"") -> str:
-        """As Operations.describe."""
+        """Return the key that a request is about, for the log."""
         key = super().describe(operation, number, name)
         return join_key(key, os.fsdecode(name)) if operation in _NAMED and isinstance(name, bytes) else key
 
-    # -- making
+    # -- creating
 
     @handler
     @changing
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Make a file and open it."""
+        """Create a file and open it."""
         try:
             async with self.overlay.lock:
                 key = await self._new_key(parent_inode, name)
@@ -59,7 +59,7 @@ class WritableOperations(HandleOperations):
                         os.unlink(entry, dir_fd=directory)
                         raise
                 inode = self._looked_up(key, found)
-        except FileExistsError:  # the kernel has not heard of it yet
+        except FileExistsError:  # the kernel does not know of it yet
             if flags & os.O_EXCL:
                 raise
             key, found = await self._find(parent_inode, name)
@@ -74,7 +74,7 @@ class WritableOperations(HandleOperations):
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Make a file, fifo, socket or device."""
+        """Create a file, FIFO, socket or device."""
         return await self._make(
             parent_inode, name, ctx, lambda at, entry: os.mknod(entry, mode, rdev, dir_fd=at), mode
         )
@@ -84,7 +84,7 @@ class WritableOperations(HandleOperations):
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Make a directory. It hides what the lower store has there: a whiteout stays beside it."""
+        """Create a directory. A whiteout beside it keeps hiding what the lower store has there."""
         return await self._make(parent_inode, name, ctx, lambda at, entry: os.mkdir(entry, mode & 0o7777, dir_fd=at))
 
     @handler
@@ -92,7 +92,7 @@ class WritableOperations(HandleOperations):
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Make a symbolic link."""
+        """Create a symbolic link."""
         return await self._make(parent_inode, name, ctx, lambda at, entry: os.symlink(target, entry, dir_fd=at))
 
     @handler
@@ -100,7 +100,7 @@ class WritableOperations(HandleOperations):
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Give a file one more name; one of the lower store is copied up."""
+        """Create a hard link; a file of the lower store is copied up."""
         await self.copy_up(inode)
         async with self.overlay.lock:
             key = await self._new_key(new_parent_inode, new_name)
@@ -113,7 +113,7 @@ class WritableOperations(HandleOperations):
     @handler
     @changing
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        """Remove a name of a file, which lives on while it is open."""
+        """Remove a name of a file; its open handles keep the file."""
         async with self.overlay.lock:
             key, found = await self._find(parent_inode, name)
             if found.is_directory:
@@ -128,7 +128,7 @@ class WritableOperations(HandleOperations):
     @handler
     @changing
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
-        """Remove a directory that shows no entries."""
+        """Remove a directory without visible entries."""
         async with self.overlay.lock:
             key, found = await self._find(parent_inode, name)
             await self._check_empty(key, found)
@@ -152,7 +152,7 @@ class WritableOperations(HandleOperations):
         flags: FlagT,
         ctx: RequestContext,
     ) -> None:
-        """Rename what is in the upper, or is copied up. EXDEV for a directory that the lower store has a part of."""
+        """Rename an entry, copied up first. EXDEV for a directory that is partly in the lower store."""
         if flags not in (0, pyfuse3.RENAME_NOREPLACE, pyfuse3.RENAME_EXCHANGE):
             raise Refused("", errno.EINVAL)
         exchange = flags == pyfuse3.RENAME_EXCHANGE
@@ -171,7 +171,7 @@ class WritableOperations(HandleOperations):
                     await self._rename(old, source, new, target, exchange)
                     return
             for key in below:
-                inode = self.nodes.peek(key)
+                inode = self.inodes.peek(key)
                 await (self.overlay.copy_up(key) if inode is None else self.copy_up(inode))
 
     async def _check_rename(self, old: str, source: Found, new: str, target: Found | None, flags: int) -> None:
@@ -196,18 +196,18 @@ class WritableOperations(HandleOperations):
         await self.overlay.make_parents(new)
         if not exchange or (target is not None and target.is_directory):
             await self.overlay.hide_lower(old)
-        if source.is_directory:  # it must not merge with what the lower store has there
+        if source.is_directory:  # the directory must not merge with the lower one of that name
             await self.overlay.hide_lower(new)
         with self.upper.at(old) as (old_directory, old_entry), self.upper.at(new) as (new_directory, new_entry):
             if exchange:
                 rename(old_entry, new_entry, EXCHANGE, old_directory, new_directory)
-                self.nodes.exchange(old, new)
+                self.inodes.exchange(old, new)
                 return
             if target is not None and target.is_directory:
                 self._remove_whiteouts(new)
             with contextlib.nullcontext() if target is None else self.losing(new, target):
                 os.rename(old_entry, new_entry, src_dir_fd=old_directory, dst_dir_fd=new_directory)
-            self.nodes.rename(old, new)
+            self.inodes.rename(old, new)
         self.metadata_changes(new)
 
     # -- parts
@@ -215,7 +215,7 @@ class WritableOperations(HandleOperations):
     async def _make(
         self, parent_inode: int, name: bytes, ctx: RequestContext, make: Callable[[int, bytes], None], mode: int = 0
     ) -> EntryAttributes:
-        """A new entry, which `make` makes in an open directory of the upper; `mode`: what chown may take bits of."""
+        """Create an entry with `make`, in an open directory of the upper; `mode` is set again after chown."""
         async with self.overlay.lock:
             key = await self._new_key(parent_inode, name)
             with self.upper.at(key) as (directory, entry):
@@ -224,11 +224,11 @@ class WritableOperations(HandleOperations):
             return self._made(key)
 
     async def _new_key(self, parent_inode: int, name: bytes) -> str:
-        """The key of a new entry: nothing is there, and its directory is in the upper. Hold the overlay's lock."""
+        """Check that a new name is free, copy up its parents, and return its key. Hold overlay.lock."""
         key = self._key_in(parent_inode, name)
         self.overlay.check_name(split_key(key)[1])
         if self.overlay.lower is not None:
-            if not self.overlay.lacks(key):  # else it is left to the system call to find it in the upper
+            if not self.overlay.lacks(key):  # otherwise the system call itself finds an entry of the upper
                 with contextlib.suppress(NotFound):
                     await self.overlay.find(key)
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), key)
@@ -237,12 +237,12 @@ class WritableOperations(HandleOperations):
         return key
 
     def _give(self, directory: int, entry: bytes, mode: int, ctx: RequestContext) -> None:
-        """A new entry belongs to who asked for it; a set-gid directory has given it its group already."""
+        """Give a new entry to the calling user; a set-group-ID directory has already set its group."""
         if os.geteuid() or (ctx.uid, ctx.gid) == (0, os.getegid()):
             return
         gid = -1 if os.fstat(directory).st_mode & stat.S_ISGID else ctx.gid
         os.chown(entry, ctx.uid, gid, dir_fd=directory, follow_symlinks=False)
-        if mode & SET_IDS:  # chown has taken them away
+        if mode & SET_IDS:  # chown has cleared them
             os.chmod(entry, stat.S_IMODE(mode), dir_fd=directory)
 
     def _made(self, key: str) -> EntryAttributes:
@@ -258,7 +258,7 @@ class WritableOperations(HandleOperations):
             raise Refused(key, errno.ENOTEMPTY)
 
     def _remove_whiteouts(self, key: str) -> None:
-        """Make a directory of the upper that shows nothing really empty."""
+        """Delete the whiteouts in a directory of the upper, so that it can be removed."""
         if self.upper.plain:
             return
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)

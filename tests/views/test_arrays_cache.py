@@ -1,4 +1,4 @@
-"""The cache of decoded chunks: one task makes each, and memory stays within the budget."""
+"""The cache of decoded chunks: one task decodes each, and memory stays within the budget."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import trio.lowlevel
 import trio.testing
 
 from zarrfs.errors import ReadError
-from zarrfs.views.decoding import Decoded, DecodedCache
+from zarrfs.views.decoded_cache import Decoded, DecodedCache
 
 
 class Maker:
-    """Makes values of `size` bytes when it is let, and knows how many were being made at once."""
+    """A source of values of `size` bytes that waits for the test, and counts concurrent decodes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -29,7 +29,7 @@ class Maker:
         return Decoded(self.made[-1], self.size, None, 0)
 
 
-def test_one_task_makes_what_many_want() -> None:
+def test_one_task_decodes_for_many_readers() -> None:
     async def main() -> None:
         cache, maker, found = DecodedCache(100), Maker(10), []
 
@@ -73,7 +73,7 @@ def test_kept_and_expected_bytes_fit_the_budget() -> None:
     trio.run(main)
 
 
-def test_what_is_larger_than_the_budget_is_made_alone_and_kept_until_the_next() -> None:
+def test_a_value_beyond_the_budget_is_decoded_alone_and_kept_until_the_next() -> None:
     async def main() -> None:
         cache, maker = DecodedCache(10), Maker(1000)
         async with trio.open_nursery() as nursery:
@@ -87,7 +87,7 @@ def test_what_is_larger_than_the_budget_is_made_alone_and_kept_until_the_next() 
     trio.run(main)
 
 
-def test_a_failure_is_told_to_all_who_wait_and_not_kept() -> None:
+def test_a_failure_reaches_all_waiters_and_is_not_cached() -> None:
     async def main() -> None:
         cache, maker = DecodedCache(10), Maker(1)
         calls = 0
@@ -113,7 +113,7 @@ def test_a_failure_is_told_to_all_who_wait_and_not_kept() -> None:
     trio.run(main)
 
 
-def test_a_reader_who_is_cancelled_takes_nothing_from_the_others() -> None:
+def test_cancelling_one_reader_leaves_the_others_alone() -> None:
     async def main() -> None:
         cache, maker = DecodedCache(10), Maker(1)
         async with trio.open_nursery() as nursery:

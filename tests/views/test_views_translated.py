@@ -1,4 +1,4 @@
-"""What a view shows, what it leaves out and says so, and that it follows a source that changes."""
+"""Translated views: contents, nodes left out with a warning, and changes of the source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_view(
 
 
 async def document(view: TranslatedView, key: str) -> Any:
-    """A document, which is strict JSON."""
+    """Return a parsed document, after checking that it is strict JSON."""
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -61,7 +61,7 @@ def test_only_the_hierarchy_is_shown(tmp_path: Path) -> None:
     on_view(tmp_path, tree, 3, check)
 
 
-def test_old_stores_nest_without_saying_so(tmp_path: Path) -> None:
+def test_nested_chunks_of_old_stores_are_detected(tmp_path: Path) -> None:
     both = {"flat/.zarray": v2(), "flat/1.1": b"x", "nested/.zarray": v2(), "nested/1/0": b"x", "none/.zarray": v2()}
 
     async def as_v2(view: TranslatedView) -> None:
@@ -80,7 +80,7 @@ def test_old_stores_nest_without_saying_so(tmp_path: Path) -> None:
         on_view(tmp_path, both, 3, as_v3, index=index)
 
 
-def test_what_a_version_cannot_have_is_left_out_with_a_word(
+def test_nodes_a_version_cannot_express_are_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tree = {"g/.zgroup": GROUP_2, "g/bad/.zarray": v2(dtype=MIXED), "g/bad/0.0": b"x", "g/good/.zarray": v2()}
@@ -206,7 +206,7 @@ def test_consolidated_metadata_is_translated_where_the_source_has_it(
     on_view(tmp_path, without, 2, none_as_v2)
 
 
-def test_a_million_chunks_are_listed_a_piece_at_a_time(tmp_path: Path) -> None:
+def test_a_million_chunks_are_listed_in_batches(tmp_path: Path) -> None:
     tree = {"a/__zmeta__": v0(shape=[10_000], chunks=[1]), "a/__zdata__/7.blosc": b""}
 
     async def check(view: TranslatedView) -> None:
@@ -234,7 +234,7 @@ def test_a_million_chunks_are_listed_a_piece_at_a_time(tmp_path: Path) -> None:
     on_view(tmp_path, tree, 3, check, index=True)
 
 
-def test_links_are_files_and_lead_nowhere_else(tmp_path: Path) -> None:
+def test_links_appear_as_files_and_never_leave_the_source(tmp_path: Path) -> None:
     base = written(tmp_path, {"a/.zarray": v2(), "a/real": b"12", "g/.zgroup": GROUP_2})
     (base / "a/0.0").symlink_to("real")
     (base / "a/0.1").symlink_to("/etc/passwd")

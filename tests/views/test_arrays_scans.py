@@ -1,4 +1,4 @@
-"""What is decoded ahead of readers in order: all that they come to, and no more than there is room for."""
+"""Scans decode ahead of sequential readers all that they reach, and no more than fits the cache."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zarrfs.views.scans import Scans
 MIB = 1 << 20
 
 
-def wanted(shape: tuple[int, ...], chunks: tuple[int, ...], start: int, stop: int) -> set[int]:
-    """The chunks of the items [start, stop)."""
+def chunks_of(shape: tuple[int, ...], chunks: tuple[int, ...], start: int, stop: int) -> set[int]:
+    """Return the chunks of the items [start, stop)."""
     counts = tuple(-(-extent // step) for extent, step in zip(shape, chunks, strict=True))
     return {piece.number for box in boxes(shape, start, stop) for piece in pieces(box, chunks, counts)}
 
@@ -23,7 +23,7 @@ def wanted(shape: tuple[int, ...], chunks: tuple[int, ...], start: int, stop: in
     [((8192, 4096), (1024, 1024)), ((64 << 20,), (1 << 20,)), ((64, 512, 512), (8, 128, 512)),
      ((4096, 8192), (16, 8192)), ((1000, 1000, 3), (64, 64, 3))],
 )  # fmt: skip
-def test_a_reader_in_order_finds_its_chunks_ahead(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+def test_a_sequential_reader_finds_its_chunks_decoded(shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
     width = math.prod(-(-extent // step) for extent, step in zip(shape[1:], chunks[1:], strict=True))
     room = 2 * width + 8
     scans = Scans(shape, chunks, 4, room, 3)
@@ -33,7 +33,7 @@ def test_a_reader_in_order_finds_its_chunks_ahead(shape: tuple[int, ...], chunks
     missed = 0
     for start in range(0, total, step):
         stop = min(start + step, total)
-        needed = wanted(shape, chunks, start, stop)
+        needed = chunks_of(shape, chunks, start, stop)
         missed += len(needed - decoded) if start else 0
         scan = scans.read(4 * start, 4 * stop)
         decoded |= needed
@@ -53,7 +53,7 @@ def test_a_random_reader_gets_nothing_ahead() -> None:
     assert all(scans.read(at * 7_654_321 % 10**8, at * 7_654_321 % 10**8 + 4096) is None for at in range(1, 100))
 
 
-def test_requests_in_another_order_are_one_reader() -> None:
+def test_reordered_requests_are_one_reader() -> None:
     scans = Scans((8192, 4096), (1024, 1024), 4, 100, 3)
     first = [scans.read(at * MIB, (at + 1) * MIB) for at in (0, 1)][1]
     assert first is not None
@@ -75,7 +75,7 @@ def test_a_band_that_does_not_fit_is_not_decoded_ahead() -> None:
     assert scan.next >= scan.goal
 
 
-def test_a_band_of_a_trillion_chunks_is_left_at_once() -> None:
+def test_leaving_a_band_of_a_trillion_chunks_takes_no_time() -> None:
     scans = Scans((4, 1 << 40), (1, 1), 1, 100, 3)
     found = [scans.read((1 << 40) + at * MIB, (1 << 40) + (at + 1) * MIB) for at in (-3, -2, -1, 0)][-1]
     assert found is not None

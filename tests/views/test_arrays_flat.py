@@ -1,4 +1,4 @@
-"""Arrays as flat files, against the arrays in memory that zarr-python has written."""
+"""Arrays as flat files, compared with the arrays that zarr-python has written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 6000)), max_s
 
 
 def stored(directory: str, how: Shape) -> Array:
-    """An array `x` in a group."""
+    """Write an array `x` in a group."""
     group = zarr.open_group(directory, mode="w", zarr_format=how.version)
     return write(group, "x", how)
 
@@ -80,7 +80,7 @@ def test_a_scan_in_any_steps(how: Shape, step: int, budget: int) -> None:
 
 
 def plain(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], **more: object) -> Array:
-    """An array `x` of numbers that count."""
+    """Write an array `x` of consecutive numbers."""
     group = zarr.open_group(path, mode="w", zarr_format=2)
     items = np.arange(np.prod(shape), dtype="<i4").reshape(shape)
     array = group.create_array("x", shape=shape, chunks=chunks, dtype="<i4", **more)
@@ -129,7 +129,7 @@ def test_a_small_read_decodes_one_chunk(tmp_path: Path) -> None:
     with_view(tmp_path, check, raw=True)
 
 
-def test_a_band_that_does_not_fit_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_band_beyond_the_cache_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     items = plain(tmp_path, (64, 256), (32, 64))
 
     async def check(view: ArraysView) -> None:
@@ -162,7 +162,7 @@ def test_a_damaged_chunk_fails_alone(tmp_path: Path, compressors: str | None) ->
 
 @pytest.mark.parametrize("damage", ["directory", "link"])
 @pytest.mark.parametrize("compressors", [None, "auto"])
-def test_what_is_no_chunk_is_an_error_and_no_fill_value(
+def test_an_entry_that_is_no_chunk_is_an_error_and_not_the_fill_value(
     tmp_path: Path, compressors: str | None, damage: str
 ) -> None:
     plain(tmp_path, (64,), (32,), compressors=compressors)
@@ -254,7 +254,7 @@ def test_a_shard_that_changes_is_seen(tmp_path: Path) -> None:
     with_view(tmp_path, check, raw=True)
 
 
-def test_arrays_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_arrays_are_not_found(tmp_path: Path) -> None:
     plain(tmp_path, (64,), (32,))
 
     async def main() -> None:

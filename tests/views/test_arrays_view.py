@@ -1,4 +1,4 @@
-"""The tree that view=arrays shows: names, what is left out, and the contract of stores."""
+"""The tree of view=arrays: names, arrays left out, and the contract of stores."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from zarrfs.views.arrays import ArraysView
 
 
 def small(group: zarr.Group, name: str, length: int = 3, **more: Any) -> None:
-    """An array of u1 that counts, with an attribute."""
+    """Write an array of u1 with consecutive values and an attribute."""
     array = group.create_array(name, shape=(length,), chunks=(2,), dtype="u1", fill_value=0, **more)
     array[:] = np.arange(length)
     array.attrs["n"] = length
 
 
 def npy(length: int) -> bytes:
-    """The file of such an array."""
+    """Return the .npy file of such an array."""
     out = io.BytesIO()
     np.save(out, np.arange(length, dtype="u1"))
     return out.getvalue()
 
 
 def attributes(**values: Any) -> bytes:
-    """A document of attributes."""
+    """Return a JSON document of attributes."""
     return json.dumps(values, indent=2).encode()
 
 
 def tree_of(lengths: dict[str, int]) -> Tree:
-    """The model of arrays by path, each in groups with one attribute."""
+    """Return the expected tree of arrays by path, each in groups with one attribute."""
     tree = {}
     for path, length in lengths.items():
         tree |= {f"{path}.npy": npy(length), f"{path}.json": attributes(n=length)}
@@ -64,7 +64,7 @@ PATHS = st.dictionaries(st.lists(NAMES, min_size=1, max_size=3).map("/".join), s
 
 
 def without_conflicts(lengths: dict[str, int]) -> dict[str, int]:
-    """Those that lie below no other array."""
+    """Return the arrays that lie below no other array."""
     return {
         path: length for path, length in lengths.items()
         if not any(path.startswith(other + "/") for other in lengths)
@@ -79,7 +79,7 @@ class TestContract(StoreContract):
     sorted_by_name = False
 
     def order(self, tree: Tree, prefix: str) -> list[str]:
-        """Attributes of the group, then what each node of the source is, in the order of those."""
+        """Return attributes of the group, then the entries of each node in the order of the source."""
         start = prefix + "/" if prefix else ""
         names = {key[len(start) :].split("/")[0] for key in tree if key.startswith(start)}
         nodes: dict[str, list[str]] = {}
@@ -107,14 +107,14 @@ class TestContract(StoreContract):
 
 
 async def names(view: ArraysView, prefix: str = "") -> list[str]:
-    """Those in a directory, all of which info() finds."""
+    """Return the names in a directory, after checking each with info()."""
     found = await listed(view, prefix)
     for info in found:
         assert await view.info(f"{prefix}/{info.name}".lstrip("/")) == info
     return [info.name for info in found]
 
 
-def test_names_that_are_taken(tmp_path: Path) -> None:
+def test_names_that_clash(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "x")
     root.create_group("x.npy").attrs["is"] = "a group"
@@ -141,7 +141,7 @@ def test_names_that_are_taken(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_what_no_file_can_show_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_arrays_no_file_can_represent_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "good")
     for name, change in {
@@ -185,7 +185,7 @@ def test_an_array_that_is_its_store(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_raw_files_and_what_they_hold(tmp_path: Path) -> None:
+def test_raw_files_and_their_descriptions(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     fields = np.dtype([("a", "<i4"), ("b", ">f8")])
     array = root.create_array("x", shape=(2, 3), chunks=(1, 3), dtype=fields, order="F", fill_value=None)
@@ -221,7 +221,7 @@ def test_an_array_that_grows_is_seen(tmp_path: Path) -> None:
     with_view(tmp_path, check)
 
 
-def test_attributes_with_a_nan_are_as_the_source_has_them(tmp_path: Path) -> None:
+def test_attributes_with_a_nan_stay_as_in_the_source(tmp_path: Path) -> None:
     root = zarr.open_group(tmp_path, mode="w", zarr_format=2)
     small(root, "x")
     (tmp_path / "x/.zattrs").write_text('{"missing": NaN}')

@@ -1,4 +1,4 @@
-"""Arrays made to exhaust who reads them: tiny chunks without number, chunks that no memory holds."""
+"""Arrays made to exhaust their reader: countless tiny chunks, and chunks larger than memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 def write(directory: Path, name: str, shape: list[int], chunks: list[int], **more: Any) -> Path:
-    """An array of bytes in a group; returns its directory."""
+    """Write an array of bytes in a group; return its directory."""
     array = directory / name
     array.mkdir(parents=True)
     document: dict[str, Any] = {
@@ -39,7 +39,7 @@ def write(directory: Path, name: str, shape: list[int], chunks: list[int], **mor
 
 
 def write_sharded(directory: Path, size: int) -> None:
-    """The array `shards` in a group: a shard of so many chunks of one byte, a file without blocks."""
+    """Write the array `shards` in a group: one sparse shard of `size` chunks of one byte."""
     sharding = {"chunk_shape": [1], "codecs": [{"name": "bytes"}], "index_codecs": [{"name": "bytes"}]}
     shards = {
         "zarr_format": 3, "node_type": "array", "shape": [size], "data_type": "uint8", "fill_value": 0,
@@ -80,7 +80,7 @@ def test_chunks_of_one_byte_take_bounded_memory_and_let_others_read(tmp_path: Pa
     assert peak < 40 * MIB
 
 
-def test_what_is_remembered_of_tiny_chunks_is_counted(tmp_path: Path) -> None:
+def test_the_overhead_of_tiny_chunks_counts_towards_the_budget(tmp_path: Path) -> None:
     array = write(tmp_path, "x", [3000], [1])
     for number in range(3000):
         (array / str(number)).write_bytes(b"x")
@@ -93,7 +93,7 @@ def test_what_is_remembered_of_tiny_chunks_is_counted(tmp_path: Path) -> None:
     with_view(tmp_path, check, budget=MIB)
 
 
-def test_a_chunk_that_no_memory_holds_is_an_error_unless_it_is_not_there(tmp_path: Path) -> None:
+def test_a_chunk_larger_than_memory_is_an_error_unless_it_is_missing(tmp_path: Path) -> None:
     trillion = 1 << 40
     packed = {"compressor": {"id": "zlib", "level": 1}}
     (write(tmp_path, "there", [trillion], [trillion], **packed) / "0").write_bytes(zlib.compress(bytes(MIB)))
@@ -124,7 +124,7 @@ def test_a_stored_chunk_of_a_trillion_bytes_is_not_read(tmp_path: Path, compress
     with_view(tmp_path, check)
 
 
-def test_links_that_go_in_circles_end(tmp_path: Path) -> None:
+def test_listings_end_despite_cycles_of_links(tmp_path: Path) -> None:
     write(tmp_path, "a/x", [4], [4])
     write(tmp_path, "b/y", [4], [4])
     for link, target in (("a/self", "."), ("a/up", ".."), ("a/other", "../b"), ("b/other", "../a"), ("b/y2", "y")):
@@ -146,7 +146,7 @@ def test_links_that_go_in_circles_end(tmp_path: Path) -> None:
     trio.run(as_v2)
 
 
-def test_check_does_not_read_an_index_that_no_memory_holds(tmp_path: Path) -> None:
+def test_check_does_not_read_a_shard_index_larger_than_memory(tmp_path: Path) -> None:
     write_sharded(tmp_path, 1 << 34)
 
     async def main() -> None:

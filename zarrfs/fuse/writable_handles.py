@@ -1,4 +1,4 @@
-"""Open files and directories of a writable mount."""
+"""Writable mounts: open files and directories."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pyfuse3 import FileHandleT, FileInfo, FileNameT, FlagT, InodeT, ReaddirToke
 
 from zarrfs.config.options import Options
 from zarrfs.errors import NotDirectory, NotFound, Refused
-from zarrfs.fuse.attributes import REFUSALS, AttributeOperations, answering, changing
-from zarrfs.fuse.shown import OpenFile, handler
+from zarrfs.fuse.operations import OpenFile, handler
+from zarrfs.fuse.writable_attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.store.api import Info, Kind, join_key, split_key
 from zarrfs.store.overlay import Found, Merged, Overlay
 from zarrfs.system.localfiles import read_file
 
 
 @dataclasses.dataclass(slots=True)
-class OpenDirectory:
-    """An open directory: what it had when it was last read from its beginning."""
+class WritableDirectoryHandle:
+    """An open directory with the entries it had when it was last read from the start."""
 
     inode: int
     entries: list[Merged] | None = None
@@ -32,39 +32,39 @@ class OpenDirectory:
 
 
 class HandleOperations(AttributeOperations):
-    """The handlers of a writable mount that work on what is open."""
+    """The handlers of a writable mount for open files and directories."""
 
     def __init__(
         self, overlay: Overlay, options: Options, about: dict[str, Any], on_ready: Callable[[], None]
     ) -> None:
         super().__init__(overlay, options, about, on_ready)
-        self._listings: dict[int, OpenDirectory] = {}
-        self._unsynced: set[int] = set()  # inodes that were written to since they were synced
-        self._unsynced_gone = 0  # such that the kernel has forgotten
+        self._listings: dict[int, WritableDirectoryHandle] = {}
+        self._unsynced: set[int] = set()  # inodes written to since their last fsync
+        self._unsynced_gone = 0  # how many of those the kernel has forgotten
 
     def describe(self, operation: str, number: Any, name: Any = b"") -> str:
-        """As Operations.describe."""
+        """Return the key that a request is about, for the log."""
         if operation in ("write", "fsync"):
             return self._files[number].key
         if operation in ("readdir", "releasedir", "fsyncdir"):
-            return self.nodes.key(self._listings[number].inode)
+            return self.inodes.key(self._listings[number].inode)
         return super().describe(operation, number, name)
 
     @property
     def open_handles(self) -> int:
-        """How many files and directories are open."""
+        """The number of open files and directories."""
         return len(self._files) + len(self._listings)
 
     @property
     def unsynced(self) -> int | None:
-        """As ShownOperations.unsynced; a file that was removed counts as well."""
+        """The number of files written to and not synced since, removed ones included."""
         return len(self._unsynced) + self._unsynced_gone
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel drops inodes."""
+        """Lower lookup counts; dropped inodes that were never synced stay counted."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
-            if inode in self._unsynced and inode not in self.nodes:
+            if inode in self._unsynced and inode not in self.inodes:
                 self._unsynced.discard(inode)
                 self._unsynced_gone += 1
 
@@ -73,11 +73,11 @@ class HandleOperations(AttributeOperations):
     @handler
     @changing
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file. For writing it is copied up first; O_TRUNC leaves out its bytes."""
+        """Open a file. Opening for writing copies it up first, with O_TRUNC without its bytes."""
         if flags & (os.O_ACCMODE | os.O_TRUNC):
             await self.copy_up(inode, 0 if flags & os.O_TRUNC else None)
-            if not self.nodes.is_nameless(inode):
-                self.metadata_changes(self.nodes.key(inode))
+            if not self.inodes.is_nameless(inode):
+                self.metadata_changes(self.inodes.key(inode))
         if not self._in_upper(inode):
             info = await super().open(inode, flags, ctx)
             if not self._in_upper(inode):
@@ -87,13 +87,13 @@ class HandleOperations(AttributeOperations):
         self.counters["open"] += 1
         with self._path(inode) as path:
             descriptor = self._reopen(path, flags)
-        if inode in self.nodes.unsized:
+        if inode in self.inodes.unsized:
             self._keep_size(inode, os.fstat(descriptor).st_size)
         return self._opened_file(descriptor, inode)
 
     @handler
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
-        """[off, off + size) of a file, cut at its end."""
+        """Return the bytes [off, off + size) of a file, cut at its end."""
         file = self._files[fh]
         if not file.upper or file.descriptor is None:
             return await super().read(fh, off, size)
@@ -104,13 +104,13 @@ class HandleOperations(AttributeOperations):
 
     @handler
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
-        """Write all of `buf`; where there is no room for it, as much as there is, unless the kernel has it cached."""
+        """Write `buf`. On a full disk return the bytes written, or ENOSPC with a writeback cache."""
         file, done = self._files[fh], 0
         if file.descriptor is None or not file.upper:
             raise Refused(file.key, errno.EBADF)
         self.changes += 1
         self._unsynced.add(file.inode)
-        kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel's clock counts then
+        kept = os.fstat(file.descriptor) if self.enable_writeback_cache else None  # the kernel keeps times then
         try:
             done = os.pwrite(file.descriptor, buf, off)
             while done < len(buf):
@@ -118,7 +118,7 @@ class HandleOperations(AttributeOperations):
         except OSError as exc:
             if exc.errno in REFUSALS:
                 raise Refused(file.key, exc.errno) from exc
-            if not done or self.enable_writeback_cache:  # of pages that are written back, all or an error
+            if not done or self.enable_writeback_cache:  # writeback has no use for a short write
                 raise
         if kept is not None:
             os.utime(file.descriptor, ns=(kept.st_atime_ns, kept.st_mtime_ns))
@@ -137,11 +137,11 @@ class HandleOperations(AttributeOperations):
 
     @handler
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
-        """Write a file to the disk; with it the directories that copying it up has made."""
+        """Sync a file, and the parent directories that its copy-up created."""
         file = self._files[fh]
         if not file.upper or file.descriptor is None:
             return
-        self._unsynced.discard(file.inode)  # what is written meanwhile adds it again
+        self._unsynced.discard(file.inode)  # a concurrent write adds it again
         try:
             await trio.to_thread.run_sync(os.fdatasync if datasync else os.fsync, file.descriptor)
         except BaseException:
@@ -150,36 +150,36 @@ class HandleOperations(AttributeOperations):
         if file.inode in self._copied:
             self._copied.discard(file.inode)
             with contextlib.suppress(NotFound):
-                await trio.to_thread.run_sync(self._sync_directories, split_key(self.nodes.key(file.inode))[0])
+                await trio.to_thread.run_sync(self._sync_directories, split_key(self.inodes.key(file.inode))[0])
 
     # -- open directories
 
     @handler
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory."""
-        return self._handle(self._listings, OpenDirectory(inode))
+        return self._handle(self._listings, WritableDirectoryHandle(inode))
 
     @handler
     async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
-        """Send entries from offset `start_id` on. Offsets count the entries that were there when 0 was last read."""
+        """Send entries from offset `start_id` on. Offsets count the entries read when offset 0 was last requested."""
         self.counters["readdir"] += 1
         directory = self._listings[fh]
         if start_id == 0 or directory.entries is None:
             directory.changes = self.changes
             directory.entries = await self._entries(directory.inode)
         while start_id < 2:
-            key = self.nodes.key(directory.inode)
-            # the kernel counts no lookup for these two
-            inode = (self.nodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
+            key = self.inodes.key(directory.inode)
+            # the kernel counts no lookup for . and ..
+            inode = (self.inodes.peek(split_key(key)[0]) if start_id else directory.inode) or pyfuse3.ROOT_INODE
             entry = self._fill(self._new_entry(), Info("", Kind.DIRECTORY), inode)
             if not pyfuse3.readdir_reply(token, FileNameT(b".." if start_id else b"."), entry, start_id + 1):
                 return
             start_id += 1
-        if self.nodes.is_nameless(directory.inode):  # removed, with all that it had
+        if self.inodes.is_nameless(directory.inode):  # the directory was removed, so it is empty
             return
-        prefix = self.nodes.key(directory.inode)
+        prefix = self.inodes.key(directory.inode)
         entries = directory.entries
-        for position in range(start_id - 2, len(entries)):  # no slice: each of many replies would copy all that follow
+        for position in range(start_id - 2, len(entries)):  # no slice: every reply would copy the rest of the list
             name, status, info = entries[position]
             encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), Found(status, info)
             if self.under_way or self.changes != directory.changes:  # perhaps this one
@@ -203,43 +203,43 @@ class HandleOperations(AttributeOperations):
     @handler
     @answering
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """Write the names in a directory to the disk."""
+        """Sync the names in a directory."""
         inode = self._listings[fh].inode
         if inode not in self._gone:
-            await trio.to_thread.run_sync(self._sync_directories, self.nodes.key(inode))
+            await trio.to_thread.run_sync(self._sync_directories, self.inodes.key(inode))
 
     # -- parts
 
     async def _entries(self, inode: int) -> list[Merged]:
         while True:
-            key = self.nodes.key(inode)
+            key = self.inodes.key(inode)
             try:
                 return await self.overlay.entries(key)
             except (NotFound, NotDirectory):
-                if self.nodes.key(inode) == key:
+                if self.inodes.key(inode) == key:
                     raise
 
     def _reopen(self, path: str, flags: int) -> int:
-        """A descriptor for what the kernel may do with an open file. The kernel does O_APPEND and O_SYNC itself.
+        """Open a file of the upper with the access the kernel needs. The kernel implements O_APPEND and O_SYNC.
 
-        With O_APPEND of our own, pages of a mapping that are written back would land at the end.
+        With O_APPEND here, writeback of mapped pages would land at the end of the file.
         """
-        wanted = flags & (os.O_ACCMODE | os.O_TRUNC) | os.O_CLOEXEC
-        if self.enable_writeback_cache and wanted & os.O_ACCMODE == os.O_WRONLY:
-            with contextlib.suppress(PermissionError):  # to fill up pages that are written in part
-                return os.open(path, wanted & ~os.O_ACCMODE | os.O_RDWR)
-        return os.open(path, wanted)
+        access = flags & (os.O_ACCMODE | os.O_TRUNC) | os.O_CLOEXEC
+        if self.enable_writeback_cache and access & os.O_ACCMODE == os.O_WRONLY:
+            with contextlib.suppress(PermissionError):  # writeback reads the rest of partly written pages
+                return os.open(path, access & ~os.O_ACCMODE | os.O_RDWR)
+        return os.open(path, access)
 
     def _opened_file(self, descriptor: int, inode: int) -> FileInfo:
-        """The handle of an open file of the upper."""
+        """Register an open file of the upper and return its handle."""
         keep = self.overlay.immutable
         if not keep:
             status = os.fstat(descriptor)
             version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-            keep = self._versions.get(inode, version) == version
-            self._versions[inode] = version
+            keep = self._page_versions.get(inode, version) == version
+            self._page_versions[inode] = version
         try:
-            key = self.nodes.key(inode)
+            key = self.inodes.key(inode)
         except NotFound:
             key = ""
         fh = self._handle(self._files, OpenFile(key, inode, descriptor, upper=True))
@@ -247,12 +247,12 @@ class HandleOperations(AttributeOperations):
         return FileInfo(fh=fh, keep_cache=keep)
 
     def _sync_directories(self, key: str) -> None:
-        """fsync of a directory; in a merged tree of those above it too, which a copy may have made."""
+        """Sync a directory; in a merged tree also its parents, which a copy-up may have created."""
         while True:
             try:
                 descriptor = self.upper.open(key, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
-                pass  # nothing in it has changed
+                pass  # not in the upper: nothing in it has changed
             else:
                 try:
                     os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""How requests are waited for: tasks as pyfuse3 has them, on a socket in the place of /dev/fuse."""
+"""The session loop with tasks like those of pyfuse3, on a socket in place of /dev/fuse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handle = Callable[[bytes], Awaitable[None]]
 
 
 class Session:
-    """Requests are datagrams; each is answered by `handle`, as pyfuse3's session loop has it."""
+    """A session loop like that of pyfuse3: requests are datagrams, `handle` answers each."""
 
     def __init__(self, handle: Handle, waiting: object) -> None:
         self.requests, self.kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -29,7 +29,7 @@ class Session:
         self.ended = 0
 
     async def worker(self) -> None:
-        """One of the tasks."""
+        """Run one worker task."""
         while True:
             try:
                 async with self.lock:
@@ -41,13 +41,13 @@ class Session:
 
 
 class Rounds(trio.abc.Instrument):
-    """Counts rounds of the loop."""
+    """An instrument that counts scheduler passes."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def before_io_wait(self, timeout: float) -> None:
-        """One more."""
+        """Count one pass."""
         self.count += 1
 
 
@@ -62,7 +62,7 @@ def counted() -> Iterator[Rounds]:
 
 
 async def rounds_for(waiting: object, requests: int) -> int:
-    """How many rounds of the loop it takes to answer what is there."""
+    """Return how many scheduler passes it takes to answer pending requests."""
     answered = 0
     done = trio.Event()
 
@@ -86,15 +86,15 @@ async def rounds_for(waiting: object, requests: int) -> int:
 
 
 @trio_test
-async def test_requests_that_are_there_are_taken_in_one_round() -> None:
-    """Eight at a time; with trio's own lock and wait it is a round or more for each."""
+async def test_pending_requests_are_taken_in_one_scheduler_pass() -> None:
+    """Eight at a time; with trio's own lock and wait each takes a pass or more."""
     assert await rounds_for(Waiting(), 64) <= 64 / 8 + 4
     assert await rounds_for(trio, 64) >= 64
 
 
 @trio_test
-async def test_other_tasks_run_though_requests_never_end() -> None:
-    """A handler that leads to the next request at once keeps nobody from running."""
+async def test_endless_requests_do_not_starve_other_tasks() -> None:
+    """A handler that triggers the next request at once leaves time for other tasks."""
     answered, seen = 0, []
     done = trio.Event()
 
@@ -125,8 +125,8 @@ async def test_other_tasks_run_though_requests_never_end() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 @trio_test
-async def test_a_request_that_takes_long_keeps_no_other_waiting(workers: int) -> None:
-    """While all tasks but one wait for something, that one answers."""
+async def test_a_slow_request_blocks_no_other(workers: int) -> None:
+    """While all workers but one wait, that one answers."""
     answered: list[bytes] = []
     let_go = trio.Event()
 
@@ -152,8 +152,8 @@ async def test_a_request_that_takes_long_keeps_no_other_waiting(workers: int) ->
 
 
 @trio_test
-async def test_a_task_that_is_cancelled_while_it_waits() -> None:
-    """Its place in the queue goes to nobody, and the others go on."""
+async def test_a_waiting_task_can_be_cancelled() -> None:
+    """Its place in the queue is dropped, and the others continue."""
     answered = trio.Event()
 
     async def handle(_: bytes) -> None:
@@ -181,7 +181,7 @@ async def test_a_task_that_is_cancelled_while_it_waits() -> None:
 
 @trio_test
 async def test_all_tasks_end_when_the_mount_does() -> None:
-    """As pyfuse3.terminate() has it: one is told, and the others look for themselves."""
+    """As with pyfuse3.terminate(): one task is notified, the others find out themselves."""
 
     async def handle(_: bytes) -> None:
         raise AssertionError("there is no request")
@@ -199,8 +199,8 @@ async def test_all_tasks_end_when_the_mount_does() -> None:
 
 
 @trio_test
-async def test_pyfuse3_waits_with_it_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And has its own afterwards."""
+async def test_pyfuse3_uses_the_stand_in_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyfuse3 has its own trio back afterwards."""
     seen = []
 
     async def main(*_: int) -> None:

@@ -1,7 +1,7 @@
-"""What a writable mount shows of files, and how it changes that: attributes and extended attributes.
+"""Writable mounts: lookup, attributes, extended attributes, and copying files up.
 
-The upper is a local file system: calls that only touch its caches (stat, pwrite, rename, ...) are made in the loop,
-as a visit to a thread costs more than most of them. Copying up and fsync go to threads.
+The upper directory lies on a local file system. Calls that mostly touch its caches (stat, pwrite, rename, ...) run on
+the event loop, as passing them to a thread costs more than most of them. Copy-up and fsync run in threads.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from pyfuse3 import (
 
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, Refused
-from zarrfs.fuse.nodes import NodeTable, file_of
-from zarrfs.fuse.operations import Operations
-from zarrfs.fuse.shown import OpenFile, handler
-from zarrfs.fuse.staleness import is_metadata, warn_of_stale
+from zarrfs.fuse.inodes import WritableInodeTable, file_of
+from zarrfs.fuse.operations import OpenFile, Operations, handler
+from zarrfs.fuse.stale_metadata import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
 from zarrfs.store.overlay import Found, Overlay
@@ -39,8 +38,8 @@ from zarrfs.store.overlay import Found, Overlay
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OURS = b"user.zarrfs."  # extended attributes that are answered, not kept
-_KEPT = (b"user.", b"trusted.")  # extended attributes that a file of the upper may have
+_SYNTHETIC = b"user.zarrfs."  # extended attributes that the mount answers itself and never stores
+_STORED = (b"user.", b"trusted.")  # extended attributes that files of the upper directory may have
 _ITSELF = os.O_PATH | os.O_NOFOLLOW
 _ANSWERS = {errno.ENOENT: NotFound, errno.ENOTDIR: NotDirectory, errno.EISDIR: IsDirectory}
 REFUSALS = frozenset(
@@ -52,7 +51,7 @@ REFUSALS = frozenset(
 
 
 def answering(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """A handler that makes system calls on the upper: what they refuse is an answer, not a failure."""
+    """Wrap a handler that makes system calls on the upper: a refusal becomes its answer, not a logged failure."""
 
     @functools.wraps(method)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -70,7 +69,7 @@ def answering(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
 
 
 def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """An answering() handler that changes files, which is noted: listings then look at their entries again."""
+    """Wrap a handler that changes files, as answering(), and count the change: open listings then stat again."""
     answered = answering(method)
 
     @functools.wraps(method)
@@ -87,7 +86,7 @@ def changing(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corouti
 
 
 class AttributeOperations(Operations):
-    """The handlers of a writable mount that look at files, and change what is known of them."""
+    """The handlers of a writable mount for names and attributes of existing files."""
 
     may_push = False
 
@@ -97,20 +96,20 @@ class AttributeOperations(Operations):
         super().__init__(overlay, options, about, on_ready, overlay.lower)
         self.overlay, self.upper = overlay, overlay.upper
         overlay.mode_of = self.permissions.unmasked
-        self.inodes = self.nodes = NodeTable()
+        self.inodes: WritableInodeTable = WritableInodeTable()
         lower = overlay.lower
-        # The kernel then keeps sizes itself, so it has to be told the right ones at once; and what others see of a
-        # directory that is its own upper has to be there at once.
+        # With a writeback cache the kernel owns sizes, so it needs correct ones from the first lookup on. A directory
+        # that is its own upper has other users, who must see writes at once.
         self.enable_writeback_cache = lower is not None and lower.immutable and lower.sizes_known
-        self.changes = 0  # how often something was changed
-        self.under_way = 0  # changes that have begun
+        self.changes = 0  # changes made so far
+        self.under_way = 0  # changes that are under way
         self._opened: dict[int, set[FileHandleT]] = {}  # open files by inode
-        self._gone: dict[int, int | Info] = {}  # inodes without a name: an O_PATH descriptor, or of the lower store
-        self._stale: set[str] = set()  # consolidated documents that the log has told of
-        self._copied: set[int] = set()  # inodes whose new directories nobody has told to be written to the disk
+        self._gone: dict[int, int | Info] = {}  # nameless inodes: an O_PATH descriptor, or the lower store's Info
+        self._stale: set[str] = set()  # consolidated documents already logged
+        self._copied: set[int] = set()  # copied-up inodes whose new parent directories were not synced yet
 
     def metadata_changes(self, key: str) -> None:
-        """Somebody writes, removes or renames `key`: if it is metadata, what was consolidated may be stale."""
+        """Note a change of `key`: if it is Zarr metadata, check in the background for stale consolidated metadata."""
         if self.background is not None and is_metadata(key):
             self.background.start_soon(warn_of_stale, self.overlay, key, self._stale)
 
@@ -118,13 +117,13 @@ class AttributeOperations(Operations):
 
     @handler
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
-        """The entry `name` of a directory; an absent one is answered so that the kernel remembers it."""
+        """Look up `name` in a directory; an absent name becomes a negative entry of the kernel."""
         self.counters["lookup"] += 1
         try:
             key, found = await self._find(parent_inode, name)
         except NotFound:
             with contextlib.suppress(NotFound):  # of the parent
-                self.nodes.unlink(self._key_in(parent_inode, name))
+                self.inodes.unlink(self._key_in(parent_inode, name))
             entry = EntryAttributes()
             entry.st_ino = InodeT(0)
             entry.entry_timeout = self._negative_timeout
@@ -133,12 +132,12 @@ class AttributeOperations(Operations):
 
     @handler
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
-        """The attributes of an inode, with or without a name."""
+        """Stat an inode, also one without a name."""
         return await self._attributes(inode)
 
     @handler
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
-        """The target of a symbolic link."""
+        """Return the target of a symbolic link."""
         gone = self._gone.get(inode)
         if isinstance(gone, int):
             return FileNameT(os.readlink(b"", dir_fd=gone))
@@ -158,18 +157,18 @@ class AttributeOperations(Operations):
         fh: FileHandleT | None,
         ctx: RequestContext,
     ) -> EntryAttributes:
-        """Size, owner, permission bits and times, as far as `fields` says."""
+        """Set size, owner, permission bits and times, those that `fields` names; copies the file up."""
         gone, owner = self._gone.get(inode), fields.update_uid or fields.update_gid
-        if isinstance(gone, Info) and not owner:  # nobody but who has it open will ever see it
+        if isinstance(gone, Info) and not owner:  # visible to its open handles only
             mode = stat.S_IMODE(attr.st_mode) if fields.update_mode else gone.mode
             mtime = attr.st_mtime_ns if fields.update_mtime else gone.mtime_ns
             self._gone[inode] = gone._replace(mode=mode, mtime_ns=mtime)
             return await self._attributes(inode)
         if not (owner or fields.update_size or fields.update_mode or fields.update_atime or fields.update_mtime):
-            return await self._attributes(inode)  # the time of change alone, of a file that lost or got a name
+            return await self._attributes(inode)  # ctime alone, after link or unlink: the upper sets it itself
         await self.copy_up(inode, attr.st_size if fields.update_size else None)
         file = self._files.get(fh) if fh is not None else None
-        # not by a descriptor, which may be open for reading only, where the size changes
+        # by path to change the size: the descriptor may be open for reading only
         with self._path(inode) if fields.update_size else self._reached(inode) as path:
             if fields.update_size:
                 self._truncate(path, file, attr.st_size)
@@ -187,19 +186,19 @@ class AttributeOperations(Operations):
         return await self._attributes(inode) if stat.S_ISDIR(status.st_mode) else self._fill_status(status, inode)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
-        """The kernel drops inodes."""
+        """Lower lookup counts; close the descriptors of nameless inodes that are dropped."""
         await super().forget(inode_list)
         for inode, _ in inode_list:
-            if inode in self._gone and inode not in self.nodes:
+            if inode in self._gone and inode not in self.inodes:
                 gone = self._gone.pop(inode)
                 if isinstance(gone, int):
                     os.close(gone)
-            if inode in self._copied and inode not in self.nodes:
+            if inode in self._copied and inode not in self.inodes:
                 self._copied.discard(inode)
 
     @handler
     async def statfs(self, ctx: RequestContext) -> StatvfsData:
-        """Bytes and entries of the file system that the upper lies on."""
+        """Report the file system that holds the upper directory."""
         status, data = os.statvfs(self.upper.path), StatvfsData()
         for name in (
             "f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_namemax"
@@ -212,8 +211,8 @@ class AttributeOperations(Operations):
     @handler
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
-        """What a file of the upper has; user.zarrfs.* as in a mount that is read-only."""
-        if not name.startswith(_KEPT) or name.startswith(_OURS):
+        """Return an attribute of a file of the upper; user.zarrfs.* as a read-only mount does."""
+        if not name.startswith(_STORED) or name.startswith(_SYNTHETIC):
             return await super().getxattr(inode, name, ctx)
         if not self._in_upper(inode):
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
@@ -223,18 +222,18 @@ class AttributeOperations(Operations):
     @handler
     @answering
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
-        """The names that getxattr answers."""
+        """List the attributes of a file of the upper, or those of a read-only mount."""
         if not self._in_upper(inode):
             return await super().listxattr(inode, ctx)
-        names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # user.zarrfs.source would be copied for nothing
+        names = [MOUNT_XATTR] if inode == pyfuse3.ROOT_INODE else []  # cp -a would copy user.zarrfs.source for nothing
         with self._path(inode) as path:
             found = (XAttrNameT(os.fsencode(name)) for name in os.listxattr(path))
-            return names + [name for name in found if name.startswith(_KEPT) and not name.startswith(_OURS)]
+            return names + [name for name in found if name.startswith(_STORED) and not name.startswith(_SYNTHETIC)]
 
     @handler
     @changing
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
-        """Set an attribute of a file, which is copied up."""
+        """Set an extended attribute; copies the file up."""
         await self._may_change(inode, name)
         with self._path(inode) as path:
             os.setxattr(path, name, value)
@@ -242,65 +241,65 @@ class AttributeOperations(Operations):
     @handler
     @changing
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
-        """Remove an attribute of a file."""
-        if not self._in_upper(inode) and not name.startswith(_OURS):
+        """Remove an extended attribute."""
+        if not self._in_upper(inode) and not name.startswith(_SYNTHETIC):
             raise pyfuse3.FUSEError(pyfuse3.ENOATTR)
         await self._may_change(inode, name)
         with self._path(inode) as path:
             os.removexattr(path, name)
 
     async def _may_change(self, inode: int, name: bytes) -> None:
-        if name.startswith(_OURS) or not name.startswith(_KEPT):  # mv and cp -a pass over what is not supported
+        if name.startswith(_SYNTHETIC) or not name.startswith(_STORED):  # mv and cp -a ignore EOPNOTSUPP
             raise Refused("", errno.EOPNOTSUPP)
         await self.copy_up(inode)
 
     # -- parts
 
     async def copy_up(self, inode: int, size: int | None = None) -> None:
-        """Let an inode be in the upper, of a file only the first `size` bytes; who reads it reads it there."""
+        """Copy an inode to the upper directory, with `size` only its first bytes; open handles move to the copy."""
         if self._in_upper(inode):
             return
-        key = self.nodes.key(inode)
+        key = self.inodes.key(inode)
         below = await self.overlay.below(key)
-        other = below is not None and below.kind is Kind.FILE and self.nodes.is_other(inode, below.identity)
-        if other or self.nodes.is_superseded(inode, key):
-            raise Refused(key, errno.ESTALE)  # the kernel looks the name up again
+        other = below is not None and below.kind is Kind.FILE and self.inodes.is_other(inode, below.identity)
+        if other or self.inodes.is_superseded(inode, key):
+            raise Refused(key, errno.ESTALE)  # the kernel repeats the lookup
         try:
             status = await self.overlay.copy_up(key, size)
         except NotFound:
-            if self.nodes.is_nameless(inode):
+            if self.inodes.is_nameless(inode):
                 raise Refused(key, errno.ESTALE) from None
             raise
-        if self.nodes.file(inode) is not None:
+        if self.inodes.file(inode) is not None:
             return
-        if self.nodes.is_nameless(inode) or self.nodes.key(inode) != key:  # what has the name now is another file
+        if self.inodes.is_nameless(inode) or self.inodes.key(inode) != key:  # another file has the name now
             raise Refused(key, errno.ESTALE)
-        self.nodes.bind(inode, file_of(status))
+        self.inodes.bind(inode, file_of(status))
         self._copied.add(inode)
         for fh in self._opened.get(inode, ()):
             file = self._files[fh]
             descriptor = self.upper.open(key, os.O_RDONLY)
             if file.descriptor is None:
                 file.descriptor = descriptor
-            else:  # in its place, as a thread may be reading
+            else:  # keep the number: a thread may be reading from it
                 os.dup2(descriptor, file.descriptor, inheritable=False)
                 os.close(descriptor)
             file.upper = True
-        with contextlib.suppress(OSError):  # owner, blocks and time of change may be others now
+        with contextlib.suppress(OSError):  # owner, blocks and ctime may differ now
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
     @contextlib.contextmanager
     def losing(self, key: str, found: Found) -> Iterator[None]:
-        """What is done meanwhile takes the name `key` from its file: that is kept for whoever has it open."""
-        inode = self.nodes.peek(key)
+        """Keep the file at `key` for its open handles while the body of the with statement removes that name."""
+        inode = self.inodes.peek(key)
         held: int | Info | None = None
         if inode is not None and inode not in self._gone:
             assert found.status is not None or found.info is not None
             held = self.upper.open(key, _ITSELF) if found.info is None or found.status is not None else found.info
         try:
             yield
-            self.nodes.unlink(key)
-            if inode is not None and held is not None and self.nodes.is_nameless(inode):
+            self.inodes.unlink(key)
+            if inode is not None and held is not None and self.inodes.is_nameless(inode):
                 self._gone[inode] = held._replace(links=0) if isinstance(held, Info) else held
                 held = None
         finally:
@@ -308,22 +307,22 @@ class AttributeOperations(Operations):
                 os.close(held)
 
     def _in_upper(self, inode: int) -> bool:
-        """Whether an inode is a file of the upper, as far as has been seen."""
-        return self.nodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
+        """Return whether an inode is known to be in the upper directory."""
+        return self.inodes.file(inode) is not None or inode in self._gone or inode == pyfuse3.ROOT_INODE
 
     @contextlib.contextmanager
     def _path(self, inode: int) -> Iterator[str]:
-        """A path by which system calls reach the file of an inode in the upper, though it has no name or is a link."""
+        """Yield a path to an inode's file in the upper that works for nameless files and symlinks, too."""
         gone = self._gone.get(inode)
         if isinstance(gone, Info):
             raise Refused(gone.name, errno.ESTALE)
         if gone is not None:
             yield f"/proc/self/fd/{gone}"
             return
-        key = self.nodes.key(inode)
+        key = self.inodes.key(inode)
         descriptor = self.upper.open(key, _ITSELF)
         try:
-            wanted = self.nodes.file(inode)
+            wanted = self.inodes.file(inode)
             if wanted is not None and file_of(os.fstat(descriptor)) != wanted:  # another file has taken the name
                 raise Refused(key, errno.ESTALE)
             yield f"/proc/self/fd/{descriptor}"
@@ -332,7 +331,7 @@ class AttributeOperations(Operations):
 
     @contextlib.contextmanager
     def _reached(self, inode: int) -> Iterator[int | str]:
-        """As _path(), or a descriptor, for system calls that take either."""
+        """Yield an open descriptor, or a path as _path() does, for system calls that take either."""
         held = self._held_open(inode)
         if held is not None:
             yield held
@@ -341,7 +340,7 @@ class AttributeOperations(Operations):
             yield path
 
     def _held_open(self, inode: int) -> int | None:
-        """A descriptor of a file of the upper that somebody has open: no way there has to be walked again."""
+        """Return the descriptor of an open file of the upper: saves walking its path again."""
         for fh in self._opened.get(inode, ()):
             file = self._files[fh]
             if file.upper:
@@ -349,7 +348,7 @@ class AttributeOperations(Operations):
         return None
 
     async def _find(self, inode: int, name: bytes = b"") -> tuple[str, Found]:
-        """(key, what is there) of an inode, or an entry of it, though directories above be renamed meanwhile."""
+        """Find an inode, or its entry `name`, in the overlay: (key, Found). Retried after a concurrent rename."""
         while True:
             key = self._key_in(inode, name)
             try:
@@ -362,17 +361,17 @@ class AttributeOperations(Operations):
                     return key, found
 
     def _key_in(self, inode: int, name: bytes = b"") -> str:
-        key = self.nodes.key(inode)
+        key = self.inodes.key(inode)
         if name in (b"", b"."):
             return key
         return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
 
     def _looked_up(self, key: str, found: Found) -> int:
-        """The inode of what is at `key`, counted."""
+        """Return the inode of what is at `key`, with one lookup counted."""
         if found.status is not None:
-            return self.nodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
+            return self.inodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
         assert found.info is not None
-        return self.nodes.lookup(key, found.info.kind, found.info.identity)
+        return self.inodes.lookup(key, found.info.kind, found.info.identity)
 
     async def _attributes(self, inode: int) -> EntryAttributes:
         gone = self._gone.get(inode)
@@ -389,20 +388,20 @@ class AttributeOperations(Operations):
             if named is not None:
                 return named
             taken = True
-        for fh in self._opened.get(inode, ()):  # removed by somebody else: a plain directory has other users
+        for fh in self._opened.get(inode, ()):  # removed from outside: a plain directory has other users
             file = self._files[fh]
             if file.descriptor is not None:
                 return self._fill_status(os.fstat(file.descriptor), inode)
             if file.value is not None:
                 return self._fill(self._new_entry(), file.value.info, inode)
-        if taken:  # by another file: the kernel looks the name up again
+        if taken:  # another file has the name: the kernel repeats the lookup
             raise Refused("", errno.ESTALE)
         raise NotFound(f"inode {inode}")
 
     async def _named_attributes(self, inode: int) -> EntryAttributes | None:
-        """The attributes of what has the name of an inode; None where that is another file. NotFound."""
-        key, wanted = self.nodes.key(inode), self.nodes.file(inode)
-        if self.nodes.is_superseded(inode, key):
+        """Stat an inode by its name; None if another file has that name. NotFound."""
+        key, wanted = self.inodes.key(inode), self.inodes.file(inode)
+        if self.inodes.is_superseded(inode, key):
             return None
         if wanted is not None and (not stat.S_ISDIR(wanted[2]) or self.overlay.lacks(key)):  # nothing to merge
             status = self.upper.status(key)
@@ -411,7 +410,7 @@ class AttributeOperations(Operations):
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
             found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
-            if not self.nodes.is_other(inode, found.info.identity if found.info is not None else None):
+            if not self.inodes.is_other(inode, found.info.identity if found.info is not None else None):
                 return self._fill_found(found, inode)
         elif found.status is not None and wanted in (None, file_of(found.status)):
             return self._fill_found(found, inode)
@@ -424,7 +423,7 @@ class AttributeOperations(Operations):
         return self._fill(self._new_entry(), found.info, inode)
 
     def _fill_status(self, status: os.stat_result, inode: int, merged: bool = False) -> EntryAttributes:
-        """The attributes of a file of the upper; of a merged directory nobody counts the links."""
+        """Fill an entry from a stat of the upper; a merged directory has st_nlink 1: not counted."""
         entry = EntryAttributes()
         entry.st_ino = InodeT(inode)
         entry.st_mode = pyfuse3.ModeT(self.permissions.of_upper(status.st_mode))
@@ -439,6 +438,6 @@ class AttributeOperations(Operations):
 
     def _truncate(self, path: str | int, file: OpenFile | None, size: int) -> None:
         if file is not None and file.upper and file.descriptor is not None:
-            os.ftruncate(file.descriptor, size)  # who has it open for writing needs no permission any more
+            os.ftruncate(file.descriptor, size)  # a handle opened for writing needs no permission again
         else:
             os.truncate(path, size)

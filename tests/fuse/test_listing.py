@@ -1,4 +1,4 @@
-"""Open directories: whatever is asked for in whatever order, the entries are right and lookups are counted once."""
+"""Open directories: any sequence of requests gets the right entries, and every lookup is counted once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from zarrfs.errors import ReadError
 from zarrfs.fuse import listing
 from zarrfs.fuse.inodes import InodeTable
 from zarrfs.fuse.listing import DirectoryHandle
-from zarrfs.fuse.writes import WritableOperations
+from zarrfs.fuse.writable import WritableOperations
 from zarrfs.store.api import Info, Kind
 from zarrfs.store.overlay import Overlay
 from zarrfs.store.upper import Upper
 
 
 class Names:
-    """As much of a store as a listing needs."""
+    """A store with as much as a listing needs."""
 
     def __init__(self, count: int, fails_after: int | None = None) -> None:
         self.names = [f"{number:04}" for number in range(count)]
@@ -42,7 +42,7 @@ class Names:
 
 
 def known(inodes: InodeTable) -> Counter[str]:
-    """How often the kernel would have to forget each key."""
+    """Return the lookup count of each key, which the kernel would have to forget."""
     root = int(pyfuse3.ROOT_INODE)
     return Counter({key: 1 + inodes._more.get(inode, 0) for inode, key in inodes._keys.items() if inode != root})
 
@@ -64,8 +64,8 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(deadline=None, max_examples=600)
 @given(count=st.integers(0, 25), fails=st.none() | st.integers(0, 25), steps=STEPS, more=st.booleans())
-def test_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], more: bool) -> None:
-    """Entries before a failure are given; from there on every request fails, or ends a reply that has entries."""
+def test_requests_in_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], more: bool) -> None:
+    """Entries before a failure are sent; from there on every request fails, or ends a reply that holds entries."""
     fails = None if fails is None or fails >= count else fails
     end = count if fails is None else fails
 
@@ -102,8 +102,8 @@ def test_any_order(count: int, fails: int | None, steps: list[tuple[str, int]], 
     trio.run(main)
 
 
-def test_a_failure_while_preparing_is_told_to_who_asks() -> None:
-    """Once the entries before it are sent, and no other thing is told until it is listed anew."""
+def test_a_failure_while_preparing_is_raised_by_the_next_request() -> None:
+    """It is raised once the entries before it are sent, and until the listing is restarted."""
 
     async def main() -> None:
         inodes = InodeTable()
@@ -125,7 +125,7 @@ def test_a_failure_while_preparing_is_told_to_who_asks() -> None:
     trio.run(main)
 
 
-def test_preparing_and_asking_at_the_same_time() -> None:
+def test_prepare_and_entries_run_concurrently() -> None:
     async def main() -> None:
         inodes = InodeTable()
         directory, names = DirectoryHandle(Names(50), "d", inodes), []  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_preparing_and_asking_at_the_same_time() -> None:
 
 
 class Touched(list[Any]):
-    """A list that counts the elements that are taken from it, also those that are only passed over."""
+    """A list that counts accesses to its elements, iteration and slices included."""
 
     count = 0
 
@@ -158,7 +158,7 @@ class Touched(list[Any]):
 
 
 def test_a_writable_directory_is_listed_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes some twenty entries at a time, of however many; each reply must not touch all that follow."""
+    """The kernel takes some twenty entries a reply; no reply may touch all that follow."""
     names, sent, room = [f"{number:04}" for number in range(1000)], list[str](), 0
     for name in names:
         (tmp_path / name).touch()

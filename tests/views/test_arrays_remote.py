@@ -1,4 +1,4 @@
-"""view=arrays over values behind HTTP: fetched ahead of who reads in order, and failing where they fail."""
+"""view=arrays over HTTP: prefetching for sequential readers, and errors of the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 4  # of a chunk
 
 
 def with_set(directory: Path, faulty: Faulty, use: Callable[[Store], Awaitable[None]], compressed: bool) -> None:
-    """Run `use` with a view of a reference set whose chunks are values of the server."""
+    """Run `use` with a view of a reference set whose chunks lie on the server."""
     import zlib
 
     refs: dict[str, object] = {".zgroup": '{"zarr_format": 2}'}
@@ -49,7 +49,7 @@ def with_set(directory: Path, faulty: Faulty, use: Callable[[Store], Awaitable[N
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_reader_in_order_finds_chunks_fetched(tmp_path: Path, faulty: Faulty, compressed: bool) -> None:
+def test_a_sequential_reader_finds_chunks_prefetched(tmp_path: Path, faulty: Faulty, compressed: bool) -> None:
     wanted = ITEMS.copy()
     wanted[5 * ROWS : 6 * ROWS] = 7
 
@@ -70,7 +70,7 @@ def test_a_reader_in_order_finds_chunks_fetched(tmp_path: Path, faulty: Faulty, 
     with_set(tmp_path, faulty, check, compressed)
 
 
-def test_a_chunk_that_the_server_refuses_is_no_fill_value(tmp_path: Path, faulty: Faulty) -> None:
+def test_a_chunk_that_the_server_refuses_is_not_the_fill_value(tmp_path: Path, faulty: Faulty) -> None:
     async def check(view: Store) -> None:
         faulty.put("/3", b"", forever=404)
         size = ROWS * 4096
