@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -29,8 +29,9 @@ from zarrfs.copying import destination_directory as filling
 from zarrfs.copying.destination_directory import DestinationDirectory
 from zarrfs.copying.destination_journal import forget
 from zarrfs.errors import SourceError, UsageError
-from zarrfs.store.api import Info, Kind, Store
+from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.store.directory import FileSystemStore
+from zarrfs.store.values import KeyedValue
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
 
@@ -246,8 +247,8 @@ def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
             extract({"f": file("x")}, place / "new")
 
 
-class Odd:
-    """A store of a directory of two large files of sizes that only info() tells; one fails as nobody expects."""
+class Odd(Store):
+    """A directory of two large files whose sizes only info() knows; reading one of them raises an unexpected error."""
 
     immutable, size, when = True, 9 << 20, 10**18
 
@@ -263,6 +264,12 @@ class Odd:
             found = await self.info(f"{prefix}/{name}".lstrip("/"))
             yield found._replace(size=None) if prefix else found
 
+    async def open(self, key: str) -> Value:
+        return KeyedValue(self, key, await self.info(key))
+
+    async def aclose(self) -> None:
+        pass
+
     async def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
         if key == "d/a":
             self.failed.set()
@@ -274,14 +281,14 @@ class Odd:
 
 def test_what_nobody_expected_is_a_failure_like_any_other(tmp_path: Path) -> None:
     """The directory is done once, when its other file is there."""
-    report = write(cast(Store, Odd()), tmp_path / "out", keep_going=True)
+    report = write(Odd(), tmp_path / "out", keep_going=True)
     assert [(bad.key, bad.reason) for bad in report.failed] == [("d/a", "odd")]
     assert (report.files, report.directories) == (1, 1)
     found = snapshot(tmp_path / "out")
     assert found.keys() == {"", "d", "d/b"}
     assert (found["d"].mode, found["d"].mtime_ns, found["d/b"].data) == (0o555, Odd.when, b"\1" * Odd.size)
     with pytest.raises(SourceError, match="d/a: RuntimeError: odd"):
-        write(cast(Store, Odd()), tmp_path / "other")
+        write(Odd(), tmp_path / "other")
 
 
 def test_another_file_system_within(tmp_path: Path) -> None:
@@ -355,7 +362,7 @@ def test_nothing_that_appears_meanwhile_is_replaced(tmp_path: Path, monkeypatch:
         (tmp_path / "out/f").write_bytes(b"theirs")
         return verdict
 
-    monkeypatch.setattr(filling.Filling, "judge", slow)
+    monkeypatch.setattr(filling.DestinationDirectory, "judge", slow)
     with pytest.raises(SourceError, match="f: is there already"):
         extract({"f": file("ours")}, tmp_path / "out")
     assert (tmp_path / "out/f").read_bytes() == b"theirs"

@@ -126,7 +126,7 @@ def test_a_directory_that_is_gone_is_not_another(tmp_path: Path) -> None:
     with opened({"d/f": file("x")}, type="archive") as (store, _plan):
         filling = DestinationDirectory(str(tmp_path / "out"))
         forked = CopyProcesses(
-            store, filling, Picking((), ()), 1, sums=False, set_ids=False, fail=lambda key, exc: None
+            store, store.blocking(), filling, Picking((), ()), 1, sums=False, set_ids=False, fail=lambda key, exc: None
         )
         entry = ("f", 0, 1, 0o644, 5, None, None, [(0, 1, b"x", "", 0)])
         assert forked._write([("d", True, [entry])], memoryview(b"")) == [(b"\0", None)]

@@ -89,7 +89,7 @@ def test_what_is_noted_is_written_soon(tmp_path: Path) -> None:
 
 WRITER = """
 import itertools, sys, trio
-from zarrfs.store import recording
+from zarrfs.prefetch import recording
 recording._INTERVAL = 0.002
 async def main():
     recorder = recording.Recorder(sys.argv[1])
