@@ -16,7 +16,7 @@ import trio.lowlevel
 from tests.unit.keyreaders import CHUNK, TINY, Outcome, RecordingStore, a_store, grid, listed, read_all
 from zarrfs.errors import ReadError
 from zarrfs.prefetch.readahead import KeyReadAhead
-from zarrfs.store import readahead
+from zarrfs.store.index import IndexStore
 
 SQUARE = grid(100, 100)
 
@@ -102,7 +102,7 @@ def test_what_chunks_are_called(form: dict[str, str], tmp_path: Path) -> None:
 
 def test_in_the_order_of_names_nothing_is_fetched_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After 99, which comes last, chunk 100 would be next: it was read long ago. Asking for names costs requests."""
-    monkeypatch.setattr(readahead, "ReferenceStore", type("Nothing", (), {}))
+    monkeypatch.setattr(IndexStore, "knows_names", False)
     keys = grid(400, 1, 1, separator="/", prefix="b/c/")
     outcome = read_all(a_store(tmp_path, keys), sorted(keys))
     asked = Counter(key for batch in outcome.batches for key in batch)
