@@ -409,7 +409,7 @@ class Blocks:
             self._begin_write(functools.partial(self._disk.remember, wanted.target, version))
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
-        """What was fetched for many small wants goes to the disk as one."""
+        """Write the merged range of many small reads to the disk in one piece."""
         wanted = Wanted(system, path, start, start + len(found.data))
         if self._disk is not None:
             if wanted.at not in self._pins:
@@ -465,7 +465,7 @@ class Blocks:
         self._writes += 1
 
     async def _later(self, work: Callable[[], None]) -> None:
-        """What _write_begins() has announced."""
+        """End a write that _write_begins() announced."""
         try:
             await trio.to_thread.run_sync(work, limiter=self._writers)
         finally:

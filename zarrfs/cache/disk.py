@@ -62,7 +62,7 @@ class DiskCache:
         self.claims = Claims(self._layout, self._keeps)
 
     def version(self, target: str, newer_than: float) -> Version | None:
-        """What `target` was when its server was last asked, if that was after `newer_than` (seconds since 1970)."""
+        """Return the version of `target` that its server last gave, if after `newer_than` (seconds since 1970)."""
         name = _record_name(target)
         try:
             return self._recorded(name, newer_than)
@@ -117,7 +117,7 @@ class DiskCache:
     def read_now(
         self, target: str, version: Version | None, newer_than: float, start: int, stop: int
     ) -> tuple[Version, Buffer, str] | None:
-        """What version() and read() give, where that needs no waiting; None: ask these, in a thread.
+        """Return what version() and read() would, if that needs no waiting; None: call these, in a thread.
 
         `version` is None where it is not known yet. It takes the time of a copy, of at most _NOW bytes. The third is
         the name of the block if touch() is due, else "".
@@ -193,7 +193,7 @@ class DiskCache:
     # -- reading
 
     def _recorded(self, name: str, newer_than: float, now: bool = False) -> Version | None:
-        """What the record `name` says, if it was seen after `newer_than`. OSError, Damaged."""
+        """Return the record `name` if it was written or touched after `newer_than`. OSError, Damaged."""
         text, seen = self._layout.load_record(name, now)
         return parse_record(text, name)[0] if newer_than < seen < time.time() + SKEW else None
 

@@ -1,4 +1,4 @@
-"""What zarrfs cache does with blocks: list them by target, prune, clear, verify. Safe while mounts use them."""
+"""`zarrfs cache` on blocks: list them by target, prune, clear, verify. Safe while mounts use them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNKNOWN = "unknown"  # the source of blocks whose version record has gone, or th
 
 @dataclasses.dataclass
 class Target:
-    """What is kept of one target, in all its versions; times in seconds since 1970."""
+    """The cached blocks of one target, all its versions; times in seconds since 1970."""
 
     source: str = UNKNOWN  # its URL without secrets
     blocks: int = 0  # files
@@ -33,7 +33,7 @@ class Target:
 
 @dataclasses.dataclass
 class Verified:
-    """What verify() has found; bytes are those of blocks, without headers."""
+    """The result of verify(); bytes are those of blocks, without headers."""
 
     checked: int = 0
     bytes: int = 0
@@ -42,7 +42,7 @@ class Verified:
 
 
 def targets(directory: str) -> list[Target]:
-    """What is kept in `directory` by target, the one last used first. UsageError if it cannot be read."""
+    """Return the contents of `directory` by target, most recently used first. UsageError if it cannot be read."""
     return _by_target(_layout(directory), lambda _name, _status: True)
 
 

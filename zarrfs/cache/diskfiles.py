@@ -57,7 +57,7 @@ class Damaged(Exception):
 
 
 class Block(NamedTuple):
-    """What a block's file holds."""
+    """The contents of a block's file."""
 
     start: int  # of its first byte in the target
     data: memoryview

@@ -70,7 +70,7 @@ class Ages:
 
 
 class Space:
-    """How much may be written to a cache directory. Thread-safe; methods raise OSError where the disk fails."""
+    """The room left in a cache directory. Thread-safe; methods raise OSError if the disk fails."""
 
     def __init__(self, layout: Layout, limit: int, min_free: int) -> None:
         self._layout, self._limit, self._min_free = layout, limit, min_free
@@ -90,7 +90,7 @@ class Space:
         self._limit, self._min_free = limit, min_free
 
     def take(self, count: int) -> bool:
-        """Whether `count` bytes may be written now; done() ends that. OSError where there is no room to be had."""
+        """Reserve `count` bytes for a write, which done() ends; False to skip it. OSError if there is no room."""
         free = not self._full and self._free() - count >= self._min_free
         if free and self._take(count):
             return True
@@ -114,7 +114,7 @@ class Space:
         self._full = True
 
     def forget(self) -> None:
-        """What was reserved is void: somebody has removed the directory."""
+        """Drop all reservations: the directory was removed."""
         with self._counts:
             self._room, self._lease = 0, None
 
@@ -145,7 +145,7 @@ class Space:
             return True
 
     def _ask(self) -> bool:
-        """Whether this thread may ask for room, alone; no where another does so for long."""
+        """Let one thread at a time ask for room; yields False if another one takes too long."""
         end = time.monotonic() + SYNC
         while not self._asking.acquire(timeout=0.02):
             now, scanning = time.monotonic(), self._scanning

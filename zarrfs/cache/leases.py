@@ -38,7 +38,7 @@ _SHARE = 0.3  # of the time waited so far: the next pause
 
 
 class Turn(enum.Enum):
-    """What a look at another's claim has shown."""
+    """The state of another process's lease, as its file shows it."""
 
     WAIT = 1
     GONE = 2  # the block should be on the disk
@@ -93,7 +93,7 @@ class Claims:
 
     @property
     def any_held(self) -> bool:
-        """Whether this process holds a claim."""
+        """Return whether this process holds a lease."""
         return bool(self._own)
 
     def take(
@@ -112,7 +112,7 @@ class Claims:
         return claim
 
     def look(self, claim: Claim, patience: float) -> Turn:
-        """What has become of another's claim; one that lives is waited for `patience` seconds."""
+        """Return the state of another's lease; wait up to `patience` seconds for one whose holder lives."""
         found = self._look(claim, patience)
         claim.over = found is not Turn.WAIT
         return found
@@ -204,7 +204,7 @@ class Claims:
             return dict(self._counts)
 
     def _make(self, claim: Claim) -> bool | None:
-        """Whether the claim is ours now; None where the disk refuses it."""
+        """Try to take the lease: True if this process holds it now, None if the disk refuses."""
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             fd = self._layout.open(FOLDER, claim.file(claim.generation), flags, make=True)
@@ -224,7 +224,7 @@ class Claims:
         return True
 
     def _has_ended(self, holder: bytes) -> bool:
-        """Whether a process has ended for certain: one of this machine."""
+        """Return whether a process of this machine has certainly ended."""
         place, _, pid = holder.rpartition(b" ")
         return place == self._place and pid.isdigit() and not lives(int(pid))
 

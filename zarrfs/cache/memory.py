@@ -92,7 +92,7 @@ class BlockCache(Generic[V]):
         return block
 
     def has(self, key: Hashable) -> bool:
-        """Whether the block `key` is kept, or about to come."""
+        """Return whether the block `key` is cached or being fetched."""
         return key in self._once or key in self._often or key in self._fresh or key in self._flights
 
     async def get(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]]) -> V:
@@ -246,7 +246,7 @@ class BlockCache(Generic[V]):
         self._evict()
 
     async def _land(self, key: Hashable, flight: _Flight[V]) -> V:
-        """What a flight brings."""
+        """Wait for a fetch and return its block."""
         self._use(key)
         flight.waiters += 1
         try:

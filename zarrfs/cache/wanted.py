@@ -27,7 +27,7 @@ class Wanted(NamedTuple):
 
     @property
     def target(self) -> str:
-        """What the disk calls the target."""
+        """The identity of the target in the disk cache."""
         return self.system.identity(self.path)
 
     @property

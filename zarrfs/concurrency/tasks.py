@@ -33,7 +33,7 @@ class Round:
         self._taken = 0
 
     def take(self, amount: int) -> bool:
-        """Whether something may still be done; what is larger than all may be the last."""
+        """Take `amount` from the round; False if it is used up. The last one may exceed it."""
         if self._taken >= self._most:
             return False
         if not self._taken:

@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How to open a source: plain values, ready for JSON."""
+    """The plan of a source, which says how to open it: plain values, ready for JSON."""
 
     source: str  # as messages show it, without credentials
     kind: str  # references, archive or zarr

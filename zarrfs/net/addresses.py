@@ -13,7 +13,7 @@ _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
 
 
 def is_public(address: str) -> bool:
-    """Whether `address`, as a socket has it, is one of the public Internet; False for what is no address."""
+    """Return whether `address`, as a socket has it, is public; False for anything that is no address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the far side answers: entries, bytes, and failures that may pass."""
+"""Answers of servers: entries, bytes, and failures that a retry may cure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zarrfs.system.buffers import Buffer
 
 
 class Entry(NamedTuple):
-    """What a server tells of one name."""
+    """What a server says about one name."""
 
     name: str
     directory: bool

@@ -114,7 +114,7 @@ class DirectWeb(WebPaths):
         self._sweeping: trio.CancelScope | None = None  # of the task that closes them
 
     def serves(self, path: str) -> bool:
-        """Whether it would ask for `path` itself."""
+        """Return whether this client serves `path` itself."""
         return self._split(path)[0] is not None
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
@@ -312,7 +312,7 @@ async def _connection(family: socket.AddressFamily, address: Any) -> socket.sock
 
 
 def _has_more(sock: socket.socket) -> bool:
-    """Whether there is something to read, or the connection is at its end."""
+    """Return whether there is data to read, or the connection has ended."""
     try:
         sock.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

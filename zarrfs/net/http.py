@@ -105,7 +105,7 @@ async def _counted(response: Any, limit: int, url: str) -> int:
 
 
 async def stat(web: Web, limit: int, url: str) -> Entry:
-    """What is at `url`: its size where the server tells, whether it is a directory, tag and time.
+    """Return the entry at `url`: size if the server says it, kind, tag and time.
 
     A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD,
     or no length in it: one byte is asked for then. What has no length there either is fetched to be counted, up
@@ -181,7 +181,7 @@ def _entry(response: Any, size: int | None) -> Entry:
 
 
 def tag(response: Any) -> str | None:
-    """What changes with the value: its ETag, else its time."""
+    """Return a validator of the value: its ETag, else its time."""
     found: str | None = response.headers.get("ETag") or _modified(response)
     return found.removeprefix("W/") if found else None  # weak or strong may depend on the request
 
@@ -240,5 +240,5 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
 
 
 def certificate_refused(why: str) -> str:
-    """What is told where a server's certificate is not accepted, which nothing but a person can change."""
+    """Return the message for a certificate that is not accepted, which only a person can change."""
     return f"its certificate is refused: {why} ($SSL_CERT_FILE names a site's own authority)"

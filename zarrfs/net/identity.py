@@ -1,4 +1,4 @@
-"""Which bytes a path means, told so that other processes and other days understand it, and no secret is in it.
+"""Identities of values: names for their bytes that hold in other processes and on other days, without secrets.
 
 Names of what is kept on disk are made of this. Two values never share one: what only looks like a secret is
 replaced by its digest, and left out is but what is known to sign a URL.
@@ -54,18 +54,18 @@ def of_web(url: str, options: Mapping[str, object]) -> str:
 
 
 def of_store(protocol: str, path: str, endpoint: str) -> str:
-    """What is at `path` (bucket/key) of an object store at `endpoint`, "" for that of the provider."""
+    """Return the identity of `path` (bucket/key) in an object store at `endpoint`; "" is the provider's."""
     where = f" at {of_web(endpoint, {}) if '://' in endpoint else endpoint}" if endpoint else ""
     return f"{protocol}://{path}{where}"
 
 
 def of_other(protocol: str, path: str, options: Mapping[str, object]) -> str:
-    """What is at `path` of a file system with `options`, such as host and user."""
+    """Return the identity of `path` in a file system with `options`, such as host and user."""
     return f"{protocol}://{path}{_digest(_public(options))}"
 
 
 def endpoint(family: str, options: Mapping[str, Any]) -> str:
-    """Where an object store is, as fsspec's options or the environment say; "" for that of the provider."""
+    """Return the endpoint of an object store from fsspec's options or the environment; "" for the provider's."""
     if family == "s3":
         client = options.get("client_kwargs") or {}
         found = options.get("endpoint_url") or client.get("endpoint_url")

@@ -1,4 +1,4 @@
-"""What is measured while bytes are fetched: how long requests take."""
+"""Meters of requests: how long they take."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Refused(ReadError):
 
 
 def available() -> bool:
-    """Whether obstore is installed, in a version that repeats nothing by itself when told so."""
+    """Return whether obstore is installed, in a version whose retries can be turned off."""
     import importlib.metadata
     import importlib.util
 
@@ -168,7 +168,7 @@ class _Fast:
         return memoryview(await result.bytes_async())[:length]
 
     async def _beyond(self, store: Any, path: str, key: str, start: int) -> Fetched:
-        """What there is of a range that begins beyond the end."""
+        """Answer a range that begins beyond the end of the value."""
         import obstore
 
         try:
@@ -411,7 +411,7 @@ class FastStore(_Fast):
         return found and [self._plain(entry) for entry in found]
 
     def _plain(self, entry: Entry) -> Entry:
-        """What fsspec's client tells, without the tags of those that have other ones than come with the bytes."""
+        """Drop tags of fsspec's client that differ from those that come with the bytes."""
         return entry if self._family == "s3" else entry._replace(tag=None, strong=False)
 
     def child(self, path: str, name: str) -> str:
@@ -449,7 +449,7 @@ def store_path(protocol: str, url: str) -> str | None:
 
 
 def tag_of(meta: Any) -> str | None:
-    """What changes with a value, as http.py has it: its ETag, else its time."""
+    """Return a validator of the value, as http.py does: its ETag, else its time."""
     found: str | None = meta["e_tag"]
     if found:
         found = found.removeprefix("W/")

@@ -48,7 +48,7 @@ class Openers:
 
     @functools.cached_property
     def _fast(self) -> bool:
-        """Whether obstore may serve."""
+        """Return whether obstore may serve."""
         return self._options.client != "fsspec" and obstores.available()
 
     async def get_ready(self, url: str) -> None:

@@ -48,7 +48,7 @@ class _Want:
 
     @property
     def range(self) -> tuple[int, str, int, int]:
-        """What tells a range from others."""
+        """The key of the range in flight."""
         return id(self.system), self.path, self.start, self.stop
 
 
@@ -63,7 +63,7 @@ class _Request:
 
 
 class _Host:
-    """What is wanted of one server."""
+    """The requests that wait for one server."""
 
     __slots__ = ("asked", "flying", "flying_bytes", "requests", "waiting", "waiting_ahead")
 
@@ -109,7 +109,7 @@ class Ranges:
         return found
 
     async def call(self, system: System, path: str, request: Callable[[], Awaitable[Any]]) -> Any:
-        """What a request of another kind gives, sent and repeated as those for ranges."""
+        """Send a request of another kind, with the bounds and retries of ranges, and return its answer."""
         want = _Want(system, path, 0, 0, False)
         want.request = request
         return await self._wait(self._host(system, path), want)
@@ -286,7 +286,7 @@ class Ranges:
     async def _attempts(
         self, host: _Host, want: _Want, start: int, length: int, request: Callable[[], Awaitable[Any]]
     ) -> Any:
-        """What `request`, which is for [start, start + length), gives, repeated while its failures may pass."""
+        """Send `request`, which is for [start, start + length), and retry while its failures may be transient."""
         where, pause, retries = want.system.shown(want.path), _FIRST_PAUSE, self._options.retries
         for attempt in range(1, retries + 2):
             self._requests += 1

@@ -118,7 +118,7 @@ class Trust:
 
     @property
     def judges_addresses(self) -> bool:
-        """Whether must_be_public() is true of any URL."""
+        """Return whether must_be_public() is true of any URL."""
         return self.remote and not self._allows("private")
 
     def must_be_public_at(self, url: str) -> bool:
@@ -130,7 +130,7 @@ class Trust:
         return self.must_be_public(yarl.URL(url))
 
     def must_be_public(self, url: yarl.URL) -> bool:
-        """Whether a connection for this URL of HTTP may only lead to a public address."""
+        """Return whether a connection for this HTTP URL may lead to public addresses only."""
         if not self.judges_addresses:
             return False
         from zarrfs.net.addresses import literal

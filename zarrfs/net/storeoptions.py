@@ -56,7 +56,7 @@ class Unserved(Exception):
 
 
 class Told(NamedTuple):
-    """How obstore is to reach a bucket."""
+    """The configuration with which obstore reaches a bucket."""
 
     config: dict[str, Any]
     client: dict[str, Any]
@@ -68,7 +68,7 @@ def proxied() -> str:
 
 
 def configured(protocols: tuple[str, ...]) -> bool:
-    """Whether fsspec's configuration files or its environment variables have options of these protocols."""
+    """Return whether fsspec's configuration files or environment variables set options of these protocols."""
     directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as fsspec.config
     given = os.path.isdir(directory) or any(name.startswith("FSSPEC") for name in os.environ)
     if not given and "fsspec.config" not in sys.modules:
@@ -88,7 +88,7 @@ def why_not_plain(options: Options) -> str:
 
 
 def bucket(family: str, options: Mapping[str, Any], name: str) -> Told:
-    """How obstore reaches the bucket `name` with these options of fsspec; Unserved where it cannot."""
+    """Translate options of fsspec for the bucket `name` into those of obstore; Unserved if that is not possible."""
     if (variable := proxied()) and family in BUCKETS:
         raise Unserved(f"{variable} is set")
     known = {name: value for name, value in options.items() if name not in _INDIFFERENT}
@@ -134,7 +134,7 @@ def _s3(options: dict[str, Any], name: str) -> Told:
 
 
 def _merge_client(options: dict[str, Any]) -> None:
-    """What client_kwargs= says, under the names that s3fs has for it."""
+    """Return the options in client_kwargs=, by their names in s3fs."""
     client = options.pop("client_kwargs", None) or {}
     for name, value in client.items():
         if name not in _AWS_CLIENT:
@@ -157,7 +157,7 @@ def _addressing(config: Mapping[str, Any]) -> str:
 
 
 def _profile(name: object) -> dict[str, str]:
-    """What botocore's files say: {} where there are none."""
+    """Return the settings in botocore's files; {} without any."""
     chosen = str(name or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default")
     found: dict[str, str] = {}
     for variable, usual, prefix in (

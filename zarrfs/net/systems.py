@@ -52,7 +52,7 @@ class System(Protocol):
         ...
 
     async def stat(self, path: str) -> Entry:
-        """What is at `path`; TargetMissing where nothing is."""
+        """Return the entry at `path`; TargetMissing if nothing is there."""
         ...
 
     async def listing(self, path: str) -> list[Entry] | None:
@@ -77,11 +77,11 @@ class System(Protocol):
         ...
 
     def host(self, path: str) -> str:
-        """Whose requests are bounded together: a server, a bucket."""
+        """Return the server or bucket whose requests are bounded together."""
         ...
 
     def identity(self, path: str) -> str:
-        """Which bytes are meant, the same in every process, without credentials."""
+        """Return the identity of the value: the same in every process, without credentials."""
         ...
 
     async def aclose(self) -> None:
@@ -464,7 +464,7 @@ def _time_ns(info: dict[str, Any]) -> int | None:
 
 
 def failure(exc: Exception, where: str, timeout: float) -> Exception:
-    """What an exception of fsspec or of a library beneath it means: a ReadError, or Transient."""
+    """Translate an exception of fsspec, or of a library beneath it, into a ReadError or Transient."""
     if isinstance(exc, ReadError | Transient | NotADirectoryError):
         return exc
     if isinstance(exc, TimeoutError | trio.TooSlowError):

@@ -15,7 +15,7 @@ _unversioned: dict[str, None] = {}  # hosts, in the order in which they were met
 
 
 class Version(NamedTuple):
-    """What tells one content of a target from another."""
+    """The version of a target: what differs between two contents of it."""
 
     tag: str  # ETag, Last-Modified or mtime, as the server gave it; never empty
     size: int  # bytes
@@ -50,7 +50,7 @@ def version_of(entry: Entry) -> Version | None:
 
 
 def differs(tag: str | None, size: int | None, found: Fetched) -> bool:
-    """Whether bytes are of another version, as far as both sides tell theirs."""
+    """Return whether bytes are of another version, as far as both versions are known."""
     return any(a != b and None not in (a, b) for a, b in ((tag, found.tag), (size, found.total)))
 
 

@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_met.clear)
 
 
 def met_private_only() -> bool:
-    """Whether this process, which has fetched one document, spoke HTTP with addresses that are not public only."""
+    """Return whether this process, which fetched one document, connected to private addresses only."""
     return _met == {False}
 
 
@@ -177,7 +177,7 @@ def _proxy_of_environment(url: Any) -> str | None:
 
 
 def _onward(response: Any, url: Any, where: str) -> Any:
-    """Where a response redirects to; None where it does not."""
+    """Return the target of a redirect; None for any other response."""
     import yarl
 
     location = response.headers.get("Location")

@@ -17,7 +17,7 @@ _TITLE = re.compile(r"index of|directory|listing", re.IGNORECASE)
 
 
 def listed(text: str, base: str) -> list[Entry] | None:
-    """What a page at the URL `base` lists; None where it is a page of another kind, such as an index.html.
+    """Return the entries that a page at the URL `base` lists; None for another kind of page, such as an index.html.
 
     A listing has a title that says so; or it names something, and has a link to the directory above, or no links
     but to what is in it. A page that a server shows for every name may have a link to its home, and lists nothing.

@@ -315,7 +315,7 @@ def _mtime_ns(info: zipfile.ZipInfo) -> int | None:
 
 
 class _ArchiveIO(io.RawIOBase):
-    """What zipfile reads from, in a worker thread."""
+    """The file object that zipfile reads from, in a worker thread."""
 
     def __init__(self, read: Callable[[int, int], Buffer], size: int) -> None:
         super().__init__()

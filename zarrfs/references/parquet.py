@@ -105,7 +105,7 @@ class ParquetStore(Store):
         self._read = 0
 
     async def opened(self) -> ParquetSet:
-        """What `.zmetadata` says, read when this is first called. ReadError where it cannot be had."""
+        """Return the parsed `.zmetadata`, which the first call reads. ReadError."""
         if self._set is None:
             async with self._lock:
                 if self._set is None:
@@ -277,7 +277,7 @@ class ParquetStore(Store):
         return {"url": url} if row.length is None else {"url": url, "offset": row.offset, "length": row.length}
 
     async def usage(self) -> Usage:
-        """How many files there may be: which chunks are absent only record files tell."""
+        """Return how many files there may be: only record files say which chunks are absent."""
         if self._set is None:
             return Usage()
         files = self._set.documents() + sum(grid.size for grid in self._set.grids.values() if grid)

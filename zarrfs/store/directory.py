@@ -65,7 +65,7 @@ _ANSWERS: dict[int, type[StoreError]] = {
 
 
 class Links(enum.Enum):
-    """How a store shows symbolic links."""
+    """Treatment of symbolic links by a store."""
 
     KEEP = "keep"  # as links
     FOLLOW = "follow"  # as their targets; a dangling link as an unreadable file

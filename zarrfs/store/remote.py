@@ -571,7 +571,7 @@ def _second(entry: Entry) -> int | None:
 
 
 def _same(one: Entry, other: Entry) -> bool:
-    """Whether two entries are of one value, as far as both tell: by their tags, or else by their times."""
+    """Return whether two entries are of one value: by their tags, or else by their times."""
     if one.directory or other.directory or (None not in (one.size, other.size) and one.size != other.size):
         return one is other
     if one.tag is not None and other.tag is not None:

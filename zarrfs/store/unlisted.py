@@ -53,7 +53,7 @@ class Node(NamedTuple):
     document: str = ""  # which kind of document makes it
 
     def leads(self, directory: str) -> bool:
-        """Whether chunk keys go through `directory`, which is relative to the array."""
+        """Return whether chunk keys lead through `directory`, which is relative to the array."""
         if self.grid is None:
             return _CHUNKS.fullmatch(directory) is not None
         return any(template.is_directory(directory, self.grid) for template in self.templates)
@@ -164,7 +164,7 @@ class UnlistedStore(Store):
     # -- evidence
 
     def _is_known_directory(self, key: str) -> bool:
-        """Whether `key` was found to be a directory; NotFound where it was found not to exist."""
+        """Return whether `key` is known to be a directory; NotFound if it is known not to exist."""
         known = self._natures.get(key)
         if known is None or known[0] <= trio.current_time():
             return False
@@ -215,7 +215,7 @@ class UnlistedStore(Store):
         return bool((await self._array(split_key(directory)[0]))[0]) if directory else False
 
     async def _is_directory(self, key: str, exc: Exception) -> bool:
-        """Whether `key`, which is no file, as the error `exc` says, is a directory; that is remembered."""
+        """Return and remember whether `key`, which is no file, as the error `exc` says, is a directory."""
         found = await self._seems_directory(key)
         if found or isinstance(exc, NotFound):
             names = self._store.names
@@ -306,7 +306,7 @@ class UnlistedStore(Store):
     # -- listings
 
     async def _shown(self, prefix: str) -> list[Info] | None:
-        """What the server lists after all: some hide only names with a dot."""
+        """Return what the server lists after all: some hide only names with a dot."""
         if not self._lists and (not prefix or prefix in await self._consolidated() or (await self._array(prefix))[0]):
             return None  # nothing is listed at the top, and the rest is known by other answers
         try:
@@ -361,7 +361,7 @@ class UnlistedStore(Store):
                 yield info
 
     async def _template(self, array: str, node: Node) -> KeyTemplate:
-        """How the chunks of an array are called; where its document leaves that open, a few of them tell."""
+        """Return the key template of an array; where its document leaves that open, look at a few chunks."""
         assert node.grid is not None
         first, *others = node.templates
         if not others or not node.grid.size:
@@ -414,7 +414,7 @@ def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
 
 
 def _has(node: Node, directory: str, name: str) -> bool:
-    """Whether `name` is that of a chunk, or a directory of them, in a directory of an array."""
+    """Return whether `name` is a chunk, or a directory of chunks, in a directory of an array."""
     if not name or node.grid is None:
         return False
     key = join_key(directory, name)

@@ -46,7 +46,7 @@ class _TranslatedNode(NamedTuple):
 
 
 class _Resolved(NamedTuple):
-    """What a key of the view stands for: a document, the directory of a node, or a chunk (directory) at `source`."""
+    """The meaning of a key of the view: a document, the directory of a node, or a chunk (directory) at `source`."""
 
     translated: _TranslatedNode
     document: str = ""

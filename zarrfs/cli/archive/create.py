@@ -176,7 +176,7 @@ def _identities(*places: str | int) -> frozenset[tuple[int, int]]:
 
 
 def _abandoned(output: str, base: str) -> Callable[[str], bool] | None:
-    """Whether a path below `base` is what a killed process left of an archive that was to have the same name."""
+    """Return whether a path below `base` is the remainder of a killed run that wrote the same archive."""
     directory, name = os.path.split(os.path.realpath(output))
     below = os.path.relpath(directory, os.path.realpath(base))
     if output == "-" or below.startswith(".."):

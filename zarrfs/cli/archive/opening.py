@@ -1,4 +1,4 @@
-"""What the commands that read archives share: how an archive is opened, and what is refused as none."""
+"""Shared by the commands that read archives: open an archive, or refuse another kind of source."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def given(source: str) -> Iterator[str]:
 
 
 def in_child(source: str) -> bool:
-    """Whether a document is for a child to compile: a list is an archive and takes no care, but for its size."""
+    """Return whether a child should compile a document: a small list is an archive, and safe to parse here."""
     try:
         with open(source, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""What a check finds, and how long it may take."""
+"""Findings of checks, and a time limit for each check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What zarrfs doctor looks at of the machine: versions, the kernel, the device, fusermount3, limits."""
+"""Checks of the machine by zarrfs doctor: versions, the kernel, the device, fusermount3, limits."""
 
 from __future__ import annotations
 

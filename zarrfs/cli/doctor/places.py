@@ -1,4 +1,4 @@
-"""What zarrfs doctor looks at of a user's files: caches, records of jobs, dead mounts, configuration, packages."""
+"""Checks of a user's files by zarrfs doctor: caches, job records, dead mounts, configuration, packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What zarrfs doctor looks at of a source: it is opened as a mount would, and a little of it is read."""
+"""Checks of a source by zarrfs doctor: open it as a mount would, and read a little of it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def open_and_read(source: str) -> Check:
 
 
 def advice_for(reason: str, url: str) -> str:
-    """What to do about a source or target that says `reason`; "" where nothing is known to help."""
+    """Return advice for a source or target that failed with `reason`; "" if none is known."""
     protocol = urlsplit(url).scheme.partition("+")[0]
     protocol = {"https": "http", "s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}.get(protocol, protocol)
     variable = proxied()
@@ -111,7 +111,7 @@ def _server(url: str) -> Iterator[Finding]:
 
 
 def _status(url: str) -> str:
-    """What a server of HTTP answers to who has only the URL, as "403"; "" for success, or where there is none."""
+    """Return the status with which an HTTP server answers a client without credentials, as "403"; "" for success."""
     import http.client
 
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What the commands of zarrfs refs share: options of what is written, sources as sets, progress."""
+"""Shared by the commands of zarrfs refs: output options, sources as sets, progress."""
 
 from __future__ import annotations
 
