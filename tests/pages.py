@@ -34,7 +34,7 @@ DATA = ("yaml", "json", "ini")  # languages of blocks that are no commands
 # Other blocks that are no commands, or whose commands are not run as they stand, by how they begin: why
 SHOWN = {
     "/data/combined.json  /mnt/data": "a line of fstab; fstab.md has those that are run",
-    "zarrfs/\n": "the tree of modules",
+    "class Store:": "the interface of stores",
     "combined.parq/.zmetadata": "files of a set",
     "operation  ": "what the soak writes",
     "scripts/demo": "tests/mount/test_every_line.py runs the demo; scripts/test is what runs this",

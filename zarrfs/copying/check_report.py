@@ -56,7 +56,7 @@ class CheckReport:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if the check found no fault."""
         return not self.counts and not self.left_out
 
     def add(self, key: str, exc: BaseException, url: str | None = None) -> None:

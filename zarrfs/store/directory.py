@@ -65,7 +65,7 @@ _ANSWERS: dict[int, type[StoreError]] = {
 
 
 class Links(enum.Enum):
-    """Treatment of symbolic links by a store."""
+    """The way in which a store shows symbolic links."""
 
     KEEP = "keep"  # as links
     FOLLOW = "follow"  # as their targets; a dangling link as an unreadable file

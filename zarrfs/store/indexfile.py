@@ -155,7 +155,7 @@ _LONG = 4 << 20  # bytes of a value
 
 
 class Place(enum.IntEnum):
-    """The place of the bytes of a file; the numbers are stored in indexes."""
+    """The location of a file's bytes; the values are stored in indexes."""
 
     INLINE = 0
     RANGE = 1

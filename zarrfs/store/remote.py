@@ -123,8 +123,8 @@ class FsspecStore(Store):
                 stack.pop()
 
     async def open(self, key: str) -> Value:
-        # what was told is believed, unless nothing would come with the bytes
-        known = await self._exact_known(key, look=True)
+        # the table of names is believed, unless the bytes would come without their version
+        known = await self._exact_known(key)
         entry = known.entry
         assert entry is not None
         if entry.directory:
