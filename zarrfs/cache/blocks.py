@@ -2,7 +2,7 @@
 
 The first bytes that come of a target tell its version, by tag and size; bytes of another version are an error
 from then on, or with stale=reread the target is read anew. On disk, blocks lie under the version that they are of.
-What another process that shares the disk is about to fetch is waited for (claims.py).
+What another process that shares the disk is about to fetch is waited for (leases.py).
 """
 
 from __future__ import annotations

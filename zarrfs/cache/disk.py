@@ -1,6 +1,6 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
-What is kept where: diskfiles.py. How much: diskspace.py. Who fetches it: claims.py. For whom: docs/disk-cache.md.
+What is kept where: diskfiles.py. How much: diskspace.py. Who fetches it: leases.py. For whom: docs/disk-cache.md.
 """
 
 from __future__ import annotations

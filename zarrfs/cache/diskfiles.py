@@ -2,7 +2,7 @@
 
     cache_dir/zarrfs-blocks-1/          LAYOUT; what another version made has another name and is left alone
       usage, leases/                    diskspace.py
-      claims/                           claims.py
+      claims/                           leases.py
       3f/a91c...                        a block, named by the BLAKE2b of what it is (its first two digits: 3f)
       3f/07d2....v                      the version of a target, as its server told it last
       3f/.x8_...tmp                     being written
