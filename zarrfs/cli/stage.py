@@ -72,7 +72,7 @@ class _Command(click.Command):
 @click.option("--no-manifest", is_flag=True, help="Write none, and do not hash.")
 @click.option("--sync", is_flag=True, help="Have copies on the disk before this ends.")
 @click.option("--report", metavar="FILE", help="Write what was done as JSON; - is standard output.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write staged_copy.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Processes, or threads, that write copies.")
 @click.option("--job", metavar="ID", help="The job that it is for (default: as the environment says).")
 @click.option("--for", "owner", type=click.IntRange(1), metavar="PID", help="Unstage it when this process ends.")
 @common.source_options()
