@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ import trio
 from zarrfs.cache.memory import Ahead, BlockCache
 from zarrfs.cache.runs import Runs
 from zarrfs.cache.wanted import Wanted
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.tasks import Round, in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, TargetChanged
@@ -52,7 +52,7 @@ class Blocks:
         self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options), self._is_paid)
         self._heap = heap()
         self._options = options
-        self._pins: OrderedDict[tuple[int, str], Pin] = OrderedDict()
+        self._pins: LRU[tuple[int, str], Pin] = LRU(_PINS)
         self._disk: DiskCache | None = None
         if options.cache_dir is not None and options.cache != "none":
             from zarrfs.cache.disk import DiskCache
@@ -279,20 +279,12 @@ class Blocks:
             pin = None
         if pin is None:
             head = None if wanted.start else found._replace(data=b"")
-            self._pin(at, Pin(found.tag, found.total, head=head))
+            self._pins.put(at, Pin(found.tag, found.total, head=head))
             if found.tag is None and not wanted.system.immutable:
                 note_unversioned(wanted.system.host(wanted.path), wanted.system.shown(wanted.path))
         else:
             pin.certain = True
             pin.tag = pin.tag or found.tag  # a Last-Modified of the last second tells nothing, and later does
-
-    def _pin(self, at: tuple[int, str], pin: Pin) -> None:
-        self._pins[at] = pin
-        self._forget_pins()
-
-    def _forget_pins(self) -> None:
-        while len(self._pins) > _PINS:
-            self._pins.popitem(last=False)
 
     # -- the disk
 
@@ -311,8 +303,7 @@ class Blocks:
             self._begin_write(functools.partial(disk.touch, due))
         if expected is not None:
             return data
-        pin = self._pins.setdefault(at, Pin(version.tag, version.size, certain=False, noted=True))
-        self._forget_pins()
+        pin = self._pins.get(at) or self._pins.put(at, Pin(version.tag, version.size, certain=False, noted=True))
         if pin.version != version:  # of somebody who was faster
             return None
         pin.certain = True
@@ -377,8 +368,7 @@ class Blocks:
                 known = self._disk.version(target, self._oldest())
                 if known is None:
                     return None, self._disk.version(target, 0.0) is not None
-                pin = self._pins.setdefault(at, Pin(known.tag, known.size, certain=False, noted=True))
-                self._forget_pins()
+                pin = self._pins.get(at) or self._pins.put(at, Pin(known.tag, known.size, certain=False, noted=True))
             version = pin.version
         if version is None:
             return None, False

@@ -10,12 +10,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
@@ -100,8 +101,9 @@ class ParquetStore(Store):
         self._set: ParquetSet | None = None
         self._lock = trio.Lock()
         self._records: BlockCache[Record | _NoRecord] = BlockCache(memory)
-        self._failures: OrderedDict[tuple[str, int], tuple[float, ReadError]] = OrderedDict()
-        self._sizes: OrderedDict[str, int] = OrderedDict()
+        self._failures: LRU[tuple[str, int], tuple[float, ReadError]] = LRU(_FAILURES)
+        self._sizes: LRU[str, int] = LRU(_SIZES)
+        self._asking: SingleFlight[str] = SingleFlight()
         self._read = 0
 
     async def opened(self) -> ParquetSet:
@@ -238,7 +240,7 @@ class ParquetStore(Store):
         row = await self._row(key, found)
         if row.data is not None:
             return BytesValue(self._file(name, len(row.data)), row.data, ())
-        size = await self._whole_size(row.url) if row.length is None else row.length
+        size = await self._whole_size(row.url, begin=True) if row.length is None else row.length
         return _RangeValue(self._file(name, size), self._targets, row.url, row.offset)
 
     @property
@@ -417,10 +419,7 @@ class ParquetStore(Store):
             guess = min(self._set.record_size * _ROW, self._limit.size)
             found = await self._records.get(key, guess, lambda: self._read_record(array, number))
         except ReadError as exc:
-            self._failures[key] = trio.current_time() + _BELIEVED, exc
-            self._failures.move_to_end(key)
-            if len(self._failures) > _FAILURES:
-                self._failures.popitem(last=False)
+            self._failures.put(key, (trio.current_time() + _BELIEVED, exc))
             raise
         if not isinstance(found, _NoRecord):
             return found
@@ -489,13 +488,12 @@ class ParquetStore(Store):
     def _shown(self, array: str, number: int) -> str:
         return self._place.shown(_record_key(array, number))
 
-    async def _whole_size(self, url: str) -> int:
+    async def _whole_size(self, url: str, begin: bool = False) -> int:
+        async def ask() -> int:
+            return self._sizes.put(url, await self._targets.size(url, begin))
+
         size = self._sizes.get(url)
-        if size is None:
-            size = self._sizes[url] = await self._targets.size(url)
-            if len(self._sizes) > _SIZES:
-                self._sizes.popitem(last=False)
-        return size
+        return await self._asking.run(url, ask, lambda: self._sizes.get(url)) if size is None else size
 
 
 def _record_files(grid: Grid, record_size: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import trio
 
 from zarrfs.concurrency.lru import LRU
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, StoreError
@@ -84,7 +85,7 @@ class IndexStore(Store):
         self._rows: LRU[str, _Row] = LRU(_REMEMBERED)
         self._urls: LRU[int, str] = LRU(_REMEMBERED)
         self._sizes: LRU[int, int] = LRU(_REMEMBERED)
-        self._asking: dict[int, trio.Event] = {}
+        self._asking: SingleFlight[int] = SingleFlight()
         self._usage: Usage | None = None
 
     @property
@@ -402,18 +403,11 @@ class IndexStore(Store):
             await self._whole_size(ref, begin=True)
 
     async def _whole_size(self, ref: int, begin: bool = False) -> int:
-        while (size := self._sizes.get(ref)) is None:
-            asking = self._asking.get(ref)
-            if asking is not None:
-                await asking.wait()
-                continue
-            asking = self._asking[ref] = trio.Event()
-            try:
-                return self._sizes.put(ref, await self._targets.size(self._url(ref), begin))
-            finally:
-                del self._asking[ref]
-                asking.set()
-        return size
+        async def ask() -> int:
+            return self._sizes.put(ref, await self._targets.size(self._url(ref), begin))
+
+        size = self._sizes.get(ref)
+        return await self._asking.run(ref, ask, lambda: self._sizes.get(ref)) if size is None else size
 
     def _url(self, ref: int) -> str:
         url = self._urls.get(ref)

@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config import urls
 from zarrfs.config.options import Options
@@ -71,7 +72,7 @@ class FsspecStore(Store):
         since = max(options.asked_since, options.names_since)
         self.names = Names(*self._ttls(options), since, options.cache == "none")
         self.names.hides = urls.protocols(url)[:1] in (["http"], ["https"])
-        self._asking: dict[str, trio.Event] = {}
+        self._asking: SingleFlight[str] = SingleFlight()
         self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
         self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
         self._reached: dict[str, tuple[str, float]] = {}  # the last name in a directory that was one of them, and when
@@ -337,18 +338,16 @@ class FsspecStore(Store):
 
     async def _once(self, key: str, look: bool) -> Known:
         """Ask the server about a key. Callers that ask at the same time share one request."""
-        while (asking := self._asking.get(key)) is not None:
-            await asking.wait()
-            known = self.names.get(key)
-            if known is not None and not _lacks_size(known):
-                return known
-        asking = self._asking[key] = trio.Event()
-        try:
+
+        async def ask() -> Known:
             found = None if look else await self._in_page(key)
             return await self._ask(key, look) if found is None else found
-        finally:
-            del self._asking[key]
-            asking.set()
+
+        def known() -> Known | None:
+            found = self.names.get(key)
+            return None if found is None or _lacks_size(found) else found
+
+        return await self._asking.run(key, ask, known)
 
     async def _ask(self, key: str, look: bool) -> Known:
         system, path = await self._place(key)
