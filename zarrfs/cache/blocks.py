@@ -388,7 +388,7 @@ class Blocks:
         version = version_of(entry)
         if version is None or self._disk is None:
             return False
-        self._pin(wanted.at, Pin(version.tag, version.size, noted=True))
+        self._pins.put(wanted.at, Pin(version.tag, version.size, noted=True))
         await trio.to_thread.run_sync(self._disk.remember, wanted.target, version, limiter=self._writers)
         return True
 
@@ -403,7 +403,7 @@ class Blocks:
         wanted = Wanted(system, path, start, start + len(found.data))
         if self._disk is not None:
             if wanted.at not in self._pins:
-                self._pin(wanted.at, Pin(found.tag, found.total))
+                self._pins.put(wanted.at, Pin(found.tag, found.total))
             self._write(self._disk, wanted, found, run=True)
 
     def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
