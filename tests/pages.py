@@ -2,7 +2,7 @@
 
 A block whose first line begins with "$ " is a transcript: commands, each followed by what it writes. In what it writes
 a line "..." stands for any lines. The commands of all other blocks are those of lines(), which
-tests/mount/test_every_command.py and test_every_line.py run; what is neither is in SHOWN, with the reason.
+tests/mounts/test_every_command.py and test_every_line.py run; what is neither is in SHOWN, with the reason.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ SHOWN = {
     "class Store:": "the interface of stores",
     "combined.parq/.zmetadata": "files of a set",
     "operation  ": "what the soak writes",
-    "scripts/demo": "tests/mount/test_every_line.py runs the demo; scripts/test is what runs this",
-    "journalctl -t": "tests/mount/test_logs.py asks a journal so",
+    "scripts/demo": "tests/mounts/test_every_line.py runs the demo; scripts/test is what runs this",
+    "journalctl -t": "tests/mounts/test_logs.py asks a journal so",
     "cd /opt/zarrfs": "a site's paths: tests/slurm and tests/flux install the same files",
     "install -d /etc/flux": "a site's paths: tests/flux runs prolog and epilog",
     "[job-manager]": "a file of Flux",
@@ -47,10 +47,10 @@ SHOWN = {
     "era5  ": "a table of data sets: tests/slurm has one",
     "#!/bin/sh": "a job script: tests/slurm runs such",
     "sbcast ": "a job script: tests/slurm runs such",
-    "root# ": "tests/mount/test_users_page.py runs them, as root",
-    "dpkg ": "tests/mount/test_debian_package.py",
-    "scripts/install-helper": "tests/mount/test_helper.py",
-    "scripts/soak": "tests/mount/test_soak.py runs it for less long",
+    "root# ": "tests/mounts/test_users_page.py runs them, as root",
+    "dpkg ": "tests/mounts/test_debian_package.py",
+    "scripts/install-helper": "tests/mounts/test_helper.py",
+    "scripts/soak": "tests/mounts/test_soak.py runs it for less long",
     "scripts/setup": "scripts/test runs it",
 }
 

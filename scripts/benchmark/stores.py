@@ -293,7 +293,7 @@ def measure_million(run: Stores, rounds: int) -> Iterator[Result]:
 _MILLION = """
 import sys, time
 sys.path.insert(0, {root!r})
-from tests.mount.test_big_bucket import Bucket
+from tests.mounts.test_big_bucket import Bucket
 bucket, numbers = Bucket(), range({count})
 bucket.keys = sorted(f"x/a{{array:02}}/c/{{row}}/{{at}}" for array in numbers for row in numbers for at in numbers)
 bucket.delay = {delay}

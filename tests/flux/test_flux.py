@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROGRAM
-from tests.mount.mounting import mount_lines
-from tests.mount.staging import eventually
+from tests.mounts.mounting import mount_lines
+from tests.mounts.staging import eventually
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="there is no flux on PATH")

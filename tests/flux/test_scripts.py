@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import DATA, PROGRAM, run
-from tests.mount.mounting import mount_lines
-from tests.mount.staging import eventually
+from tests.mounts.mounting import mount_lines
+from tests.mounts.staging import eventually
 
 ROOT = Path(__file__).parents[2]
 SOURCE = f"{DATA}/archives/flux-list.json blobs={DATA}/archives/blobs"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.caches import drop
-from tests.mount.mounting import alive, mount_lines
+from tests.mounts.mounting import alive, mount_lines
 from tests.soak.disturbing import FAULTS, Disturber
 from tests.soak.model import Model
 from tests.soak.places import Place

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import run
-from tests.mount.mounting import alive, daemon_pid, mount_lines
+from tests.mounts.mounting import alive, daemon_pid, mount_lines
 
 # What a mount says whose daemon was killed, and what is under it until it is mounted again.
 DEAD = (errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ENOENT)

@@ -17,7 +17,7 @@ import zarr
 
 from tests.conftest import run
 from tests.faultproxy import FaultProxy, proxied
-from tests.mount.remotevalues import Value, cut, document, publish
+from tests.mounts.remotevalues import Value, cut, document, publish
 from tests.servers import Nginx, nginx_at
 from tests.soak.places import Place, Weather
 

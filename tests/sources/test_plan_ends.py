@@ -16,7 +16,7 @@ from typing import IO
 import pytest
 
 from tests.conftest import PROGRAM
-from tests.mount.remotevalues import wait_for
+from tests.mounts.remotevalues import wait_for
 
 ENTRIES = 300_000  # which take seconds
 LEADER = """import fcntl, os, sys, termios

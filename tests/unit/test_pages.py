@@ -1,7 +1,7 @@
 """Every block of the documentation is accounted for: it is run by a test, or there is a reason why not.
 
 Transcripts ("$ ") are run, and what they write is compared. All other commands are run by
-tests/mount/test_every_command.py and test_every_line.py. What is neither has a reason in tests/pages.py.
+tests/mounts/test_every_command.py and test_every_line.py. What is neither has a reason in tests/pages.py.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from tests.pages import DATA, ROOT, SHOWN, Block, blocks, lines, pages, usage
 
 # Tests that run the transcripts of pages; each names its pages
 RUN = {
-    "tests/mount/test_arrays_page.py": ["array-views.md"],
-    "tests/mount/test_configuration_page.py": ["configuration.md"],
-    "tests/mount/test_fstab.py": ["fstab.md", "systemd.md"],
-    "tests/mount/test_howto_pages.py": [
+    "tests/mounts/test_arrays_page.py": ["array-views.md"],
+    "tests/mounts/test_configuration_page.py": ["configuration.md"],
+    "tests/mounts/test_fstab.py": ["fstab.md", "systemd.md"],
+    "tests/mounts/test_howto_pages.py": [
         "howto-credentials.md", "howto-gcs.md", "howto-hpc.md", "howto-http.md", "howto-performance.md", "howto-s3.md",
     ],
-    "tests/mount/test_install_page.py": ["install.md"],
-    "tests/mount/test_logs_page.py": ["logs.md", "metrics.md"],
-    "tests/mount/test_readme.py": ["README.md"],
-    "tests/mount/test_running_page.py": ["running-changes.md"],
-    "tests/mount/test_stage_page.py": ["stage-in.md"],
-    "tests/mount/test_stats_page.py": ["stats.md"],
-    "tests/mount/test_tutorial.py": ["tutorial.md"],
-    "tests/mount/test_users_page.py": ["users.md", "doctor.md"],
-    "tests/mount/test_views_page.py": ["zarr-views.md"],
-    "tests/mount/test_writes_page.py": ["writes.md"],
+    "tests/mounts/test_install_page.py": ["install.md"],
+    "tests/mounts/test_logs_page.py": ["logs.md", "metrics.md"],
+    "tests/mounts/test_readme.py": ["README.md"],
+    "tests/mounts/test_running_page.py": ["running-changes.md"],
+    "tests/mounts/test_stage_page.py": ["stage-in.md"],
+    "tests/mounts/test_stats_page.py": ["stats.md"],
+    "tests/mounts/test_tutorial.py": ["tutorial.md"],
+    "tests/mounts/test_users_page.py": ["users.md", "doctor.md"],
+    "tests/mounts/test_views_page.py": ["zarr-views.md"],
+    "tests/mounts/test_writes_page.py": ["writes.md"],
     "tests/slurm/test_slurm.py": ["stage-in-slurm.md"],
     "tests/cli/test_info_page.py": ["info-and-check.md"],
 }  # fmt: skip
 # Commands that another test runs, and by which words it is seen in that test
 ELSEWHERE = {
-    "scripts/install-helper": ("tests/mount/test_helper.py", "install-helper"),
+    "scripts/install-helper": ("tests/mounts/test_helper.py", "install-helper"),
     "scripts/setup": ("scripts/test", "scripts/setup"),
-    "dpkg -i": ("tests/mount/test_debian_package.py", "-i /tmp/zarrfs.deb"),
-    "dpkg -r": ("tests/mount/test_debian_package.py", "dpkg -r"),
-    "scripts/build-deb": ("tests/mount/test_debian_package.py", "build-deb"),
-    "scripts/soak": ("tests/mount/test_soak.py", "soak"),
-    "root# ": ("tests/mount/test_users_page.py", "root# "),
+    "dpkg -i": ("tests/mounts/test_debian_package.py", "-i /tmp/zarrfs.deb"),
+    "dpkg -r": ("tests/mounts/test_debian_package.py", "dpkg -r"),
+    "scripts/build-deb": ("tests/mounts/test_debian_package.py", "build-deb"),
+    "scripts/soak": ("tests/mounts/test_soak.py", "soak"),
+    "root# ": ("tests/mounts/test_users_page.py", "root# "),
 }
 def all_blocks() -> list[Block]:
     """Every block of every page."""

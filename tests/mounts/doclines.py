@@ -1,0 +1,92 @@
+"""What commands of the documentation need before they are run, and how those are run that do not end by themselves.
+
+Which commands there are, the pages alone say (tests.pages.lines); here is only what a sort of them has in common.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from tests.mounts.docworld import DocWorld
+from tests.pages import Line, as_here, lines
+
+Ended = dict[str, "Future[subprocess.CompletedProcess[str]]"]
+
+# Words of pages that stand for others
+NAMES = {
+    "SOURCE": "refs.json", "MOUNTPOINT": "mnt", "DIR": "changes", "IMAGE ...": "image true",
+    "http://...": "https://storage.example.org",
+}  # fmt: skip
+# Lines that are not run here, by how they begin, and why
+NOT_HERE = {
+    "flux archive create": "it takes a Flux instance: tests/flux/test_flux.py runs it where there is one",
+    "scripts/build-deb": "tests/mounts/test_debian_package.py builds a package with --extras flux, and installs it",
+}
+EMPTY = "rm -r changes && mkdir changes"
+RECORD = r"zarrfs mount -o record=job.reads \1 mnt && cat mnt/air/* >/dev/null && zarrfs umount mnt"
+CHANGE = rf"{EMPTY} && zarrfs mount \1 mnt -o upperdir=changes && echo 1 >mnt/.zattrs && zarrfs umount mnt"
+WORK = f"{EMPTY} && zarrfs stage archive.json work -o upperdir=changes && echo new >work/new"
+# (lines, what is done before them): a mount that they are about, what other commands have written, a name that is free
+BEFORE = (
+    (r"zarrfs (?:umount|stats|top|refresh)\b.* (/mnt/data|mnt)\b", r"zarrfs mount refs.json \1 -o cache_dir=blocks"),
+    (r"getfattr .* (/mnt/data)\b", r"zarrfs mount s3://bucket/refs.json \1 && cat \1/air/0.0.0 >/dev/null"),
+    (r"apptainer exec --bind (/tmp/data)", r"zarrfs mount refs.json \1"),
+    (r"zarrfs mount refs.json .* allow_other|docker", "cp remote.json refs.json"),  # root's reaches no local files
+    (r"docker run -v /srv", r"zarrfs mount refs.json /srv/data -o allow_other"),
+    (r"zarrfs (?=.*warm).* (\S*(?:set|refs)\.json) .*job.reads", RECORD),
+    (r"zarrfs cache .*--cache-dir (\S+)", r"zarrfs cat s3://bucket/refs.json air/0.0.0 -o cache_dir=\1 >/dev/null"),
+    (r"zarrfs (?:index|commit|refs|archive create) .*-o (\S+)", r"rm -rf \1"),
+    (r"zarrfs refs convert \S+ ([^-]\S*)", r"rm -rf \1"),
+    (r"(?:zarrfs stage|zarrfs unstage|mkdir -m 2770) .*?(/scratch/\S+|/lustre/\S+)", r"rm -rf \1"),
+    (r"zarrfs unstage ([^-]\S*)", r"zarrfs stage refs.json \1"),
+    (r"zarrfs unstage --", "zarrfs stage refs.json input"),
+    (r"zarrfs stage-out work", WORK),
+    (r"zarrfs commit (?!refs.json)(\S+)", CHANGE),
+    (r"zarrfs (?:stage|run) archive.json .*upperdir=", EMPTY),
+    (r"zarrfs archive extract (?!.*--blobs).*job.json", "cp inline.json job.json"),
+)  # fmt: skip
+# Lines that go on until Ctrl-C, and what is waited for before that
+ENDLESS = {r"zarrfs mount --foreground": "ls /mnt/data/air", r"zarrfs top (?!--once)": "test -s said"}
+ASKS = r"zarrfs discard (?!.*--yes)"  # a terminal
+
+
+def run(world: DocWorld, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line in a world."""
+    text = as_here(line, NAMES)
+    before = [match.expand(what) for pattern, what in BEFORE if (match := re.match(pattern, text))]
+    kept = text.startswith(("zarrfs stage", "zarrfs unstage"))
+    for pattern, ready in ENDLESS.items():
+        if re.match(pattern, text):
+            text = f"set -m\n{text} >said 2>&1 &\nready {ready}\nkill -INT -- -$!\nwait $!"
+    if re.match(ASKS, text):
+        text = f"echo y | script --quiet --return --command '{text}' /dev/null"
+    return world.shell(text, "\n".join(before), kept=kept)
+
+
+def here() -> list[Line]:
+    """All lines that are run."""
+    return [line for line in lines() if not line.text.startswith(tuple(NOT_HERE))]
+
+
+@pytest.fixture(scope="module")
+def ended(request: pytest.FixtureRequest) -> Iterator[Ended]:
+    """What becomes of the lines that the tests of a file are about: three at a time, and once what is there twice."""
+    ours = [item for item in request.session.items if item.path == request.path]
+    calls = [item.callspec for item in ours if hasattr(item, "callspec")]
+    texts = dict.fromkeys(call.params["line"].text for call in calls)
+    with DocWorld() as world, ThreadPoolExecutor(3) as pool:
+        yield {text: pool.submit(run, world, text) for text in texts}
+        pool.shutdown(cancel_futures=True)
+
+
+def check(line: Line, ended: Ended) -> None:
+    """A line has ended with status 0; what it has mounted has files, and they could be read."""
+    done = ended[line.text].result()
+    assert done.returncode == 0, f"{line.name}: {line.text}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    if line.text.startswith(("zarrfs mount", "mount -t")) and "--foreground" not in line.text:
+        assert re.search(r"(?m)^mounted: .*, [1-9]\d* files$", done.stderr), line.text

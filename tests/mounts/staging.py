@@ -1,0 +1,95 @@
+"""What tests of stage, unstage, run and stage-out share: records of their own, and a look at what is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import run
+from tests.mounts.mounting import alive, mount_lines
+
+
+class Node:
+    """A place for records and for jobs' directories, as if it were a node of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.state, self.local = path, path / "state", path / "local"
+        self.local.mkdir()
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records, as they are on disk."""
+        return [json.loads(file.read_text()) for file in self.state.glob("staged/*.json")]
+
+    def mounts(self) -> list[str]:
+        """Mount points of zarrfs in the test's directory."""
+        with open("/proc/self/mountinfo") as file:
+            points = [line.split(" ")[4] for line in file if " - fuse.zarrfs " in line]
+        return [point for point in points if point.startswith(f"{self.path}/")]
+
+    def processes(self) -> list[str]:
+        """Command lines of processes that have to do with the test's directory, or keep its records."""
+        known = [str(self.path).encode(), *(record["id"].encode() for record in self.records())]
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"zarrfs" in line and any(word in line for word in known) and alive(int(pid)):
+                    found.append(line.replace(b"\0", b" ").decode())
+        return found
+
+    def clean(self) -> bool:
+        """Whether nothing is left: no mount, no record, no directory of a job."""
+        return not (self.mounts() or self.records() or list(self.local.iterdir()) or self.processes())
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A node of its own, on which nothing is left at the end."""
+    made = Node(tmp_path)
+    monkeypatch.setenv("ZARRFS_STATE_DIR", str(made.state))
+    monkeypatch.setenv("TMPDIR", str(made.local))
+    for variable in ("SLURM_TMPDIR", "FLUX_JOB_TMPDIR", "SLURM_JOB_ID", "FLUX_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    try:
+        yield made
+    finally:
+        run("unstage", "--all", "--lazy", "--remove-copies")
+        for point in made.mounts():
+            subprocess.run(["umount", "-l", point], check=False)
+
+
+def eventually(condition: Callable[[], object], seconds: float = 20) -> bool:
+    """Whether `condition` becomes true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait for the end."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not alive(pid))
+
+
+def one_line(text: str) -> str:
+    """`text` without its line end; it has one line."""
+    assert text.count("\n") == 1, text
+    return text.rstrip("\n")
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted exactly there."""
+    return bool(mount_lines(path))

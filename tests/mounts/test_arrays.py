@@ -1,0 +1,164 @@
+"""Arrays as flat files on real mounts, read by numpy and by programs that know nothing of Zarr."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import run
+from tests.mounts.mounting import log_of, mounted
+from tests.zarrsamples import DRAFT, SAMPLES, STORES, Sample
+
+Array = np.ndarray[Any, Any]
+
+
+def counters(mountpoint: Path) -> dict[str, int]:
+    """What the mount has decoded."""
+    stats = json.loads(os.getxattr(mountpoint, "user.zarrfs.stats"))
+    return {"reads": stats["read"], **stats["arrays"]}
+
+
+def mapped(path: Path) -> Array:
+    """An array, by a mapping of its file: that is in use for as long as the array lives."""
+    found: Array = np.load(path, mmap_mode="r")
+    return found
+
+
+def samples_of(store: Path) -> list[Sample]:
+    """The arrays of one store."""
+    return [sample for sample in SAMPLES + DRAFT if sample.store == store]
+
+
+@pytest.mark.parametrize("store", sorted({*STORES, *(sample.store for sample in DRAFT)}), ids=lambda store: store.name)
+def test_every_sample_by_numpy(tmp_path: Path, store: Path) -> None:
+    with mounted(store, tmp_path / "mnt", "view=arrays") as mountpoint:
+        for sample in samples_of(store):
+            path = mountpoint / f"{sample.path or 'array'}.npy"
+            assert mapped(path).shape == np.load(path).shape == sample.shape
+            for data in (np.load(path).tobytes(), mapped(path).tobytes()):
+                assert not sample.defined or hashlib.sha256(data).hexdigest() == sample.sha256
+            if sample.attributes is not None:
+                assert json.loads(path.with_suffix(".json").read_text()) == sample.attributes
+
+
+def large(path: Path, chunks: tuple[int, ...] = (128, 512), **more: object) -> Array:
+    """A store with an array `x` of 8 MiB, by default in 32 chunks; what it holds."""
+    items = np.random.default_rng(0).integers(0, 1000, (1024, 2048)).astype("<i4")
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    group.create_array("x", shape=items.shape, chunks=chunks, dtype="<i4", **more)[:] = items
+    return items
+
+
+def test_a_second_read_is_the_kernels(tmp_path: Path) -> None:
+    items = large(tmp_path / "x.zarr")
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
+        assert (np.load(mountpoint / "x.npy") == items).all()
+        before = counters(mountpoint)
+        assert before["decoded"] == 32
+        assert (np.load(mountpoint / "x.npy") == items).all()
+        assert counters(mountpoint)["reads"] <= before["reads"] + 1
+        assert counters(mountpoint)["decoded"] == 32
+
+
+def test_random_reads_decode_a_chunk_each(tmp_path: Path) -> None:
+    items = large(tmp_path / "x.zarr", (128, 1024))  # a row of a chunk is a page of the file
+    options = "view=arrays", "arrays=raw", "array_cache=1KiB"
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", *options) as mountpoint:
+        descriptor = os.open(mountpoint / "x.bin", os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            for at in np.random.default_rng(1).permutation(items.nbytes // 4096)[:100].tolist():
+                assert os.pread(descriptor, 4096, at * 4096) == items.reshape(-1, 1024)[at].tobytes()
+        finally:
+            os.close(descriptor)
+        assert counters(mountpoint)["decoded"] <= 100
+
+
+def test_a_damaged_chunk_is_eio_on_its_pages_alone(tmp_path: Path) -> None:
+    items = large(tmp_path / "x.zarr")
+    wanted = items.tobytes()
+    damaged = {2 * row for row in range(512, 640)}  # a page is half a row
+    (tmp_path / "x.zarr/x/4.0").write_bytes(b"damaged")  # rows 512 to 639, columns 0 to 511
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
+        descriptor = os.open(mountpoint / "x.bin", os.O_RDONLY)
+        try:
+            for at in range(0, len(wanted), 4096):  # in order: the kernel reads ahead, into the damage too
+                if at // 4096 not in damaged:
+                    assert os.pread(descriptor, 4096, at) == wanted[at : at + 4096]
+                    continue
+                with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+                    os.pread(descriptor, 4096, at)
+        finally:
+            os.close(descriptor)
+    assert "4.0" in log_of(tmp_path / "mnt")
+
+
+def test_fortran_order_is_mapped_as_it_is_stored(tmp_path: Path) -> None:
+    items = large(tmp_path / "x.zarr", order="F")
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
+        assert mapped(mountpoint / "x.npy").flags.f_contiguous
+        assert (mapped(mountpoint / "x.npy") == items).all()
+
+
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    large(tmp_path / "x.zarr")
+    document = json.loads((tmp_path / "x.zarr/x/.zarray").read_text())
+    (tmp_path / "x.zarr/y").mkdir()
+    (tmp_path / "x.zarr/y/.zarray").write_text(json.dumps({**document, "chunks": [0, 1]}))
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays") as mountpoint:
+        assert sorted(os.listdir(mountpoint)) == ["x.json", "x.npy"]
+        assert "chunks" in json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out"))["y"]
+    assert "left out" in log_of(tmp_path / "mnt")
+    done = run("mount", tmp_path / "x.zarr", tmp_path / "mnt", "-o", "view=arrays,strict")
+    assert done.returncode != 0
+    assert "y" in done.stderr
+    assert "chunks" in done.stderr
+
+
+SUM = """
+#include <stdio.h>
+int main(int count, char **arguments) {
+    FILE *file = fopen(arguments[1], "rb");
+    int items[4096]; long long sum = 0; size_t got;
+    while ((got = fread(items, sizeof items[0], 4096, file)) > 0)
+        for (size_t at = 0; at < got; at++) sum += items[at];
+    if (ferror(file)) return 1;
+    printf("%lld\\n", sum);
+    return 0;
+}
+"""
+
+
+def test_a_program_in_c(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    (tmp_path / "sum.c").write_text(SUM)
+    subprocess.run([compiler, "-o", tmp_path / "sum", tmp_path / "sum.c"], check=True)
+    items = large(tmp_path / "x.zarr")
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
+        done = subprocess.run([tmp_path / "sum", mountpoint / "x.bin"], capture_output=True, text=True, check=True)
+        assert int(done.stdout) == int(items.sum())
+        about = json.loads((mountpoint / "x.json").read_text())
+        assert (np.fromfile(mountpoint / "x.bin", about["dtype"]).reshape(about["shape"]) == items).all()
+
+
+def test_a_changed_chunk_is_seen_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    items = large(tmp_path / "x.zarr")
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays", "arrays=raw") as mountpoint:
+        assert (mountpoint / "x.bin").read_bytes() == items.tobytes()
+        items[700:800] = 5
+        zarr.open_array(tmp_path / "x.zarr/x", mode="r+")[700:800] = 5
+        time.sleep(1.5)
+        assert (mountpoint / "x.bin").read_bytes() == items.tobytes()

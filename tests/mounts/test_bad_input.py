@@ -1,0 +1,156 @@
+"""Bad input: one line that names file, entry and rule, a status that is not 0, and nothing mounted."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.mounts.mounting import mount_lines, mounted
+
+ARCHIVE_FILE = {"path": "a", "mode": 0o100644, "size": 1, "encoding": "utf-8", "data": "x"}
+
+REFUSED: dict[str, tuple[str, list[str], list[str]]] = {
+    # name: (document, options, words of the error)
+    "truncated": ('{"version": 1, "refs": {"a": "b"', [], ["not JSON"]),
+    "empty": ("", [], ["not JSON"]),
+    "neither": ('"text"', [], ["neither"]),
+    "version": ('{"version": 2, "refs": {}}', [], ["version"]),
+    "refs-type": ('{"version": 1, "refs": []}', [], ["refs"]),
+    "unknown-variable": (
+        '{"version": 1, "templates": {"u": "x"}, "refs": {"k": ["{{nope}}", 0, 1]}}', ["strict"], ["k", "nope"],
+    ),
+    "template-raises": (
+        '{"version": 1, "templates": {"u": "x"}, "refs": {"k": ["{{1 // 0}}", 0, 1]}}', ["strict"], ["k", "zero"],
+    ),
+    "template-loops": (
+        '{"version": 1, "templates": {"a": "{{b}}", "b": "{{a}}"}, "refs": {"k": ["{{a}}", 0, 1]}}',
+        ["strict"], ["k"],
+    ),
+    "no-length": ('{"version": 1, "refs": {"k": ["u", 5]}}', ["strict"], ["k"]),
+    "negative": ('{"version": 1, "refs": {"k": ["u", -1, 5]}}', ["strict"], ["k", "negative"]),
+    "absurd": ('{"version": 1, "refs": {"k": ["u", 0, 99999999999999999999]}}', ["strict"], ["k"]),
+    "conflict": ('{"version": 1, "refs": {"a": "x", "a/b": "y"}}', ["strict"], ["a"]),
+    "dots": ('{"version": 1, "refs": {"a/../b": "x"}}', ["strict"], ["a/../b"]),
+    "long": (json.dumps({"version": 1, "refs": {"n" * 300: "x"}}), ["strict"], ["255 bytes"]),
+    "gen-bound": (
+        json.dumps({"version": 1, "gen": [{
+            "key": "{{i}}.{{j}}", "url": "u", "dimensions": {"i": {"stop": 10**6}, "j": {"stop": 10**6}}}]}),
+        [], ["gen"],
+    ),
+    "archive-escapes": (json.dumps([{**ARCHIVE_FILE, "path": "../a"}]), [], ["../a"]),
+    "archive-conflict": (json.dumps([ARCHIVE_FILE, {**ARCHIVE_FILE, "path": "a/b"}]), [], ["a"]),
+    "archive-base64": (json.dumps([{**ARCHIVE_FILE, "encoding": "base64", "data": "!"}]), [], ["a", "base64"]),
+    "archive-fifo": (json.dumps([{"path": "p", "mode": 0o010644}]), [], ["p"]),
+    "blobs-missing": (json.dumps([ARCHIVE_FILE]), ["blobs=/nonexistent/blobs"], ["/nonexistent/blobs"]),
+    "unknown-option": (json.dumps([ARCHIVE_FILE]), ["blob=/x"], ["blob", "blobs"]),
+    "bad-user": (json.dumps([ARCHIVE_FILE]), ["uid=99999999999"], ["uid=99999999999"]),
+    "bad-log": (json.dumps([ARCHIVE_FILE]), ["log_file=/nonexistent/x"], ["/nonexistent/x", "no such file"]),
+    "bad-pid-file": (json.dumps([ARCHIVE_FILE]), ["pid_file=/nonexistent/x"], ["/nonexistent/x", "no such file"]),
+    "bad-pipe": (json.dumps([ARCHIVE_FILE]), ["notify_pipe=77"], ["notify_pipe=77"]),
+    "both-allowed": (json.dumps([ARCHIVE_FILE]), ["allow_other,allow_root"], ["allow_other", "allow_root"]),
+    "bad-size": (json.dumps([ARCHIVE_FILE]), ["memory_limit=5"], ["memory_limit", "unit"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.promise("S14")
+def test_refused(name: str, compress: Callable[[bytes], bytes] | None, tmp_path: Path) -> None:
+    text, options, words = REFUSED[name]
+    document, mountpoint = tmp_path / "doc.json", tmp_path / "mnt"
+    document.write_bytes(compress(text.encode()) if compress else text.encode())
+    mountpoint.mkdir()
+    done = run("mount", document, mountpoint, *(part for option in options for part in ("-o", option)))
+    assert done.returncode not in (0, None)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+    if not (options and "=" in options[0]) and name != "both-allowed":
+        assert str(document) in lines[0]
+    assert not mount_lines(mountpoint)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("/nonexistent/refs.json", ["/nonexistent/refs.json", "no such file"]),
+        ("/dev/zero", ["/dev/zero", "regular"]),
+        ("http://127.0.0.1:9/refs.json", ["http://127.0.0.1:9/refs.json"]),
+        ("nosuch://bucket/refs.json", ["nosuch"]),
+    ],
+)
+@pytest.mark.promise("S14")
+def test_source_that_is_not_there(source: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", source, tmp_path / "mnt", "-o", "retries=0")
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert all(word in done.stderr.lower() for word in words), done.stderr
+    assert not mount_lines(tmp_path / "mnt")
+
+
+def test_mountpoint_that_is_not_there(tmp_path: Path) -> None:
+    done = run("mount", DATA / "zarr/v2_hier", tmp_path / "nothing")
+    assert done.returncode == 1
+    assert f"{tmp_path}/nothing: no such file or directory" in done.stderr
+    (tmp_path / "file").write_text("")
+    done = run("mount", DATA / "zarr/v2_hier", tmp_path / "file")
+    assert done.returncode == 1
+    assert "not a directory" in done.stderr
+
+
+@pytest.mark.promise("S19")
+def test_mountpoint_in_use(tmp_path: Path) -> None:
+    with mounted(DATA / "zarr/v2_hier", tmp_path / "mnt") as root:
+        done = run("mount", DATA / "zarr/v3_hier", root)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert "already a mount point" in done.stderr
+        assert len(mount_lines(root)) == 1
+
+
+def test_a_bad_key_takes_nothing_else_away(tmp_path: Path) -> None:
+    document = tmp_path / "doc.json"
+    refs = {"good": "x", "bad": ["u", -1, 5], "worse": [], "a//b": "y", "also/good": "base64:AAEC"}
+    document.write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(document, tmp_path / "mnt") as root:
+        assert sorted(str(path.relative_to(root)) for path in root.rglob("*")) == ["also", "also/good", "good"]
+        assert (root / "also/good").read_bytes() == b"\0\1\2"
+
+
+def test_mountpoint_inside_the_source(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", tmp_path, tmp_path / "mnt")
+    assert done.returncode == 1
+    assert "inside the source" in done.stderr
+    assert not mount_lines(tmp_path / "mnt")
+
+
+def test_mount_over_the_source_itself(tmp_path: Path) -> None:
+    source = tmp_path / "store"
+    shutil.copytree(DATA / "zarr/v2_hier", source)
+    with mounted(source, source) as root:
+        assert (root / ".zgroup").read_bytes() == (DATA / "zarr/v2_hier/.zgroup").read_bytes()
+
+
+def test_interrupted_compilation_leaves_nothing(tmp_path: Path) -> None:
+    document, index, mnt = tmp_path / "refs.json", tmp_path / "index", tmp_path / "mnt"
+    mnt.mkdir()
+    gen = {"key": "{{i}}", "url": "u", "dimensions": {"i": {"stop": 2_000_000}}}
+    document.write_text(json.dumps({"version": 1, "gen": [gen]}))
+    mount = subprocess.Popen([PROGRAM, "mount", document, mnt, "-o", f"index_dir={index}"], stderr=subprocess.PIPE)
+    while not index.exists() or not list(index.iterdir()):
+        assert mount.poll() is None
+    mount.send_signal(signal.SIGINT)
+    assert mount.wait(20) == 130
+    assert list(index.iterdir()) == []
+    assert not mount_lines(mnt)

@@ -1,0 +1,354 @@
+"""A bucket of a million keys, and listings that are not what they should be: a small server that answers as S3."""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import http.server
+import os
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import pytest
+import trio
+
+from tests.mounts.mounting import daemon_pid, mounted
+from tests.mounts.test_semantics import error_of
+from tests.servers import GCS, gcs
+from tests.store.contract import keys, listed
+from zarrfs.config.options import Options
+from zarrfs.errors import NotFound, ReadError
+from zarrfs.store.remote import FsspecStore
+
+__all__ = ["gcs"]
+
+DELAY = 0.03  # seconds until a page comes
+_HEAD = "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult><Name>b</Name>"
+
+
+class Bucket:
+    """ListObjectsV2 over sorted `keys`, and values of three bytes. `fault` may change a page: (number, keys, more).
+
+    `changed`: values, and their tags, that are others than the listing says. `most`: keys of a page. `expires`: no
+    continuation token is accepted.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.changed: dict[str, tuple[bytes, str]] = {}
+        self.most, self.expires = 1000, False
+        self.pages: list[str] = []  # what was asked for
+        self.delay = 0.0
+        self.fault: Callable[[int, list[str], bool], tuple[int, list[str], bool]] | None = None
+        handler = type("Handler", (_Handler,), {"owner": self})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def option(self) -> str:
+        """What -o says of this server."""
+        return f"s3.endpoint_url={self.endpoint},s3.key=a,s3.secret=b,type=zarr"
+
+    def options(self, **more: Any) -> Options:
+        storage = {"s3": {"endpoint_url": self.endpoint, "key": "a", "secret": "b"}}
+        return Options(retries=0, storage=storage, **more)
+
+    def page(self, query: dict[str, str]) -> tuple[int, bytes]:
+        """(status, body) of a listing."""
+        self.pages.append(query.get("start-after", ""))
+        time.sleep(self.delay)
+        if self.expires and "continuation-token" in query:
+            return 400, b"<Error><Code>InvalidArgument</Code><Message>The token has expired</Message></Error>"
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter")
+        most = min(int(query.get("max-keys", self.most)), self.most)
+        after = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        at = max(bisect.bisect_right(self.keys, after) if after else 0, bisect.bisect_left(self.keys, prefix))
+        found, directories = list[str](), list[str]()
+        while at < len(self.keys) and self.keys[at].startswith(prefix) and len(found) + len(directories) < most:
+            key = self.keys[at]
+            end = key.find(delimiter, len(prefix)) if delimiter else -1
+            if end >= 0:
+                directories.append(key[: end + 1])
+                at = bisect.bisect_left(self.keys, key[:end] + "0")
+            else:
+                found.append(key)
+                at += 1
+        more = at < len(self.keys) and self.keys[at].startswith(prefix)
+        status = 200
+        if self.fault is not None:
+            status, found, more = self.fault(len(self.pages), found, more)
+        if status != 200:
+            return status, b""
+        token = f"<NextContinuationToken>{escape(self.keys[at - 1])}</NextContinuationToken>" if more else ""
+        rows = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            f'<ETag>"{tag(key)}"</ETag><Size>3</Size></Contents>' for key in found
+        )  # fmt: skip
+        rows += "".join(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in directories)
+        body = f"{_HEAD}<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}</ListBucketResult>"
+        return 200, body.encode()
+
+
+def tag(key: str) -> str:
+    """Of a value."""
+    return f"{len(key):032x}"
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    owner: Bucket
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path, _, text = self.path.partition("?")
+        query = {name: values[0] for name, values in urllib.parse.parse_qs(text, keep_blank_values=True).items()}
+        key, headers = urllib.parse.unquote(path).removeprefix("/b").removeprefix("/"), {}
+        if "list-type" in query:
+            status, body = self.owner.page(query)
+        elif key in self.owner.keys[bisect.bisect_left(self.owner.keys, key) :][:1]:
+            value, told = self.owner.changed.get(key, (b"abc", tag(key)))
+            status, body = 200, value
+            headers = {"ETag": f'"{told}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+            if match := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+                start, stop = int(match[1]), min(int(match[2]) + 1, len(value))
+                status, body = (206, value[start:stop]) if start < stop else (416, b"")
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(value)}"
+        else:
+            status, body = 404, b""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def server() -> Bucket:
+    return Bucket()
+
+
+@pytest.fixture
+def bucket(server: Bucket) -> Bucket:
+    server.keys, server.delay, server.fault = [], 0.0, None
+    server.changed, server.most, server.expires = {}, 1000, False
+    server.pages.clear()
+    return server
+
+
+def using(bucket: Bucket | GCS, check: Any, **more: Any) -> Any:
+    """`check(store)` of the store at the bucket's x."""
+
+    async def main() -> Any:
+        if isinstance(bucket, Bucket):
+            store = FsspecStore("s3://b/x", bucket.options(**more))
+        else:
+            store = FsspecStore(f"gs://{bucket.bucket}/x", Options(retries=0, storage={"gcs": bucket.options}, **more))
+        try:
+            return await check(store)
+        finally:
+            await store.aclose()
+
+    return trio.run(main)
+
+
+ARRAY = [f"x/a{array:02}/c/{row}/{at}" for array in range(5) for row in range(40) for at in range(50)]
+
+
+@pytest.mark.promise("S54")
+@pytest.mark.parametrize("fault", ["403", "503", "repeats", "goes back"])
+def test_a_listing_that_goes_wrong_is_no_shorter_directory(bucket: Bucket, fault: str) -> None:
+    """The next reader asks for it again."""
+    bucket.keys = sorted(ARRAY)
+    first: list[str] = []
+
+    def broken(number: int, found: list[str], more: bool) -> tuple[int, list[str], bool]:
+        first.extend([] if first else found)
+        if number < 3:
+            return 200, found, more
+        if fault in ("403", "503"):
+            return int(fault), [], False
+        return 200, first if fault == "repeats" else found[::-1], more
+
+    async def check(store: FsspecStore) -> None:
+        bucket.fault = broken
+        with pytest.raises(ReadError):
+            await keys(store)
+        with pytest.raises(ReadError):
+            await keys(store, "a04")
+        bucket.fault = None
+        assert sorted(await keys(store, "a04")) == sorted(key[2:] for key in ARRAY if key.startswith("x/a04"))
+        assert sorted(await keys(store)) == sorted(key[2:] for key in ARRAY)
+
+    using(bucket, check)
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_page_that_fails_is_an_error_to_ls(bucket: Bucket, tmp_path: Path, status: int) -> None:
+    """What is known is shown; reading the rest of a directory fails, and a page that is served later completes it."""
+    bucket.keys = sorted(f"x/{name}{at:04}" for name in "ab" for at in range(1500))
+    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0") as root:
+        bucket.fault = lambda number, found, more: (status if found and found[-1] > "x/a1200" else 200, found, more)
+        assert error_of(os.listdir, root) == (errno.EACCES if status == 403 else errno.EIO)
+        assert (root / "a0100").read_bytes() == b"abc"
+        bucket.fault = None
+        assert len(os.listdir(root)) == 3000
+
+
+def test_a_continuation_token_that_expires(bucket: Bucket) -> None:
+    """A server whose pages are shorter is asked for the rest by the last key instead."""
+    bucket.keys, bucket.most, bucket.expires = sorted(ARRAY), 300, True
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == sorted(key[2:] for key in ARRAY)
+        assert sorted(await keys(store, "a03")) == sorted(key[2:] for key in ARRAY if key.startswith("x/a03"))
+
+    using(bucket, check)
+
+
+OTHERS = {"longer": (b"longer", "1"), "shorter": (b"s", "2"), "longer, one tag": (b"longer", ""), "tag": (b"xyz", "3")}
+
+
+@pytest.mark.parametrize("stale", ["error", "reread"])
+@pytest.mark.parametrize("other", list(OTHERS))
+def test_a_value_that_is_another_than_was_listed(bucket: Bucket, tmp_path: Path, other: str, stale: str) -> None:
+    """An error to who has it by the listing, and then the new version; or that at once. Never a mix."""
+    bucket.keys = ["x/a", "x/b"]
+    value, told = OTHERS[other]
+    with mounted("s3://b/x", tmp_path / "mnt", f"{bucket.option},retries=0,stale={stale}") as root:
+        assert {path.name: path.stat().st_size for path in root.iterdir()} == {"a": 3, "b": 3}
+        bucket.changed["x/a"] = value, told or tag("x/a")
+        if stale == "error":
+            assert error_of((root / "a").read_bytes) == errno.EIO
+        assert (root / "a").read_bytes() == value
+        assert (root / "a").stat().st_size == len(value)
+        assert (root / "b").read_bytes() == b"abc"
+
+
+def test_keys_that_no_path_can_have_are_left_out(bucket: Bucket) -> None:
+    long = "n" * 255
+    bucket.keys = sorted([
+        "x//empty", "x/../up", "x/./here", "x/a", "x/a/below", "x/d/", "x/e/f", "x/" + "n" * 256, f"x/{long}",
+        "x/" + "/".join(["deep"] * 200), "x/%41 b~*#é", "x/e/",
+    ])  # fmt: skip
+
+    async def check(store: FsspecStore) -> None:
+        found = {info.name: info.kind.name for info in await listed(store, "")}
+        assert found == {"%41 b~*#é": "FILE", "a": "FILE", "d": "DIRECTORY", "deep": "DIRECTORY", "e": "DIRECTORY",
+                         long: "FILE"}  # fmt: skip
+        assert bytes(await store.get("a")) == b"abc"
+        assert [info.name for info in await listed(store, "e")] == ["f"]
+        assert await listed(store, "d") == []
+        for key in ("b", "e/x", "d/x"):
+            with pytest.raises(NotFound):
+                await store.info(key)
+
+    using(bucket, check)
+
+
+def test_keys_that_come_and_go(bucket: Bucket) -> None:
+    """A page is of one moment; what is looked for again later is what is there then."""
+    bucket.keys = sorted(ARRAY)
+
+    async def check(store: FsspecStore) -> None:
+        listing = store.list_prefix("")
+        seen = [await anext(listing) for _ in range(10)]
+        bucket.keys = [key for key in sorted([*ARRAY, "x/a04/c/9/new"]) if "/c/3/" not in key]
+        seen += [key async for key in listing]
+        assert len(seen) == len(set(seen))
+        assert "a04/c/9/new" in seen
+        assert set(ARRAY) - {"x/" + key for key in seen} <= {key for key in ARRAY if "/c/3/" in key}
+        store.names.ttl = 0.0
+        for directory in ("a04/c/9", "a00/c"):
+            below = [key[len(directory) + 3 :] for key in bucket.keys if key.startswith(f"x/{directory}/")]
+            shown = {key.split("/")[0] for key in below}
+            assert {info.name for info in await listed(store, directory)} == shown
+
+    using(bucket, check)
+
+
+def test_a_large_tree_is_listed_side_by_side(bucket: Bucket) -> None:
+    """One page after the other would take 60 times as long as a page; what is asked for in vain is little."""
+    bucket.keys = sorted(f"x/t/c/{row}/{at}" for row in range(300) for at in range(200))
+    bucket.delay = DELAY
+
+    async def check(store: FsspecStore) -> None:
+        assert len(await keys(store)) == 60_000
+
+    using(bucket, check)
+    assert len(bucket.pages) < 2 * 60 + 40
+
+
+def test_a_walk_through_arrays_asks_for_pages_alone(bucket: Bucket) -> None:
+    """The tops of large directories are listed, and none of what is below them."""
+    bucket.keys = sorted(f"x/a{array}/c/{row}/{at}" for array in range(4) for row in range(100) for at in range(100))
+
+    async def check(store: FsspecStore) -> None:
+        assert len(await keys(store)) == 40_000
+
+    using(bucket, check)
+    assert len(bucket.pages) < 2 * 40 + 40
+
+
+def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:
+    """By obstore, which asks as for S3."""
+    bucket.keys = [f"x/{number:04}" for number in range(10_000)]
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == [key[2:] for key in bucket.keys]
+        assert bytes(await store.get("0312")) == b"abc"
+
+    using(GCS(bucket.endpoint, "b", {"endpoint_url": bucket.endpoint, "token": "anon"}), check)
+    assert len(bucket.pages) <= 20
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_pages_of_an_emulator_of_google(gcs: GCS, client: str) -> None:
+    """It ignores from where obstore wants a page, and is then asked by the other interface."""
+    names = sorted(f"a{number // 100:02}/{number % 100}" for number in range(1200))
+    for name in names:
+        gcs.put(f"x/{name}", b"abc")
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await keys(store)) == names
+        assert {info.name for info in await listed(store, "a11")} == {str(number) for number in range(100)}
+        assert bytes(await store.get("a11/99")) == b"abc"
+        with pytest.raises(NotFound):
+            await store.info("a11/100")
+        assert await store.is_flat()
+
+    using(gcs, check, client=client)
+
+
+@pytest.mark.promise("S54")
+def test_a_million_keys(bucket: Bucket, tmp_path: Path) -> None:
+    """The top is a page or two, a lookup a few; the daemon's memory is bounded."""
+    hundred = range(100)
+    bucket.keys = sorted(f"x/a{array:02}/c/{row}/{at}" for array in hundred for row in hundred for at in hundred)
+    with mounted("s3://b/x", tmp_path / "mnt", bucket.option) as root:
+        bucket.pages.clear()
+        assert len(list(root.iterdir())) == 100
+        assert len(bucket.pages) <= 1
+        assert (root / "a57/c/99/99").read_bytes() == b"abc"
+        assert not (root / "a57/c/99/100").exists()
+        assert len(bucket.pages) <= 10
+        found = sum(1 for _ in (root / "a00").rglob("*"))
+        assert found == 1 + 100 + 10_000
+        assert len(bucket.pages) < 200
+        status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
+        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        assert peak < 150 << 10

@@ -1,0 +1,150 @@
+"""-o cache=none: nothing is written anywhere, before, while and after something is mounted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, run
+from tests.mounts.mounting import daemon_pid, mounted
+from tests.mounts.test_remote import publish_references
+from tests.mounts.test_samples import files_below
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx"]
+
+MEMORY = Path("/dev/shm")
+SYSTEM = Path("/var/cache/zarrfs/index")  # root's, where the environment names none
+
+
+class Places:
+    """The directories that a program may think of as places to write to, and what is in them."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.all = [base / name for name in ("home", "cache", "tmp", "cwd", "index", "blocks")]
+        for place in self.all:
+            place.mkdir(parents=True)
+        self.seen = self.listing()
+
+    def listing(self) -> dict[str, tuple[int, int, int, int]]:
+        """Everything in them with inode, mode, size and time of change."""
+        found = {}
+        for top in self.all:
+            for path in [top, *top.rglob("*")]:
+                status = path.lstat()
+                found[str(path)] = status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns
+        return found
+
+    def check(self) -> None:
+        """Nothing has changed since this was made."""
+        assert self.listing() == self.seen
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
+    """New places in the environment of what a test starts; they are as they were in the end."""
+    found = Places(tmp_path / "places")
+    monkeypatch.setenv("HOME", str(found.base / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(found.base / "cache"))
+    monkeypatch.setenv("TMPDIR", str(found.base / "tmp"))
+    monkeypatch.setenv("ZARRFS_TESTS_EXEC", "1")  # SQLite reads TMPDIR when it is imported
+    monkeypatch.chdir(found.base / "cwd")
+    before = set(os.listdir(MEMORY))
+    yield found
+    found.check()
+    for _ in range(50):  # what another program has there is gone in a moment
+        if set(os.listdir(MEMORY)) <= before:
+            break
+        time.sleep(0.1)
+    assert set(os.listdir(MEMORY)) <= before
+
+
+def own_files(mountpoint: Path) -> list[str]:
+    """The paths of the files that the daemon of a mount has open."""
+    directory = f"/proc/{daemon_pid(mountpoint)}/fd"
+    return [os.readlink(f"{directory}/{number}") for number in os.listdir(directory)]
+
+
+def test_a_document(places: Places, references: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        with mounted(references / "combined_v1.json", tmp_path / "mnt", "cache=none") as root:
+            places.check()
+            for path in files_below(root).values():
+                path.read_bytes()
+            places.check()
+            [index] = [path for path in own_files(root) if path.partition(" ")[0].endswith(".index")]
+            assert index.startswith(f"{MEMORY}/")
+            assert index.endswith(" (deleted)")
+            assert not os.path.exists(os.path.dirname(index))
+
+
+def test_a_document_and_targets_behind_urls_where_caches_are_named(
+    places: Places, nginx: Nginx, tmp_path: Path
+) -> None:
+    publish_references(nginx.plain.root)
+    named = f"cache=none,index_dir={places.base}/index,cache_dir={places.base}/blocks,cache_min_free=0B"
+    with mounted(f"{nginx.plain.url}/references/combined_v1.json", tmp_path / "mnt", named) as root:
+        for path in files_below(root).values():
+            path.read_bytes()
+        places.check()
+
+
+def test_without_a_place_in_the_environment(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's directory is not looked at as a whole: others may use it meanwhile."""
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"x": os.urandom(16).hex()}}))
+    made = run("index", tmp_path / "refs.json", "--index-dir", tmp_path / "kept").stdout
+    digest = os.path.basename(made).split(".")[0]
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "cache=none"):
+        places.check()
+    assert len(digest) == 64
+    assert not list(SYSTEM.glob(f"{digest}.*"))
+
+
+def test_a_document_whose_directories_take_more_than_the_memory_of_sqlite(places: Places, tmp_path: Path) -> None:
+    refs = {f"directory-{number:06}/{number:040}/x": "1" for number in range(60_000)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", "cache=none") as root:
+        places.check()
+        assert (root / "directory-000123" / f"{123:040}" / "x").read_bytes() == b"1"
+
+
+def test_what_was_kept_before_is_not_used_and_stays(places: Places, references: Path, tmp_path: Path) -> None:
+    source, kept = references / "combined_v1.json", places.base / "cache/zarrfs/index"
+    while not list(kept.glob("*.known")):  # a document that has just been written is not remembered
+        assert run("ls", source).returncode == 0
+    places.seen = places.listing()
+    with mounted(source, tmp_path / "mnt", "cache=none") as root:
+        assert not [path for path in own_files(root) if path.startswith(str(places.base))]
+        places.check()
+
+
+def test_stores_and_other_commands(places: Places, nginx: Nginx, references: Path, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "zarr/v3_hier", nginx.listing.root / "none_v3", dirs_exist_ok=True)
+    for source in (f"{nginx.listing.url}/none_v3/", DATA / "zarr/v2_hier"):
+        with mounted(source, tmp_path / "mnt", "cache=none") as root:
+            for path in files_below(root).values():
+                path.read_bytes()
+            places.check()
+    for command in ("ls", "tree", "info", "check"):
+        assert run(command, references / "combined_v1.json", "-o", "cache=none").returncode == 0
+        places.check()
+
+
+def test_an_index_that_is_asked_for_is_written(places: Places, references: Path, tmp_path: Path) -> None:
+    source = references / "combined_v1.json"
+    done = run("index", "--option", "cache=none", "-o", tmp_path / "made.index", source)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/made.index\n")
+    done = run("index", "--option", "cache=none", source)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1

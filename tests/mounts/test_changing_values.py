@@ -1,0 +1,350 @@
+"""Values of a store behind a URL that become others: who has one open never reads two of them as one."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+import trio
+
+import zarrfs.sources
+from tests.conftest import run
+from tests.mounts.mounting import counters_of, log_of, mounted, until
+from tests.mounts.test_semantics import error_of
+from tests.servers import Faulty, Nginx, Web, nginx
+from zarrfs.config.options import Options
+from zarrfs.errors import TargetChanged
+from zarrfs.store.remote import FsspecStore
+from zarrfs.store.unlisted import UnlistedStore
+from zarrfs.store.values import open_sized
+from zarrfs.store.walk import pieces
+
+__all__ = ["nginx"]
+
+SIZE = 4 << 20
+LATER = 3 * SIZE // 4  # not in the block that a read of the beginning fetches
+SMALL = "part_size=64KiB,prefetch=0B,metadata_ttl=1s"  # values of this size are fetched in pieces
+METADATA = {"zarr_format": 2, "shape": [2 * SIZE], "chunks": [SIZE], "dtype": "|u1", "compressor": None,
+            "filters": None, "fill_value": 0, "order": "C"}  # fmt: skip
+
+
+class Changing:
+    """A server with a store, whose chunk v/0 becomes another one."""
+
+    def __init__(self, server: Faulty) -> None:
+        self.server, self.url, self.number = server, f"{server.url}/store", 0
+        server.put("/store/.zgroup", b'{"zarr_format": 2}')
+        server.put("/store/v/.zarray", json.dumps(METADATA).encode())
+        both = {".zgroup": {"zarr_format": 2}, "v/.zarray": METADATA}
+        server.put("/store/.zmetadata", json.dumps({"zarr_consolidated_format": 1, "metadata": both}).encode())
+        self.value = self.change()
+
+    def change(self, size: int = SIZE) -> bytes:
+        """The next value."""
+        self.number += 1
+        self.value = random.Random(self.number).randbytes(size)
+        self.server.put("/store/v/0", self.value, tag=str(self.number))
+        return self.value
+
+    def gets(self) -> int:
+        """How often the chunk was fetched since it was changed."""
+        return sum((method, path) == ("GET", "/store/v/0") for method, path, _ in self.server.requests)
+
+
+@pytest.fixture
+def changing() -> Iterator[Changing]:
+    server = Faulty()
+    yield Changing(server)
+    server.close()
+
+
+def opened(path: Path) -> int:
+    """A descriptor of which the kernel reads what is asked for, and nothing ahead."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
+
+
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize("size", [SIZE, SIZE // 2, 2 * SIZE])
+@pytest.mark.parametrize("view", ["", "view=v3"])
+def test_an_open_file_is_no_mixture(changing: Changing, tmp_path: Path, size: int, view: str) -> None:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, *filter(None, [view])) as root:
+        chunk = root / "v/0"
+        old, file = changing.value, opened(chunk)
+        assert os.pread(file, 4096, 0) == old[:4096]
+        new = changing.change(size)
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        assert os.pread(file, 4096, 0) == old[:4096]  # as before
+        assert chunk.read_bytes() == new  # who opens it anew
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        os.close(file)
+        [line] = [line for line in log_of(root).splitlines() if "EIO" in line]
+        assert "has changed since it was" in line
+        assert "v/0" in line
+
+
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize("size", [SIZE // 2, SIZE, 2 * SIZE])
+def test_the_size_of_before_is_not_believed(changing: Changing, tmp_path: Path, size: int) -> None:
+    """Attributes are kept for long here; who opens a value that has grown reads all of it."""
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=1d,entry_timeout=1d") as root:
+        assert os.stat(root / "v/0").st_size == SIZE
+        new = changing.change(size)
+        until_old_is_forgotten()
+        assert (root / "v/0").read_bytes() == new
+        assert os.stat(root / "v/0").st_size == size
+
+
+def test_what_is_open_keeps_its_size(changing: Changing, tmp_path: Path) -> None:
+    """And its name: it is the same file for who asks, and another one under the name."""
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "attr_timeout=0s,entry_timeout=0s") as root:
+        file = opened(root / "v/0")
+        changing.change(2 * SIZE)
+        until_old_is_forgotten()
+        assert os.stat(root / "v/0").st_size == 2 * SIZE
+        assert os.fstat(file).st_size == SIZE
+        assert os.fstat(file).st_ino != os.stat(root / "v/0").st_ino
+        os.close(file)
+
+
+def test_a_listing_changes_no_inode(changing: Changing, tmp_path: Path) -> None:
+    with mounted(changing.url, tmp_path / "mnt", "attr_timeout=0s,entry_timeout=0s,metadata_ttl=1s") as root:
+        inode = os.stat(root / "v/0").st_ino
+        assert [entry.inode() for entry in os.scandir(root / "v") if entry.name == "0"] == [inode]
+        assert os.stat(root / "v/0").st_ino == inode
+
+
+def test_stale_reread(changing: Changing, tmp_path: Path) -> None:
+    with mounted(changing.url, tmp_path / "mnt", SMALL, "stale=reread") as root:
+        file = opened(root / "v/0")
+        assert os.pread(file, 4096, 0) == changing.value[:4096]
+        new = changing.change()
+        assert os.pread(file, 4096, LATER) == new[LATER:][:4096]
+        os.close(file)
+
+
+def test_a_value_that_stays_is_asked_for_no_more_often(changing: Changing, tmp_path: Path) -> None:
+    with mounted(changing.url, tmp_path / "mnt", "part_size=16MiB") as root:
+        os.stat(root / "v/0")
+        before = changing.gets()
+        for _ in range(3):
+            assert (root / "v/0").read_bytes() == changing.value
+        assert changing.gets() - before <= 1  # stat has fetched what was read then
+        assert counters_of(root)["open"] == 3
+
+
+def test_pieces_are_of_one_version(changing: Changing) -> None:
+    """What copies are made of."""
+
+    async def body() -> None:
+        store = UnlistedStore(FsspecStore(changing.url, Options(part_size=512 << 10, prefetch=0, retries=0)))
+        async with aclosing(store):
+            later = pieces(store, "v/0")
+            first = await anext(later)
+            assert first == changing.value[: len(first)]
+            changing.change(3 * SIZE)
+            with pytest.raises(TargetChanged):
+                await anext(later)
+            await store.info("v/0")
+            with pytest.raises(TargetChanged, match="had 4194304"):
+                await open_sized(store, "v/0", SIZE)
+
+    changing.change(3 * SIZE)
+    trio.run(body)
+
+
+@pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE])
+def test_what_is_copied_up_is_what_is_there_now(changing: Changing, tmp_path: Path, size: int) -> None:
+    (tmp_path / "upper").mkdir()
+    with mounted(changing.url, tmp_path / "mnt", f"upperdir={tmp_path}/upper,{SMALL}") as root:
+        assert os.stat(root / "v/0").st_size == SIZE
+        new = changing.change(size)
+        until_old_is_forgotten()
+        with open(root / "v/0", "r+b") as file:
+            file.write(b"x")
+        assert (root / "v/0").read_bytes() == b"x" + new[1:]
+
+
+def test_a_value_that_was_replaced_is_there_also_over_an_upper(changing: Changing, tmp_path: Path) -> None:
+    """Whoever knows the one before is told to look again, never that there is none: that would be the fill value."""
+    (tmp_path / "upper").mkdir()
+    options = f"upperdir={tmp_path}/upper,entry_timeout=1d,attr_timeout=0s,{SMALL}"
+    with mounted(changing.url, tmp_path / "mnt", options) as root:
+        chunk, old = root / "v/0", changing.value
+        assert chunk.read_bytes() == old
+        new = changing.change(SIZE // 2)
+        until_old_is_forgotten()
+        assert os.stat(chunk).st_size == SIZE // 2
+        assert chunk.read_bytes() == new
+        file = os.open(chunk, os.O_RDONLY)
+        newer = changing.change()
+        until_old_is_forgotten()
+        with open(chunk, "r+b") as other:
+            other.write(b"x")
+        assert error_of(os.fchmod, file, 0o600) == errno.ESTALE  # it is not the copy of the new one
+        assert os.fstat(file).st_size == SIZE // 2
+        assert chunk.read_bytes() == b"x" + newer[1:]
+        os.close(file)
+
+
+def test_copies_over_an_upper_are_of_one_version(changing: Changing, tmp_path: Path) -> None:
+    (tmp_path / "upper").mkdir()
+    options = Options(part_size=512 << 10, prefetch=0, retries=0, upperdir=str(tmp_path / "upper"))
+    store = zarrfs.sources.open_source(changing.url, options)
+
+    async def body() -> None:
+        async with aclosing(store):
+            later = pieces(store, "v/0")
+            assert await anext(later) == changing.value[: 4 << 20]
+            changing.change(3 * SIZE)
+            with pytest.raises(TargetChanged):
+                await anext(later)
+
+    changing.change(3 * SIZE)
+    trio.run(body)
+
+
+def test_a_server_that_tells_no_versions(changing: Changing, tmp_path: Path) -> None:
+    """Its size alone tells of a change."""
+    changing.server.tell_tags = False
+    with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
+        old, file = changing.value, opened(root / "v/0")
+        assert os.pread(file, 4096, 0) == old[:4096]
+        new = changing.change(2 * SIZE)
+        until_old_is_forgotten()
+        assert (root / "v/0").read_bytes() == new
+        assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+        assert os.fstat(file).st_size == SIZE
+        os.close(file)
+
+
+def test_a_time_that_is_that_of_the_answer_is_no_version(changing: Changing, tmp_path: Path) -> None:
+    changing.server.tell_tags, changing.server.tell_times = False, True
+    with mounted(changing.url, tmp_path / "mnt", SMALL) as root:
+        file = opened(root / "v/0")
+        inode = os.fstat(file).st_ino
+        for at in (0, SIZE // 4, SIZE // 2, LATER):
+            assert os.pread(file, 4096, at) == changing.value[at : at + 4096]
+            until_old_is_forgotten()
+        assert os.stat(root / "v/0").st_ino == inode
+        os.close(file)
+
+
+# -- servers without ETag
+
+
+def put(web: Web, value: bytes, age: float = 60.0) -> Path:
+    """Make `value` the chunk v/0 of a store there, written `age` seconds ago; returns its file."""
+    root = web.root / "undated"
+    (root / "v").mkdir(parents=True, exist_ok=True)
+    if not (root / "v/.zarray").exists():
+        (root / ".zgroup").write_text('{"zarr_format": 2}')
+        (root / "v/.zarray").write_text(json.dumps(METADATA))
+    (root / "v/new").write_bytes(value)
+    then = time.time() - age
+    os.utime(root / "v/new", (then, then))
+    return (root / "v/new").rename(root / "v/0")
+
+
+@pytest.mark.parametrize("age", [60.0, -2.0])
+def test_a_time_is_a_version_where_there_is_no_tag(nginx: Nginx, tmp_path: Path, age: float) -> None:
+    """Also of a value that was so new when it was first read that its time told nothing."""
+    old, new = (letter * SIZE for letter in (b"a", b"b"))
+    put(nginx.dated, old, age)
+    url = f"{nginx.dated.url}/undated"
+    (tmp_path / "set.json").write_text(json.dumps({"x": [f"{url}/v/0", 0, SIZE]}))
+    sources = (url, tmp_path / "store", SMALL), (tmp_path / "set.json", tmp_path / "set", SMALL)
+    with mounted(*sources[0]) as store, mounted(*sources[1]) as refs:
+        files = [opened(store / "v/0"), opened(refs / "x")]
+        for file in files:
+            assert os.pread(file, 4096, 0) == old[:4096]
+        time.sleep(1.2 + max(0.0, -age))
+        for file in files:
+            assert os.pread(file, 4096, SIZE // 2) == old[:4096]
+        put(nginx.dated, new, age + 20)
+        until_old_is_forgotten()
+        for file in files:
+            assert error_of(os.pread, file, 4096, LATER) == errno.EIO
+            os.close(file)
+        assert (store / "v/0").read_bytes() == new
+        assert "has changed since it was opened" in log_of(store)
+        assert "has changed since it was first read" in log_of(refs)
+        assert "tells no version" not in log_of(store) + log_of(refs) or age < 0
+
+
+def test_a_server_that_tells_no_version_is_named_once(nginx: Nginx, tmp_path: Path) -> None:
+    put(nginx.bare, b"a" * SIZE)
+    url = f"{nginx.bare.url}/undated"
+    (tmp_path / "set.json").write_text(json.dumps({name: [f"{url}/v/0", 0, SIZE] for name in "xyz"}))
+    for source, name in ((url, "v/0"), (tmp_path / "set.json", "x")):
+        with mounted(source, tmp_path / name[0]) as root:
+            for _ in range(2):
+                assert (root / name).read_bytes() == b"a" * SIZE
+            assert log_of(root).count("tells no version (neither ETag nor Last-Modified)") == 1
+    for web, hosts in ((nginx.bare, [nginx.bare.url.removeprefix("http://")]), (nginx.dated, []), (nginx.plain, [])):
+        done = run("info", "--json", "-o", "members=v", f"{web.url}/undated")
+        assert done.returncode == 0, done.stderr
+        about = json.loads(done.stdout)
+        assert about["unversioned"] == hosts
+
+
+def test_check_twice_finds_values_that_change_in_between(nginx: Nginx) -> None:
+    """Nothing else finds them where tag, time and size are the same."""
+    number, ended = itertools.count(), threading.Event()
+    put(nginx.bare, b"%08d" % next(number) * (SIZE // 8))
+    url = f"{nginx.bare.url}/undated"
+    done = run("check", "--twice", "--json", url, "v")
+    assert (done.returncode, json.loads(done.stdout)["changed"]) == (0, 0), done.stderr
+
+    def change() -> None:
+        while not ended.wait(0.02):
+            put(nginx.bare, b"%08d" % next(number) * (SIZE // 8))
+
+    writer = threading.Thread(target=change)
+    writer.start()
+    try:
+        once, twice = run("check", "--json", url, "v"), run("check", "--twice", url, "v")
+    finally:
+        ended.set()
+        writer.join()
+    assert (once.returncode, json.loads(once.stdout)["changed"]) == (0, 0)
+    assert twice.returncode == 1
+    assert f"changed: v/0: {url}/v/0: has other bytes than in the first pass" in twice.stdout
+
+
+def test_a_document_of_a_view_is_no_mixture(changing: Changing, tmp_path: Path) -> None:
+    """Of one that is longer than a page, of which two versions are open."""
+    def attributes(letter: str) -> bytes:
+        both = {".zgroup": {"zarr_format": 2}, "v/.zarray": METADATA, "v/.zattrs": {"text": letter * 60_000}}
+        changing.server.put("/store/v/.zattrs", json.dumps(both["v/.zattrs"]).encode(), tag=letter)
+        document = json.dumps({"zarr_consolidated_format": 1, "metadata": both}).encode()
+        changing.server.put("/store/.zmetadata", document, tag=letter)
+        return letter.encode()
+
+    attributes("a")
+    with mounted(changing.url, tmp_path / "mnt", "view=v3", "metadata_ttl=1s") as root:
+        file = opened(root / "v/zarr.json")
+        assert b"aaaa" in os.pread(file, 8192, 0)
+        attributes("b")
+        until(lambda: b"bbbb" in (root / "v/zarr.json").read_bytes(), 30)
+        newer = opened(root / "v/zarr.json")
+        os.pread(file, 4096, 40_000)
+        assert b"aaaa" not in os.pread(newer, 100_000, 0)
+        os.close(file)
+        os.close(newer)
+
+
+def until_old_is_forgotten() -> None:
+    """Longer than the daemon believes what a server has said: metadata_ttl=1s."""
+    time.sleep(1.1)

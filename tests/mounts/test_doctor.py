@@ -1,0 +1,145 @@
+"""zarrfs doctor finds what is wrong with a machine, a user's places and a source, and never hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DATA, run
+from tests.machine import Machine
+from tests.mounts.mounting import daemon_pid, mounted
+from tests.servers import Faulty
+from tests.servers import faulty as faulty
+
+SOURCE = DATA / "zarr/v2_hier"
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with Machine() as made:
+        made.user("ann")
+        yield made
+
+
+def findings(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    said = json.loads(done.stdout)
+    assert said["ok"] == (done.returncode == 0)
+    assert set(said["findings"][0]) == {"check", "state", "fact", "advice"}
+    return list(said["findings"])
+
+
+def states(machine: Machine, *arguments: str, user: str = "ann", **more: str | None) -> dict[str, str]:
+    """By check, the worst of "ok", "warning" and "problem"."""
+    worst: dict[str, str] = {}
+    for one in findings(machine.run("zarrfs", "doctor", "--json", *arguments, user=user, **more)):
+        before = worst.get(one["check"], "ok")
+        worst[one["check"]] = max(before, one["state"], key=("ok", "warning", "problem").index)
+    return worst
+
+
+def test_what_is_wrong_with_a_machine(machine: Machine) -> None:
+    """Each thing that keeps a user from mounting is a problem, of its check alone."""
+    fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"
+    machine.root(f"cp {fusermount} /mnt/plain; chmod 755 /mnt/plain")
+    assert "problem" not in states(machine).values()
+    for wrong, right, check, options in (
+        ("chmod 600 /dev/fuse", "chmod 666 /dev/fuse", "device", ()),
+        ("mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3", "umount /dev", "device", ()),
+        (f"mount --bind /mnt/plain {fusermount}", f"umount {fusermount}", "user", ()),
+        ("true", "true", "fuse.conf", ("-o", "allow_other")),
+        ("echo mount_max = 0 > /etc/fuse.conf", "echo '#' > /etc/fuse.conf", "fuse.conf", ()),
+        ("true", "true", "indexes", ("-o", "index_dir=/proc/none")),
+    ):
+        machine.root(wrong)
+        try:
+            found = states(machine, *options)
+        finally:
+            machine.root(right)
+        assert [name for name, state in found.items() if state == "problem"] == [check], wrong
+    machine.root("mkdir /etc/zarrfs; echo 'x = [' > /etc/zarrfs/zarrfs.toml")
+    done = machine.run("zarrfs", "doctor", user="ann")
+    machine.root("rm -r /etc/zarrfs")
+    assert (done.returncode, "/etc/zarrfs/zarrfs.toml" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+    assert states(machine, HOME="/proc")["indexes"] == "warning"
+    assert states(machine, ZARRFS_STATE_DIR="/proc/none")["records"] == "warning"
+    assert states(machine, "-o", "cache_dir=/proc")["blocks"] == "warning"
+    assert states(machine, ZARRFS_NO_SUCH_OPTION="1")["configuration"] == "warning"
+    machine.root("install -d -m 777 -o ann /home/ann/index")
+    assert states(machine, "-o", "index_dir=/home/ann/index")["indexes"] == "warning"
+    machine.root("echo '#!/bin/sh' > /usr/sbin/mount.zarrfs")
+    assert states(machine)["mount helper"] == "warning"
+    machine.root("rm /usr/sbin/mount.zarrfs")
+    limited = machine.run("sh", "-c", f"ulimit -n 256; exec {machine.command('zarrfs')[-1]} doctor --json", user="ann")
+    assert "warning" in [one["state"] for one in findings(limited) if one["check"] == "limits"]
+
+
+def test_dead_and_stopped_mounts(tmp_path: Path) -> None:
+    """They are named, and nothing waits for them for long."""
+    with mounted(SOURCE, tmp_path / "stopped") as stopped:
+        (tmp_path / "dead").mkdir()
+        assert run("mount", SOURCE, tmp_path / "dead").returncode == 0
+        os.kill(daemon_pid(tmp_path / "dead"), signal.SIGKILL)
+        pid = daemon_pid(stopped)
+        os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        try:
+            done = run("doctor", "--json")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            run("umount", tmp_path / "dead")
+        facts = {one["fact"]: one["advice"] for one in findings(done) if one["check"] == "leftovers"}
+        assert time.monotonic() - begun < 20
+        assert facts[f"{tmp_path}/dead: its daemon has died"] == f"zarrfs umount {tmp_path}/dead"
+        assert f"{stopped}: its daemon does not answer" in facts
+
+
+def told(*arguments: object, **env: str) -> tuple[int, str]:
+    """Status, and what is said of server, source and target."""
+    done = run("doctor", *arguments, env={**os.environ, **env})
+    lines = [line for line in done.stdout.splitlines() if line.split()[1] in ("server:", "source:", "target:")]
+    assert done.stderr == ""
+    return done.returncode, "\n".join(lines)
+
+
+def test_a_source_that_can_be_read(tmp_path: Path, references: Path) -> None:
+    status, text = told(SOURCE)
+    assert (status, "zarr" in text, "20 bytes read" in text) == (0, True, True)
+    status, text = told(DATA / "archives/flux-list.json", "-o", f"blobs={DATA / 'archives/blobs'}")
+    assert (status, "4,096 bytes read" in text) == (0, True)
+    (tmp_path / "refs.json").write_text(json.dumps({"a": [f"{tmp_path}/gone", 0, 10]}))
+    status, text = told(tmp_path / "refs.json")
+    assert (status, "problem  target:" in text, "gone" in text) == (1, True, True)
+
+
+def test_what_is_wrong_with_a_server(faulty: Faulty) -> None:
+    """Names, ports, credentials and absence are told apart, and no secret is shown."""
+    url = faulty.put("/refs.json", b"{}")
+    assert told(url)[0] == 0
+    for fault, words in ((403, "credentials"), (401, "credentials"), (404, "typing error"), (500, "try again later")):
+        signed = faulty.put("/refs.json?sig=s3cret", b"{}", forever=fault)
+        status, text = told(signed.replace("://", "://user:s3cret@"))
+        assert (status, words in text) == (1, True), text
+        assert "s3cret" not in text
+    status, text = told("http://127.0.0.1:1/refs.json")
+    assert (status, "port 1: connection refused" in text) == (1, True)
+    status, text = told("https://no-such-host.invalid/refs.json")
+    assert (status, "name of the server is unknown" in text) == (1, True)
+    status, text = told("http://no-such-host.invalid/refs.json", http_proxy="http://127.0.0.1:1")
+    assert (status, "the proxy of http_proxy" in text) == (1, True)
+    url = faulty.put("/slow.json", b"{}", forever="slow")
+    begun = time.monotonic()
+    status, text = told(url, "--timeout", "2s")
+    faulty.release()
+    assert time.monotonic() - begun < 15
+    assert (status, "no answer within 2 s" in text) == (1, True)
+    status, text = told("s3://bucket/refs.json", AWS_EC2_METADATA_DISABLED="true", HOME="/nonexistent")
+    assert (status, "s3.anon=true" in text, text.count("\n")) == (1, True, 0)

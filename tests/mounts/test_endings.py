@@ -1,0 +1,206 @@
+"""An open Zarr array through every way a mount can end: it must never quietly read fill values."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.mounts.mounting import alive, daemon_pid, mount_lines
+from zarrfs.system import mounts
+
+# Opens an array, says so, waits for a line, reads it, and says what it saw.
+READER = """
+import sys, zarr
+array = zarr.open_array(sys.argv[1], mode="r")
+print("open", flush=True)
+sys.stdin.readline()
+try:
+    values = array[...]
+except Exception as exc:
+    print("error", type(exc).__name__)
+else:
+    print("fill" if (values == array.fill_value).all() else "data")
+"""
+
+
+def umount(mnt: Path) -> None:
+    run("umount", mnt)
+
+
+def terminate(mnt: Path) -> None:
+    os.kill(daemon_pid(mnt), signal.SIGTERM)
+    time.sleep(0.5)
+
+
+def kill(mnt: Path) -> None:
+    pid = daemon_pid(mnt)
+    os.kill(pid, signal.SIGKILL)
+    while alive(pid):
+        time.sleep(0.01)
+
+
+def plain_umount(mnt: Path) -> None:
+    subprocess.run(["umount", str(mnt)], check=False, capture_output=True)
+
+
+# root without the capabilities that let it ignore permissions: like anybody else, but still the mount's owner
+PLAIN_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+
+
+def see(mnt: Path, end: Callable[[Path], None], busy: bool, *options: str, prefix: Sequence[str] = ()) -> str:
+    """What a reader with an open array sees after `end`; `busy`: it has its working directory there."""
+    mnt.mkdir(mode=0o755)
+    assert run("mount", DATA / "zarr/v2_hier", mnt, *options).returncode == 0
+    reader = subprocess.Popen(
+        [*prefix, sys.executable, "-c", READER, str(mnt / "gzip")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=mnt if busy else "/",
+    )  # fmt: skip
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "open\n", reader.communicate()[1]
+        end(mnt)
+        return reader.communicate("\n", timeout=60)[0].split()[0]
+    finally:
+        reader.kill()
+        reader.wait()
+        while mount_lines(mnt):
+            subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+@pytest.mark.parametrize("end", [umount, plain_umount, terminate])
+def test_a_mount_held_busy_stays(end: Callable[[Path], None], tmp_path: Path) -> None:
+    assert see(tmp_path / "mnt", end, True) == "data"
+
+
+def test_a_killed_daemon_is_an_error(tmp_path: Path) -> None:
+    assert see(tmp_path / "mnt", kill, False) == "error"
+
+
+def test_abort_is_an_error(tmp_path: Path) -> None:
+    assert see(tmp_path / "mnt", terminate, True, "-o", "on_exit=abort") == "error"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="setpriv needs root")
+@pytest.mark.parametrize("end", [umount, plain_umount, terminate])
+def test_a_guarded_mount_point_is_an_error(end: Callable[[Path], None], tmp_path: Path) -> None:
+    """Nobody holds the mount and it goes; beneath it there is no empty directory but EACCES."""
+    assert see(tmp_path / "mnt", end, False, prefix=PLAIN_USER) == "fill"  # what the guard is against
+    (tmp_path / "mnt").rmdir()
+    assert see(tmp_path / "mnt", end, False, "-o", "guard", prefix=PLAIN_USER) == "error"
+    assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="setpriv needs root")
+@pytest.mark.parametrize("mode", [0, 0o755])
+@pytest.mark.parametrize("prefix", [[], PLAIN_USER])
+def test_a_mount_that_fails_leaves_the_permissions_beneath_as_they_were(
+    mode: int, prefix: list[str], tmp_path: Path
+) -> None:
+    """Above all a guard of an earlier mount: it is lifted for the time of mounting only."""
+    mnt, refusing = tmp_path / "mnt", tmp_path / "bin/fusermount3"
+    mnt.mkdir()
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\necho refused by the test >&2; exit 1\n")
+    refusing.chmod(0o755)
+    mnt.chmod(mode)
+    options = ["-o", "guard,auto_unmount"]  # the latter mounts through fusermount3
+    path = f"{refusing.parent}:{os.environ['PATH']}"
+    done = run("mount", DATA / "archives/flux-list.json", mnt, *options, program=[*prefix, PROGRAM],
+               env={**os.environ, "PATH": path})  # fmt: skip
+    assert (done.returncode, "refused by the test" in done.stderr) == (1, True), done.stderr
+    assert mnt.stat().st_mode & 0o777 == mode
+
+
+def test_a_daemon_that_fails_before_it_answers_leaves_nothing_mounted(tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    program = Path(__file__).with_name("broken_start.py")
+    command = [sys.executable, str(program), str(DATA / "archives/flux-list.json"), str(mnt)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "a fault of the test" in done.stderr
+    assert not mount_lines(mnt)
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_a_daemon_that_does_not_serve_yet_unmounts(number: str, tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    program = Path(__file__).with_name("early_signal.py")
+    command = [sys.executable, str(program), number, str(DATA / "archives/flux-list.json"), str(mnt)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert not mount_lines(mnt)
+    assert done.returncode == 0, done.stderr
+
+
+# Keeps a mount busy now and then, for less time than anybody can look: as `zarrfs top`, df and monitoring do.
+ASKER = """
+import os, sys, time
+while True:
+    for _ in range(200):
+        os.statvfs(sys.argv[1])
+        time.sleep(0.0001)
+    print("asked", flush=True)
+"""
+
+
+def test_who_only_asks_a_mount_does_not_keep_it(tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    with subprocess.Popen([sys.executable, "-c", ASKER, str(mnt)], stdout=subprocess.PIPE) as asker:
+        try:
+            assert asker.stdout is not None
+            for _ in range(5):
+                assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+                asker.stdout.readline()
+                done = run("umount", mnt)
+                assert (done.returncode, done.stderr) == (0, "")
+        finally:
+            asker.kill()
+            while mount_lines(mnt):
+                subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+def test_what_was_mounted_there_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else unmounts while we wait for who asks, and mounts something of their own."""
+    mnt, tries = tmp_path / "mnt", []
+    mnt.mkdir()
+
+    def busy(mountpoint: str, lazy: bool) -> tuple[str, bool]:
+        tries.append(mountpoint)
+        assert run("umount", mnt).returncode == 0
+        assert run("mount", DATA / "zarr/v3_hier", mnt).returncode == 0
+        return "device or resource busy", True
+
+    try:
+        assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+        monkeypatch.setattr(mounts, "_refusal", busy)
+        mounts.unmount(str(mnt))
+        assert tries == [str(mnt)]
+        assert (mnt / "zarr.json").exists()
+    finally:
+        while mount_lines(mnt):
+            subprocess.run(["umount", "-l", str(mnt)], check=True)
+
+
+def test_who_is_slower_to_unmount_is_not_told_of_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at once: the kernel says to one of them that nothing is mounted."""
+    mnt, refusal = tmp_path / "mnt", mounts._refusal
+    mnt.mkdir()
+
+    def late(mountpoint: str, lazy: bool) -> tuple[str, bool] | None:
+        subprocess.run(["umount", mnt], check=True)
+        return refusal(mountpoint, lazy)
+
+    assert run("mount", DATA / "zarr/v2_hier", mnt).returncode == 0
+    monkeypatch.setattr(mounts, "_refusal", late)
+    mounts.unmount(str(mnt))
+    assert not mount_lines(mnt)

@@ -1,0 +1,28 @@
+"""Every command that is in no transcript, on all pages but commands.md, is run and ends with status 0."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.mounts.doclines import NOT_HERE, Ended, check, here
+from tests.mounts.doclines import ended as ended
+from tests.pages import ROOT, Line, lines
+
+pytestmark = pytest.mark.timeout(600)  # the first test waits for the world, with all its servers
+
+
+@pytest.mark.parametrize("line", [line for line in here() if line.page != "commands.md"], ids=lambda line: line.name)
+def test_a_line(line: Line, ended: Ended) -> None:
+    check(line, ended)
+
+
+def test_what_is_not_run_is_still_there() -> None:
+    assert [begin for begin in NOT_HERE if not any(line.text.startswith(begin) for line in lines())] == []
+
+
+def test_the_demo_of_the_readme() -> None:
+    done = subprocess.run([ROOT / "scripts/demo"], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("demo: done\n")

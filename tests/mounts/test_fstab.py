@@ -1,0 +1,147 @@
+"""docs/fstab.md and docs/systemd.md on a machine of its own: fstab, for root and users, autofs, and the installer."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA
+from tests.machine import Machine
+from tests.mounts.staging import eventually
+from tests.pages import DOCS, MARK, ROOT, as_here, as_written, blocks, commands
+
+INSTALL = f"{ROOT}/scripts/install-helper"
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """A machine with ann, mount.zarrfs, units and data sets in /srv/data, which the page calls /data."""
+    with Machine() as made:
+        made.user("ann")
+        made.root(f"{INSTALL} --units && mount -t tmpfs -o mode=755 none /srv && mkdir /srv/data")
+        shutil.copytree(DATA / "archives", made.path("/srv/data/archives"))
+        shutil.copytree(DATA / "archives/blobs", made.path("/srv/data/blobs, of 2026"))
+        shutil.copytree(DATA / "zarr/v2_hier", made.path("/srv/data/v2.zarr"))
+        yield made
+
+
+def transcript(machine: Machine, page: str = "fstab.md", autofs: bool = False) -> None:
+    """Run the transcripts of a page (or its part on autofs), each by its user: they write what the page says."""
+    names = {"/data": "/srv/data", "/checkout": str(ROOT)}
+    for block in blocks(DOCS / page):
+        if not block.transcript or ("auto.master" in block.text) != autofs:
+            continue
+        pairs = commands(block.text)
+        script = "exec 2>&1\n" + "".join(f"{as_here(line, names)}echo '{MARK}'\n" for line, _ in pairs)
+        done = machine.run("bash", "-c", script, user=block.language)
+        found = as_written(done.stdout, names).split(f"{MARK}\n")
+        assert list(zip((line for line, _ in pairs), found, strict=False)) == pairs
+
+
+@pytest.fixture
+def clean(machine: Machine) -> Iterator[Machine]:
+    """Nothing mounted before and after."""
+    yield machine
+    for place in machine.mounts():
+        machine.root(f"umount -l {place}", check=False)
+
+
+def test_lines_of_fstab(clean: Machine) -> None:
+    transcript(clean)
+    assert clean.mounts() == []
+    done = clean.run("mount", "/mnt/job", user="ann")  # a line without "user"
+    assert done.returncode == 32
+    assert clean.mounts() == []
+    for _ in range(2):
+        clean.root("mount -a", check=False)
+        assert sorted(clean.mounts()) == ["/mnt/again", "/mnt/job", "/mnt/v2"]
+    assert clean.root("cat /mnt/v2/.zgroup") == (DATA / "zarr/v2_hier/.zgroup").read_text().strip()
+
+
+def test_the_page_of_systemd(clean: Machine) -> None:
+    transcript(clean, "systemd.md")
+
+
+def test_another_table(clean: Machine) -> None:
+    """An option that is not known is said, with its line's mount point, and nothing is mounted for it."""
+    table = "/srv/data/v2.zarr /mnt/v2 zarrfs ro,blob=x 0 0\n/srv/data/v2.zarr /mnt/job zarrfs defaults 0 0\n"
+    clean.path("/run/fstab").write_text(table)
+    done = clean.run("mount", "-T", "/run/fstab", "-a")
+    assert done.returncode == 64
+    assert done.stderr == "mount.zarrfs: /mnt/v2: unknown option 'blob' (did you mean blobs?)\n"
+    assert clean.mounts() == ["/mnt/job"]
+
+
+@contextlib.contextmanager
+def automount(machine: Machine, maps: int = 2) -> Iterator[subprocess.Popen[str]]:
+    """autofs with the maps of /etc/auto.master. It needs a process group that the machine knows: setsid."""
+    with machine.start("setsid", "automount", "--foreground", "--verbose") as daemon:
+        try:
+            assert eventually(lambda: len(machine.mounts("autofs")) >= maps)
+            yield daemon
+        finally:
+            machine.root("pkill -TERM -x automount; sleep 0.2", check=False)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(10)
+            machine.root("pkill -KILL -x automount", check=False)
+
+
+@pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="this kernel has no autofs")
+def test_autofs(clean: Machine) -> None:
+    if shutil.which("automount", path="/usr/sbin:/sbin") is None:
+        pytest.skip("there is no automount (package autofs)")
+    transcript(clean, autofs=True)
+    with automount(clean) as daemon:
+        assert clean.mounts() == []
+        assert clean.run("cat", "/mnt/v2/.zgroup", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
+        assert clean.run("ls", "/mnt/sets/job/job", user="ann").stdout == "bin\nconfig\ninputs\n"
+        assert sorted(clean.mounts()) == ["/mnt/sets/job", "/mnt/v2"]
+        for _ in range(2):
+            done = clean.run("ls", "/mnt/sets/gone", user="ann")
+            assert done.returncode == 2
+            assert done.stderr.endswith(": No such file or directory\n")
+        assert clean.run("ls", "/mnt/sets").stdout == "job\n"
+        assert eventually(lambda: clean.mounts() == [], 15), "not expired"
+        assert clean.root("cat /mnt/v2/.zgroup")
+        daemons = "ps -eo stat=,comm= | grep -c '^[^Z].* mount.zarrfs'"
+        assert eventually(lambda: clean.root(daemons) == "1"), "those of expired mounts have not ended"
+    assert daemon.stdout is not None
+    assert clean.mounts() == clean.mounts("autofs") == []
+
+
+@pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="this kernel has no autofs")
+def test_autofs_with_names_beyond_ascii(clean: Machine) -> None:
+    if shutil.which("automount", path="/usr/sbin:/sbin") is None:
+        pytest.skip("there is no automount (package autofs)")
+    name = "Größe 数据"
+    shutil.copytree(DATA / "zarr/v2_hier", clean.path(f"/srv/data/{name}"))
+    clean.path("/etc/auto.master").write_text("/mnt/sets /etc/auto.sets --timeout=60\n")
+    clean.path("/etc/auto.sets").write_text(f'"{name}" -fstype=zarrfs,ro,allow_other ":/srv/data/{name}"\n')
+    clean.path("/etc/auto.direct").write_text("")
+    with automount(clean, 1):
+        assert clean.run("cat", f"/mnt/sets/{name}/.zgroup", user="ann").stdout
+        assert clean.root(f"findmnt -n -o SOURCE -t fuse.zarrfs '/mnt/sets/{name}'") == f"/srv/data/{name}"
+
+
+def test_the_installer_takes_away_what_it_brought(machine: Machine) -> None:
+    units = "/etc/systemd/system/zarrfs@.service /etc/systemd/user/zarrfs@.service /etc/tmpfiles.d/zarrfs.conf"
+    assert machine.root(f"grep -c '=+*{ROOT}/.venv/bin/zarrfs ' {units}", check=False).split() == [
+        "/etc/systemd/system/zarrfs@.service:2", "/etc/systemd/user/zarrfs@.service:2",
+        "/etc/tmpfiles.d/zarrfs.conf:0",
+    ]  # fmt: skip
+    assert "/usr/bin/zarrfs" not in machine.root(f"cat {units}")
+    assert machine.root("stat -c '%a %U' /var/cache/zarrfs /var/cache/zarrfs/blocks") == "755 root\n700 root"
+    machine.root("echo '# mine' >/etc/systemd/system/zarrfs-unstage.service")
+    done = machine.run(INSTALL, "--units")
+    assert done.returncode == 1
+    assert "/etc/systemd/system/zarrfs-unstage.service is not ours" in done.stderr
+    machine.root(f"{INSTALL} --uninstall")
+    found = "find /etc /usr/sbin -name '*zarrfs*' ! -path '*/multi-user.target.wants/*' ! -path /etc/zarrfs"
+    assert machine.root(found) == "/etc/systemd/system/zarrfs-unstage.service"
+    machine.root(f"rm /etc/systemd/system/zarrfs-unstage.service && {INSTALL} --units && {INSTALL} --uninstall")
+    assert machine.root(found) == ""

@@ -1,0 +1,295 @@
+"""Readers that are interrupted, daemons that are killed, suspended, or have no memory left: nothing waits for good."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted
+from tests.mounts.remotevalues import wait_for
+from tests.mounts.test_semantics import document, error_of
+from tests.servers import Faulty, faulty
+
+__all__ = ["faulty"]
+
+DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+SIZE = 1 << 28  # bytes
+AT_ONCE = 3.0  # seconds, on a machine that does other things as well
+MIB = 1 << 20
+
+
+def ended(command: list[object], number: signal.Signals, after: Callable[[], bool]) -> tuple[int, float]:
+    """(status, seconds) of a program that gets a signal once `after` is true; it must still run then."""
+    reader = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(after)
+        time.sleep(0.2)
+        assert reader.poll() is None, "it has ended by itself"
+        began = time.monotonic()
+        reader.send_signal(number)
+        return reader.wait(20), time.monotonic() - began
+    finally:
+        reader.kill()
+
+
+# -- readers
+
+
+@pytest.mark.promise("S46")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_reader_of_a_silent_server_is_interrupted(number: signal.Signals, faulty: Faulty, tmp_path: Path) -> None:
+    """Ctrl-C on cat: gone at once. Who waits for the same bytes gets them, and the daemon is free again."""
+    url = faulty.put("/silent", bytes(200_000), forever="slow")
+    source = document(tmp_path, {"value": [url, 0, 100_000]})
+    with mounted(source, tmp_path / "mnt", "read_timeout=60s,request_timeout=60s,prefetch=0B") as root:
+        other = subprocess.Popen(["cmp", "-n", "100000", root / "value", "/dev/zero"])
+        status, seconds = ended(["cat", root / "value"], number, faulty.arrived.is_set)
+        assert (status, seconds < AT_ONCE) == (-number, True), seconds
+        faulty.release()
+        assert other.wait(20) == 0
+        wait_for(lambda: not counters_of(root)["remote"]["in_flight"])
+
+
+@pytest.mark.promise("S46")
+def test_a_request_that_the_kernel_waits_for_ends_with_its_answer(faulty: Faulty, tmp_path: Path) -> None:
+    """O_DIRECT: no signal ends it, not even kill -9; read_timeout does."""
+    url = faulty.put("/direct", bytes(200_000), forever="slow")
+    source = document(tmp_path, {"value": [url, 0, 100_000]})
+    opened = "os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)"
+    reader = f"import mmap, os, sys; os.preadv({opened}, [mmap.mmap(-1, 65536)], 0)"
+    with mounted(source, tmp_path / "mnt", "read_timeout=3s,request_timeout=3s,retries=0,prefetch=0B") as root:
+        command = [sys.executable, "-I", "-S", "-c", reader, root / "value"]
+        status, seconds = ended(command, signal.SIGKILL, faulty.arrived.is_set)
+        assert status == -signal.SIGKILL
+        assert seconds < 10
+    faulty.release()
+
+
+# -- daemons that are suspended
+
+
+@pytest.fixture
+def suspended(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """(mount point, pid) of a daemon that is suspended; afterwards it goes on, and nothing is left."""
+    (tmp_path / "mnt").mkdir()
+    assert run("mount", document(tmp_path, {"a": "here", "b": "there"}), tmp_path / "mnt").returncode == 0
+    pid = daemon_pid(tmp_path / "mnt")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield tmp_path / "mnt", pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        while mount_lines(tmp_path / "mnt"):
+            subprocess.run(["umount", "-l", tmp_path / "mnt"], check=True)
+    wait_for(lambda: not alive(pid))
+
+
+@pytest.mark.promise("S46")
+def test_readers_of_a_suspended_daemon_are_interrupted(suspended: tuple[Path, int]) -> None:
+    root, pid = suspended
+    for command in (["cat", root / "a"], ["ls", root], ["stat", root / "b"], ["df", root]):
+        status, seconds = ended(list(command), signal.SIGINT, lambda: True)
+        assert (status, seconds < AT_ONCE) == (-signal.SIGINT, True), command
+    assert subprocess.run(["cat", "/proc/mounts"], capture_output=True, timeout=5, check=True).stdout
+    os.kill(pid, signal.SIGCONT)
+    assert (root / "a").read_text() == "here"
+
+
+@pytest.mark.promise("S46")
+def test_a_suspended_daemon_is_asked_with_a_deadline(suspended: tuple[Path, int]) -> None:
+    root, _ = suspended
+    commands = [["stats", root], ["top", "--once", root], ["mount", root.parent / "refs.json", root]]
+    asking = [subprocess.Popen([PROGRAM, *command], stderr=subprocess.PIPE, text=True) for command in commands]
+    told = [one.communicate(timeout=60)[1] for one in asking]
+    assert [one.returncode for one in asking] == [1, 1, 1]
+    assert told[0] == told[1] == f"zarrfs: {root}: does not answer\n"
+    assert "already a mount point" in told[2]
+
+
+@pytest.mark.promise("S46")
+@pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
+def test_a_suspended_daemon_is_unmounted(command: list[str], suspended: tuple[Path, int]) -> None:
+    """It ends when it goes on; until then it is a process that does nothing."""
+    root, pid = suspended
+    assert subprocess.run([*command, root], timeout=30, check=False).returncode == 0
+    assert not mount_lines(root)
+    assert alive(pid)
+
+
+# -- daemons that are killed
+
+
+@pytest.mark.promise("S46")
+@pytest.mark.parametrize("command", [[PROGRAM, "umount"], [PROGRAM, "umount", "--lazy"], ["fusermount3", "-u"]])
+def test_a_killed_daemon_is_cleaned_away(command: list[str], tmp_path: Path) -> None:
+    """Nothing in /dev/shm, no pid file with a process that is not there that would hold up the next mount."""
+    source, root = document(tmp_path, {"a": "here"}), tmp_path / "mnt"
+    root.mkdir()
+    before = set(os.listdir("/dev/shm"))
+    options = f"cache=none,pid_file={tmp_path}/pid"
+    assert run("mount", source, root, "-o", options).returncode == 0
+    pid = daemon_pid(root)
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not alive(pid))
+    assert error_of(os.listdir, root) in DEAD
+    assert subprocess.run([*command, root], timeout=30, check=False).returncode == 0
+    assert not mount_lines(root)
+    assert os.listdir(root) == []
+    with mounted(source, root, options):
+        assert (root / "a").read_text() == "here"
+    assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("zarrfs-")} == set()
+
+
+# -- mounts that fail
+
+
+def test_a_mount_that_fails_makes_no_files(tmp_path: Path) -> None:
+    """Neither a log nor a pid file, which look like those of a daemon."""
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "bad.json").write_text("{")
+    options = f"log_file={tmp_path}/log,pid_file={tmp_path}/pid"
+    done = run("mount", tmp_path / "bad.json", tmp_path / "mnt", "-o", options)
+    assert done.returncode == 1
+    assert sorted(os.listdir(tmp_path)) == ["bad.json", "mnt"]
+
+
+def test_a_record_goes_to_a_fifo_only_if_somebody_reads_it(tmp_path: Path) -> None:
+    """Nobody is waited for."""
+    source, fifo = document(tmp_path, {"a": "here"}), tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", source, tmp_path / "mnt", "-o", f"record={fifo}")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"option record={fifo}: no such device or address\n")
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    with mounted(source, tmp_path / "mnt", f"record={fifo}") as root:
+        assert (root / "a").read_text() == "here"
+    assert b'["a", 0, 4194304]' in os.read(reader, 4096)
+    os.close(reader)
+
+
+def test_what_a_killed_process_left_in_memory_goes_after_an_hour(tmp_path: Path) -> None:
+    """The child that writes an index was killed: with cache=none that is in /dev/shm."""
+    old, new = (Path("/dev/shm") / f"zarrfs-test-{name}-{os.getpid()}" for name in ("old", "new"))
+    for left in (old, new):
+        left.mkdir()
+        (left / ".zarrfs-1.tmp").write_bytes(b"half an index")
+    try:
+        for path in (old / ".zarrfs-1.tmp", old):
+            os.utime(path, (0, 0))
+        with mounted(document(tmp_path, {"a": "here"}), tmp_path / "mnt", "cache=none"):
+            assert not old.exists()
+            assert new.exists()
+    finally:
+        for left in filter(Path.exists, (old, new)):
+            (left / ".zarrfs-1.tmp").unlink()
+            left.rmdir()
+
+
+# -- daemons without memory
+
+
+@pytest.fixture
+def bomb(tmp_path: Path) -> Path:
+    """A store of one chunk: 256 MiB of zeros, stored in 1 MiB; one byte of it needs all."""
+    store = tmp_path / "bomb.zarr"
+    (store / "x").mkdir(parents=True)
+    (store / ".zgroup").write_text('{"zarr_format": 2}')
+    metadata = {"zarr_format": 2, "shape": [SIZE], "chunks": [SIZE], "dtype": "|u1", "fill_value": 0,
+                "compressor": {"id": "zlib", "level": 1}, "filters": None, "order": "C"}  # fmt: skip
+    (store / "x/.zarray").write_text(json.dumps(metadata))
+    deflate, zeros = zlib.compressobj(1), bytes(16 * MIB)
+    with (store / "x/0").open("wb") as file:
+        for _ in range((SIZE) // len(zeros)):
+            file.write(deflate.compress(zeros))
+        file.write(deflate.flush())
+    return store
+
+
+@pytest.mark.promise("S46")
+def test_a_daemon_that_may_not_have_the_memory(bomb: Path, tmp_path: Path) -> None:
+    """RLIMIT_AS: the read is EIO, the log says why, and the mount goes on."""
+    root = tmp_path / "mnt"
+    root.mkdir()
+    command = ["prlimit", f"--as={400 * MIB}", PROGRAM, "mount", bomb, root]
+    subprocess.run([*command, "-o", f"view=arrays,arrays=raw,log_file={root}.log"], check=True, timeout=60)
+    try:
+        assert error_of((root / "x.bin").open("rb").read, 100) == errno.EIO
+        assert "no memory for" in log_of(root)
+        assert json.loads((root / "x.json").read_text())["shape"] == [SIZE]
+    finally:
+        assert run("umount", root).returncode == 0
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A cgroup whose memory can be bounded."""
+    made = next(filter(None, map(_new_cgroup, ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"))), None)
+    if made is None:
+        pytest.skip("no cgroup with a bound for memory can be made here")
+    yield made
+    wait_for(lambda: not (made / "cgroup.procs").read_text().strip())
+    made.rmdir()
+
+
+def _new_cgroup(directory: str) -> Path | None:
+    made = Path(directory, f"zarrfs-test-{os.getpid()}")
+    try:
+        made.mkdir()
+    except OSError:
+        return None
+    if any((made / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+        return made
+    made.rmdir()
+    return None
+
+
+@pytest.mark.promise("S46")
+def test_a_daemon_that_the_kernel_kills_for_memory(cgroup: Path, faulty: Faulty, tmp_path: Path) -> None:
+    """Readers get errors, and the mount point is cleaned by zarrfs umount."""
+    url = faulty.put("/large", bytes(200 * MIB))
+    source, root = document(tmp_path, {"value": [url, 0, 200 * MIB]}), tmp_path / "mnt"
+    root.mkdir()
+    options = "memory_limit=1GiB,prefetch=256MiB"
+    assert run("mount", source, root, "-o", options).returncode == 0
+    pid = daemon_pid(root)
+    bound = next(name for name in ("memory.limit_in_bytes", "memory.max") if (cgroup / name).exists())
+    (cgroup / "cgroup.procs").write_text(str(pid))
+    (cgroup / bound).write_text(str(40 * MIB))
+    try:
+        done = subprocess.run(["cat", root / "value"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60,
+                              check=False)  # fmt: skip
+        assert done.returncode != 0
+        wait_for(lambda: not alive(pid), 20)
+        assert error_of(os.listdir, root) in DEAD
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+        assert run("umount", root).returncode == 0
+    assert not mount_lines(root)
+
+
+@pytest.mark.promise("S14")
+def test_a_document_that_no_memory_holds(tmp_path: Path) -> None:
+    """The child that prepares it ends with one clear line, and nothing is mounted."""
+    text = ",".join(f'"k{number}": "{number:020}"' for number in range(2000))
+    path = tmp_path / "refs.json"
+    path.write_text('{"version": 1, "refs": {"a": "' + "x" * (100 * MIB) + '", ' + text + "}}")
+    (tmp_path / "mnt").mkdir()
+    command = ["prlimit", f"--as={180 * MIB}", PROGRAM, "mount", path, tmp_path / "mnt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "memory" in done.stderr
+    assert not mount_lines(tmp_path / "mnt")

@@ -1,0 +1,348 @@
+"""Many and large: open files, readers, mounts, entries, names, paths and sizes, at the limits in docs/soak.md."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import alive, counters_of, daemon_pid, mount_lines, mounted
+from tests.mounts.remotevalues import cut, publish, read_all, wait_for, whole
+from tests.mounts.remotevalues import document as values_document
+from tests.mounts.test_semantics import document, error_of
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx"]
+
+OPEN, READERS, MOUNTS, ENTRIES = 10_000, 256, 100, 1_000_000
+HUGE = 1 << 60
+BLOB = b"the last bytes of a very large file"
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """This process may have as many open files as the system lets it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < OPEN + 1000:
+        pytest.skip(f"no more than {before[1]} open files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+# -- open files
+
+
+@pytest.mark.promise("S43")
+@pytest.mark.parametrize("kind", ["remote", "local", "archive", "directory"])
+def test_10000_open_files(kind: str, nginx: Nginx, many_descriptors: None, tmp_path: Path) -> None:
+    """All open at once; each is still read right, and afterwards nothing of them is left."""
+    options = ""
+    if kind == "archive":
+        (tmp_path / "tree").mkdir()
+        (tmp_path / "tree/file").write_bytes(bytes(5000))
+        for number in range(1, 100):
+            os.link(tmp_path / "tree/file", tmp_path / f"tree/{number}")
+        made = run("archive", "create", "-C", tmp_path / "tree", "-o", tmp_path / "a.json", "--blobs",
+                   tmp_path / "blobs", ".")  # fmt: skip
+        assert made.returncode == 0, made.stderr
+        source, keys, options = tmp_path / "a.json", ["file", *map(str, range(1, 100))], f"blobs={tmp_path}/blobs"
+    elif kind == "directory":
+        source, keys = tmp_path / "store.zarr", [f"c/{number}" for number in range(100)]
+        (source / "c").mkdir(parents=True)
+        metadata = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+        (source / "zarr.json").write_text(json.dumps(metadata))
+        for key in keys:
+            (source / key).write_bytes(bytes(5000))
+    else:
+        data = publish(nginx.plain.root, "open.bin", 500_000)
+        values = cut(data, "v", 5000)
+        url = f"{nginx.plain.url}/open.bin" if kind == "remote" else f"file://{nginx.plain.root}/open.bin"
+        source, keys = values_document(tmp_path / "refs.json", {url: values}), [value.key for value in values]
+    with mounted(source, tmp_path / "mnt", options) as root:
+        wanted = {key: (root / key).read_bytes() for key in keys}
+        assert {len(data) for data in wanted.values()} == {5000}
+        descriptors = []
+        try:
+            for number in range(OPEN):
+                descriptors.append(os.open(root / keys[number % 100], os.O_RDONLY))
+            assert counters_of(root)["open_files"] == OPEN
+            for number in random.Random(1).sample(range(OPEN), 500):
+                assert os.pread(descriptors[number], 100, 4000) == wanted[keys[number % 100]][4000:4100]
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        wait_for(lambda: counters_of(root)["open_files"] == 0)
+        assert len(os.listdir(f"/proc/{daemon_pid(root)}/fd")) < 1000
+
+
+@pytest.mark.promise("S43")
+def test_more_open_files_than_the_daemon_may_have(tmp_path: Path) -> None:
+    """EMFILE for who opens one more; what is open goes on, and all is well when some are closed."""
+    source = tmp_path / "store.zarr"
+    (source / "c").mkdir(parents=True)
+    (source / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    for number in range(400):
+        (source / f"c/{number}").write_bytes(bytes([number % 251]) * 100)
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    command = ["prlimit", "--nofile=300:300", PROGRAM, "mount", source, mountpoint]
+    subprocess.run(command, check=True, timeout=60)
+    descriptors = []
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):  # noqa: PT012
+            for number in range(400):
+                descriptors.append(os.open(mountpoint / f"c/{number}", os.O_RDONLY))
+        assert len(descriptors) > 200
+        for number, descriptor in enumerate(descriptors):
+            assert os.read(descriptor, 200) == bytes([number % 251]) * 100
+        assert run("stats", mountpoint).returncode == 0
+        while descriptors:
+            os.close(descriptors.pop())
+        for number in range(400):
+            assert (mountpoint / f"c/{number}").read_bytes() == bytes([number % 251]) * 100
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert run("umount", mountpoint).returncode == 0
+
+
+# -- readers
+
+
+def test_256_parallel_readers(nginx: Nginx, tmp_path: Path) -> None:
+    """As threads of one process, and of a set behind a server."""
+    values = cut(publish(nginx.plain.root, "parallel.bin", 8 << 20), "v", 16 << 10)
+    source = values_document(tmp_path / "refs.json", {f"{nginx.plain.url}/parallel.bin": values})
+    with mounted(source, tmp_path / "mnt", "memory_limit=16MiB") as root:
+        outcome = read_all(root, whole(random.Random(2).choices(values, k=READERS * 8)), READERS)
+        assert (outcome.right, outcome.failed) == (READERS * 8, {})
+
+
+def test_256_processes_that_read(tmp_path: Path) -> None:
+    data = random.Random(3).randbytes(1 << 20)
+    (tmp_path / "data.bin").write_bytes(data)
+    refs = {f"v/{at}": [f"file://{tmp_path}/data.bin", at * 4096, 4096] for at in range(256)}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        readers = [
+            subprocess.Popen(["cmp", root / f"v/{at}", tmp_path / "data.bin", "0", str(at * 4096), "-n", "4096"])
+            for at in range(READERS)
+        ]
+        assert [reader.wait(60) for reader in readers] == [0] * READERS
+
+
+# -- mounts
+
+
+# Mounts each of so many sources, four at a time, in processes that share what a program has to import.
+MOUNTER = """
+import os, sys
+from zarrfs.daemon import session
+from zarrfs.config.options import parse
+count, directory = int(sys.argv[1]), sys.argv[2]
+running = 0
+def wait():
+    if os.wait()[1]:
+        sys.exit(1)
+for number in range(count):
+    if running == 4:
+        wait()
+        running -= 1
+    if os.fork() == 0:
+        source = f"{directory}/{number}"
+        session.mount(source, f"{directory}/mnt{number}", parse([]))
+        os._exit(0)
+    running += 1
+while running:
+    wait()
+    running -= 1
+"""
+
+
+def test_100_mounts_in_one_go(tmp_path: Path) -> None:
+    """Each answers and shows what is its own, and all go again."""
+    points = [tmp_path / f"mnt{number}" for number in range(MOUNTS)]
+    for number, point in enumerate(points):
+        point.mkdir()
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / f"{number}/zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+        (tmp_path / f"{number}/value").write_text(f"of {number}")
+    pids = []
+    try:
+        subprocess.run([sys.executable, "-c", MOUNTER, str(MOUNTS), tmp_path], check=True, timeout=100)
+        for number, point in enumerate(points):
+            assert (point / "value").read_text() == f"of {number}"
+            pids.append(daemon_pid(point))
+        memory = sum(map(_private, pids))
+        assert len(set(pids)) == MOUNTS
+    finally:
+        ended = [subprocess.run(["umount", point], check=False).returncode for point in points]
+    assert ended == [0] * MOUNTS
+    wait_for(lambda: not any(map(alive, pids)))
+    print(f"{MOUNTS} mounts: {memory >> 20} MiB of their own")
+    assert memory < MOUNTS * (40 << 20)
+
+
+def _private(pid: int) -> int:
+    """Bytes of memory that a process shares with nobody."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return sum(int(fields[name].split()[0]) << 10 for name in ("Private_Clean", "Private_Dirty"))
+
+
+# -- entries
+
+
+def test_a_directory_of_a_million_entries(tmp_path: Path) -> None:
+    data = random.Random(4).randbytes(1_000_010)
+    (tmp_path / "data.bin").write_bytes(data)
+    pattern = {"key": "x/{{i}}", "url": f"file://{tmp_path}/data.bin", "offset": "{{i}}", "length": "10",
+               "dimensions": {"i": {"stop": ENTRIES}}}  # fmt: skip
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "gen": [pattern], "refs": {}}))
+    began = time.monotonic()
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt") as root:
+        ready = time.monotonic()
+        names = subprocess.run(["ls", "-f", root / "x"], capture_output=True, check=True).stdout.split()
+        listed = time.monotonic()
+        assert len(names) == len(set(names)) == ENTRIES + 2
+        for number in random.Random(5).sample(range(ENTRIES), 300):
+            assert (root / f"x/{number}").read_bytes() == data[number : number + 10]
+        assert error_of(os.stat, root / f"x/{ENTRIES}") == errno.ENOENT
+        looked = time.monotonic()
+        status = Path(f"/proc/{daemon_pid(root)}/status").read_text().split("VmRSS:")[1].split()[0]
+    print(f"mounted in {ready - began:.1f} s, listed in {listed - ready:.1f} s, 300 files in {looked - listed:.2f} s, "
+          f"{int(status) >> 10} MiB")  # fmt: skip
+
+
+# -- names and paths
+
+
+@pytest.mark.promise("S44")
+@pytest.mark.parametrize("letter", ["a", "é", "漢", "🗺"])
+def test_names_of_255_bytes(letter: str, tmp_path: Path) -> None:
+    """Bytes count, not characters."""
+    size = len(letter.encode())
+    name = letter * (255 // size) + "x" * (255 % size)
+    assert len(name.encode()) == 255
+    with mounted(document(tmp_path, {name: "found"}), tmp_path / "mnt") as root:
+        assert (root / name).read_text() == "found"
+        assert name in os.listdir(root)
+        assert error_of(os.stat, root / f"{name}x") == errno.ENAMETOOLONG
+    (tmp_path / "upper").mkdir()
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", f"upperdir={tmp_path}/upper") as root:
+        (root / name).write_text("new")
+        assert (root / name).read_text() == "new"
+        assert error_of((root / f"{name}x").write_text, "") == errno.ENAMETOOLONG
+        assert error_of((root / name).unlink) == errno.ENAMETOOLONG  # there is no room for a whiteout's name
+        own = f"b{name[1:]}" if size == 1 else f"{'b' * size}{name[1:]}"
+        (root / own).write_text("not of the source")
+        (root / own).unlink()
+        assert os.listdir(root) == [name]
+
+
+@pytest.mark.promise("S44")
+def test_a_name_that_is_too_long_is_not_mounted(tmp_path: Path) -> None:
+    """No kernel would ever ask for it."""
+    name = "é" * 128
+    done = run("mount", document(tmp_path, {name: "x"}), tmp_path, "-o", "strict")
+    assert done.returncode == 1
+    assert "255 bytes" in done.stderr
+    assert not mount_lines(tmp_path)
+
+
+@pytest.mark.promise("S44")
+@pytest.mark.parametrize("kind", ["references", "archive"])
+def test_paths_of_4095_bytes(kind: str, tmp_path: Path) -> None:
+    """The longest that one system call can name."""
+    key = "/".join(["d" * 99] * 40) + "/" + "f" * 95
+    assert len(key) == 4095
+    if kind == "archive":
+        path = tmp_path / "a.json"
+        path.write_text(json.dumps([{"path": key, "mode": 0o100644, "encoding": "utf-8", "data": "found"}]))
+    else:
+        path = document(tmp_path, {key: "found"})
+    reader = "import os, sys; os.chdir(sys.argv[1]); print(open(sys.argv[2]).read())"
+    with mounted(path, tmp_path / "mnt") as root:
+        command = [sys.executable, "-I", "-S", "-c", reader, root, key]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "found\n"
+        assert error_of(os.stat, f"{root}/{key}") == errno.ENAMETOOLONG  # the kernel's answer
+    done = run("ls", "-R", path)
+    assert done.returncode == 0
+    assert key in done.stdout
+
+
+# -- sizes
+
+
+@pytest.mark.promise("S45")
+def test_files_of_2_to_the_60_bytes(tmp_path: Path) -> None:
+    """Mostly holes: they cost nothing, and are read at their end as at their start."""
+    reference = _blob(tmp_path / "blobs")
+    regions = [[0, len(BLOB), reference], [HUGE - len(BLOB), len(BLOB), reference]]
+    entries = [
+        {"path": "sparse", "mode": 0o100644, "size": HUGE, "encoding": "blobvec", "data": regions},
+        {"path": "hole", "mode": 0o100644, "size": HUGE},
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(entries))
+    with mounted(tmp_path / "a.json", tmp_path / "mnt", f"blobs={tmp_path}/blobs") as root:
+        for name, end in ("sparse", BLOB), ("hole", bytes(len(BLOB))):
+            status = os.stat(root / name)
+            assert status.st_size == HUGE
+            assert status.st_blocks <= 2
+            descriptor = os.open(root / name, os.O_RDONLY)
+            assert os.pread(descriptor, 1000, HUGE - len(BLOB)) == end
+            assert os.pread(descriptor, 1000, 0) == end + bytes(1000 - len(BLOB))
+            assert os.pread(descriptor, 10, HUGE // 2) == bytes(10)
+            assert os.lseek(descriptor, 0, os.SEEK_END) == HUGE
+            assert os.pread(descriptor, 10, HUGE) == b""
+            assert os.pread(descriptor, 10, (1 << 63) - 20) == b""
+            os.close(descriptor)
+        assert daemon_memory(root) < 100 << 20
+    (tmp_path / "out").mkdir()
+    done = run("archive", "extract", tmp_path / "a.json", "-C", tmp_path / "out", "--blobs", tmp_path / "blobs")
+    if done.returncode:  # where the file system has no files that large
+        assert len(done.stderr.splitlines()) == 1
+        assert "file too large" in done.stderr.lower()
+        assert [name for name in os.listdir(tmp_path / "out") if not name.startswith(".")] == []
+
+
+@pytest.mark.promise("S45")
+def test_an_array_of_2_to_the_60_bytes(tmp_path: Path) -> None:
+    """view=arrays of an array without chunks: the fill value at any place."""
+    (tmp_path / "x.zarr/x").mkdir(parents=True)
+    (tmp_path / "x.zarr/.zgroup").write_text('{"zarr_format": 2}')
+    metadata = {"zarr_format": 2, "shape": [1 << 57], "chunks": [1 << 20], "dtype": "<i8", "compressor": None,
+                "fill_value": 7, "filters": None, "order": "C"}  # fmt: skip
+    (tmp_path / "x.zarr/x/.zarray").write_text(json.dumps(metadata))
+    with mounted(tmp_path / "x.zarr", tmp_path / "mnt", "view=arrays,arrays=raw") as root:
+        assert os.stat(root / "x.bin").st_size == HUGE
+        with open(root / "x.bin", "rb") as file:
+            for at in (0, HUGE // 2, HUGE - 16):
+                file.seek(at)
+                assert file.read(16) == (7).to_bytes(8, "little") * 2
+            assert file.read() == b""
+        assert daemon_memory(root) < 200 << 20
+
+
+def _blob(directory: Path) -> str:
+    import hashlib
+
+    directory.mkdir()
+    name = f"sha256-{hashlib.sha256(BLOB).hexdigest()}"
+    (directory / name).write_bytes(BLOB)
+    return name
+
+
+def daemon_memory(root: Path) -> int:
+    """Bytes of memory (RSS) of the daemon of a mount."""
+    status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) << 10

@@ -1,0 +1,91 @@
+"""A mounted directory that changes underneath: new values are seen, and one open file is one version."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.mounts.mounting import mounted
+
+SIZE = 8 << 20
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    directory = tmp_path / "store"
+    directory.mkdir()
+    (directory / ".zgroup").write_text('{"zarr_format": 2}')
+    (directory / "chunk").write_bytes(b"A" * SIZE)
+    return directory
+
+
+def replace(path: Path, data: bytes, keep_time: bool = False) -> None:
+    """Write as a Zarr store does: beside, then renamed."""
+    before = path.stat()
+    beside = path.with_name("partial")
+    beside.write_bytes(data)
+    if keep_time:
+        os.utime(beside, ns=(before.st_atime_ns, before.st_mtime_ns))
+    beside.rename(path)
+
+
+@pytest.mark.promise("S21")
+def test_an_open_file_stays_one_version(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "mnt", "attr_timeout=0") as root:
+        old = os.open(root / "chunk", os.O_RDONLY)
+        assert os.pread(old, 4096, 0) == b"A" * 4096
+        replace(source / "chunk", b"B" * (SIZE // 2))
+        assert (root / "chunk").read_bytes() == b"B" * (SIZE // 2)
+        assert os.fstat(old).st_size == SIZE
+        assert os.pread(old, SIZE, 0) == b"A" * SIZE
+        (source / "chunk").unlink()
+        assert os.pread(old, 4096, SIZE // 2) == b"A" * 4096
+        os.close(old)
+        assert not (root / "chunk").exists()
+
+
+@pytest.mark.promise("S21")
+def test_a_name_taken_while_the_kernel_remembers_it(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "mnt", "attr_timeout=60s") as root:
+        old = os.open(root / "chunk", os.O_RDONLY)
+        assert os.pread(old, 4096, 0) == b"A" * 4096
+        replace(source / "chunk", b"B" * SIZE)
+        new = os.open(root / "chunk", os.O_RDONLY)  # the kernel believes that it knows this file
+        assert os.pread(new, SIZE, 0) == b"B" * SIZE
+        assert os.pread(old, SIZE, 0) == b"A" * SIZE
+        assert os.pread(new, 4096, SIZE // 2) == b"B" * 4096
+        os.close(old)
+        os.close(new)
+
+
+@pytest.mark.promise("S21")
+@pytest.mark.parametrize("keep_time", [False, True])
+def test_a_replaced_file_is_seen_after_a_second(source: Path, tmp_path: Path, keep_time: bool) -> None:
+    with mounted(source, tmp_path / "mnt") as root:
+        assert (root / "chunk").read_bytes() == b"A" * SIZE
+        replace(source / "chunk", b"B" * SIZE, keep_time)
+        time.sleep(1.1)  # attr_timeout, which is what is promised
+        assert (root / "chunk").read_bytes() == b"B" * SIZE
+
+
+@pytest.mark.promise("S21")
+def test_a_file_rewritten_in_place_is_seen(source: Path, tmp_path: Path) -> None:
+    with mounted(source, tmp_path / "mnt", "attr_timeout=0") as root:
+        assert (root / "chunk").read_bytes() == b"A" * SIZE
+        before = (source / "chunk").stat()
+        (source / "chunk").write_bytes(b"B" * SIZE)
+        os.utime(source / "chunk", ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (root / "chunk").read_bytes() == b"B" * SIZE
+
+
+def test_many_open_files(source: Path, tmp_path: Path) -> None:
+    for number in range(1500):
+        (source / str(number)).write_text(str(number))
+    with mounted(source, tmp_path / "mnt") as root:
+        files = [os.open(root / str(number), os.O_RDONLY) for number in range(900)]
+        assert [os.pread(file, 9, 0) for file in files] == [str(number).encode() for number in range(900)]
+        for file in files:
+            os.close(file)

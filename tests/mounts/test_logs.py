@@ -1,0 +1,412 @@
+"""The log of a mount: one line for a failure, few for many, and no reader that waits for it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROGRAM, run, tmpfs
+from tests.faultproxy import FaultProxy, proxy
+from tests.machine import Machine
+from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted
+from tests.mounts.remotevalues import cut, document, publish, wait_for
+from tests.mounts.test_semantics import error_of
+from tests.pages import DOCS, blocks
+from tests.servers import Nginx, nginx
+from zarrfs.failures import BURST
+
+__all__ = ["nginx", "proxy"]
+
+JOURNALD = "/lib/systemd/systemd-journald"
+
+
+def references(path: Path, **refs: Any) -> Path:
+    path.write_text(json.dumps({"version": 1, "refs": refs}))
+    return path
+
+
+def missing(tmp_path: Path, number: int) -> Path:
+    """A set of `number` keys whose target does not exist."""
+    refs = {f"k/{name}": [str(tmp_path / "none.bin"), 0, 10] for name in range(number)}
+    return references(tmp_path / "refs.json", **refs)
+
+
+def errors(root: Path) -> dict[str, int]:
+    """Failures so far, by errno, but those that there were none of."""
+    return {name: number for name, number in counters_of(root)["errors"].items() if number}
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read(path: Path) -> int | None:
+    return error_of(path.read_bytes)
+
+
+# -- one line, with all that is known
+
+
+@pytest.mark.promise("S47")
+def test_a_failure_is_one_line_with_its_facts(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "logged.bin", 100_000), "a", 8000, gap=0)
+    url = f"{proxy.url}/logged.bin"
+    source = document(tmp_path / "refs.json", {f"{url}?X-Amz-Signature=hunter2": values})
+    proxy.faults = {"503": 1}
+    options = "log_format=json,log_level=debug,retries=2,prefetch=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        before = counters_of(root)
+        assert errors(root) == {}
+        assert read(root / values[2].key) == errno.EIO
+        counted = errors(root)
+        assert counted["EIO"] >= 1
+        assert before["log"]["lost"] == 0
+    found = objects(log_of(root))
+    [line] = [one for one in found if one["level"] == "error" and "more" not in one]
+    assert line.pop("time").startswith("20")
+    assert line.pop("pid") == found[0]["pid"]
+    assert line == {
+        "level": "error", "operation": "read", "key": "a/2", "url": url, "offset": 16_000, "length": 8000,
+        "errno": "EIO", "attempt": 3, "kind": "unreadable", "mountpoint": str(root), "source": str(source),
+        "message": f"read a/2: {url} [16000, +8000]: HTTP status 503 Busy (3 attempts) [EIO]",
+    }  # fmt: skip
+    attempts = [one for one in found if one["level"] == "debug" and "attempt" in one]
+    assert [one["attempt"] for one in attempts[:2]] == [1, 2]
+    assert (attempts[0]["url"], attempts[0]["offset"], attempts[0]["length"]) == (url, 16_000, 8000)
+    assert re.search(r"attempt 1: HTTP status 503 .*: to be repeated in \d+\.\d s", attempts[0]["message"])
+    told = sum(one.get("more", 0) for one in found)
+    assert told + 1 == counted["EIO"]  # the kernel asks more than once: those are told at the end
+    assert "hunter2" not in log_of(root)
+
+
+def test_failures_of_each_kind_say_what_was_wanted(nginx: Nginx, tmp_path: Path) -> None:
+    publish(nginx.plain.root, "short.bin", 100)
+    url = nginx.plain.url
+    (tmp_path / "file.bin").write_bytes(bytes(10))
+    source = references(
+        tmp_path / "refs.json", beyond=[f"{url}/short.bin", 90, 20], gone=[f"{url}/gone.bin", 0, 5],
+        local=[str(tmp_path / "file.bin"), 5, 10], none=[str(tmp_path / "none.bin"), 0, 10],
+    )  # fmt: skip
+    with mounted(source, tmp_path / "mnt", "log_format=json,prefetch=0B") as root:
+        for name in ("beyond", "gone", "local", "none"):
+            assert read(root / name) == errno.EIO
+    found = {one["key"]: one for one in objects(log_of(root)) if one["level"] == "error" and "more" not in one}
+    facts = ("url", "offset", "length", "kind", "attempt", "status")
+    assert {key: [one.get(name) for name in facts] for key, one in found.items()} == {
+        "beyond": [f"{url}/short.bin", 90, 20, "out of range", None, None],
+        "gone": [f"{url}/gone.bin", 0, 5, "missing", 1, 404],
+        "local": [str(tmp_path / "file.bin"), 5, 10, "out of range", None, None],
+        "none": [str(tmp_path / "none.bin"), 0, 10, "missing", None, None],
+    }
+
+
+def test_a_name_forges_no_line(tmp_path: Path) -> None:
+    key = "a\n2026-01-01 00:00:00,000 zarrfs[1]: ERROR: forged\x1b[2J"
+    source = references(tmp_path / "refs.json", **{key: [str(tmp_path / "none.bin"), 0, 1]})
+    with mounted(source, tmp_path / "mnt") as root:
+        assert read(root / key) == errno.EIO
+    lines = [line for line in log_of(root).splitlines() if " ERROR: " in line]
+    assert all(r"read a\n2026-01-01" in line and "\x1b" not in line for line in lines)
+
+
+# -- many failures, few lines
+
+
+@pytest.mark.promise("S47")
+def test_ten_thousand_failures_stay_few_lines(tmp_path: Path) -> None:
+    """Of ten thousand chunks, and of one that is read again and again; none is left out of the numbers."""
+    began = time.monotonic()
+    with mounted(missing(tmp_path, 8000), tmp_path / "mnt", "log_format=json") as root:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            found = set(pool.map(lambda number: read(root / f"k/{number}"), range(8000)))
+            found |= set(pool.map(lambda _: read(root / "k/0"), range(2000)))
+        assert found == {errno.EIO}
+        counted = errors(root)
+    lines = [one for one in objects(log_of(root)) if one["level"] == "error"]
+    assert len(lines) <= 2 * (BURST + time.monotonic() - began) + 2
+    assert "k/0" in {one.get("key") for one in lines}
+    own = [one for one in lines if "key" in one and "more" not in one]
+    assert len(own) + sum(one.get("more", 0) for one in lines) == counted["EIO"] >= 10_000
+    assert re.fullmatch(r"[\d,]+ failures without a line of their own: [\d,]+ read EIO", lines[-1]["message"])
+
+
+# -- places that hang, are full or go away
+
+
+def pace(root: Path) -> float:
+    """Seconds that 300 reads take, each of a file of its own, which all fail and are logged."""
+    began = time.monotonic()
+    for number in range(300):
+        assert read(root / f"k/{number}") == errno.EIO
+    return time.monotonic() - began
+
+
+def test_nobody_waits_for_a_log_that_nobody_reads(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    source, point = missing(tmp_path, 300), tmp_path / "mnt"
+    point.mkdir()
+    done = run("mount", source, point, "-o", f"log_file={pipe}")
+    assert done.returncode == 2
+    assert done.stderr == f"zarrfs: option log_file={pipe}: no such device or address\n"
+    with mounted(source, tmp_path / "other") as root:
+        usual = pace(root)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # opened, and never read
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)  # full after some lines
+    try:
+        done = run("mount", source, point, "-o", f"log_file={pipe},log_level=debug")
+        assert done.returncode == 0, done.stderr
+        pid = daemon_pid(point)
+        assert pace(point) < 10 * usual + 2
+        assert pace(point) < 10 * usual + 2
+        assert errors(point)["EIO"] >= 600
+        began = time.monotonic()
+        assert run("umount", point).returncode == 0
+        wait_for(lambda: not alive(pid))
+        assert time.monotonic() - began < 5
+    finally:
+        os.close(reader)
+        subprocess.run(["umount", "-l", point], capture_output=True, check=False)
+
+
+def test_a_full_disk_costs_lines_and_they_are_told(tmp_path: Path) -> None:
+    source = missing(tmp_path, 60)
+    with tmpfs(tmp_path / "disk", "size=64k") as disk, contextlib.ExitStack() as stack:
+        (disk / "filler").write_bytes(bytes(60 << 10))
+        point = tmp_path / "mnt"
+        point.mkdir()
+        assert run("mount", source, point, "-o", f"log_file={disk / 'log'}").returncode == 0
+        stack.callback(subprocess.run, ["umount", "-l", str(point)], capture_output=True, check=False)
+        stack.callback(run, "umount", point)
+        for number in range(50):
+            assert read(point / f"k/{number}") == errno.EIO
+        wait_for(lambda: counters_of(point)["log"]["lost"] > 0)
+        lost = counters_of(point)["log"]["lost"]
+        (disk / "filler").unlink()
+        assert read(point / "k/55") == errno.EIO
+        wait_for(lambda: "are lost" in (disk / "log").read_text())
+        lines = (disk / "log").read_text().splitlines()
+        assert "read k/55: " in lines[-2]
+        assert lines[-1].endswith(f"WARNING: {lost} lines of the log are lost: they could not be written")
+
+
+def test_a_log_that_is_moved_is_written_anew(tmp_path: Path) -> None:
+    with mounted(missing(tmp_path, 3), tmp_path / "mnt") as root:
+        log = tmp_path / "mnt.log"
+        assert read(root / "k/0") == errno.EIO
+        wait_for(lambda: "k/0" in log_of(root))
+        log.rename(tmp_path / "mnt.log.1")
+        os.kill(daemon_pid(root), signal.SIGHUP)
+        assert read(root / "k/1") == errno.EIO
+        wait_for(lambda: log.exists() and "k/1" in log_of(root))
+    assert "k/1" not in (tmp_path / "mnt.log.1").read_text()
+
+
+# -- where the log goes
+
+
+@contextlib.contextmanager
+def foreground(source: Path, point: Path, options: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    point.mkdir(exist_ok=True)
+    command = [PROGRAM, "mount", "-f", str(source), str(point), *(["-o", options] if options else [])]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, **more)
+    try:
+        wait_for(lambda: process.poll() is not None or bool(mount_lines(point)))
+        yield process
+    finally:
+        run("umount", point)
+        try:
+            process.communicate(timeout=20)
+        finally:
+            subprocess.run(["umount", "-l", point], capture_output=True, check=False)
+            process.kill()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_foreground_logs_to_stderr(form: str, tmp_path: Path) -> None:
+    with foreground(missing(tmp_path, 2), tmp_path / "mnt", f"log_format={form}") as process:
+        assert read(tmp_path / "mnt/k/1") == errno.EIO
+        assert run("umount", tmp_path / "mnt").returncode == 0
+        lines = process.communicate(timeout=20)[1].decode().splitlines()
+    assert process.returncode == 0
+    says = f"mounted on {tmp_path / 'mnt'}; Ctrl-C unmounts"
+    if form == "json":
+        assert json.loads(lines[0])["message"] == says
+        assert {"read"} <= {one.get("operation") for one in map(json.loads, lines)}
+    else:
+        assert lines[0] == f"zarrfs[{process.pid}]: INFO: {says}"
+        assert f"zarrfs[{process.pid}]: ERROR: read k/1: " in lines[1]
+    assert "unmounted after" in lines[-1]
+
+
+def test_a_service_manager_reads_levels(tmp_path: Path) -> None:
+    """Where stderr is its stream and the journal has no socket, as in a container; another stream has none."""
+    if os.path.exists("/run/systemd/journal/socket"):
+        pytest.skip("this machine has a journal")
+    point = tmp_path / "mnt"
+    point.mkdir()
+    for right in (True, False):
+        ours, theirs = socket.socketpair()
+        status = os.fstat(theirs.fileno())
+        stream = f"{status.st_dev}:{status.st_ino + (not right)}"
+        process = subprocess.Popen(
+            [PROGRAM, "mount", "-f", missing(tmp_path, 2), point], stderr=theirs,
+            env=os.environ | {"JOURNAL_STREAM": stream},
+        )  # fmt: skip
+        theirs.close()
+        try:
+            wait_for(lambda: bool(mount_lines(point)))
+            assert read(point / "k/0") == errno.EIO
+        finally:
+            assert run("umount", point).returncode == 0
+            assert process.wait(20) == 0
+        with ours, ours.makefile() as said:
+            lines = said.read().splitlines()
+        assert [line.partition("zarrfs[")[0] for line in lines[:2]] == (["<6>", "<3>"] if right else ["", ""])
+
+
+def test_nobody_waits_for_a_stderr_that_nobody_reads(tmp_path: Path) -> None:
+    with foreground(missing(tmp_path, 300), tmp_path / "mnt", "log_level=debug"):
+        assert pace(tmp_path / "mnt") < 20
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    """A machine with a journal."""
+    if not os.path.exists(JOURNALD):
+        pytest.skip("no systemd-journald here")
+    with Machine() as found:
+        # sockets of services beneath a /dev of its own
+        found.root(
+            "mkdir -p /mnt/dev && cd /dev && cp -a null zero random urandom full fd std* /mnt/dev && cd /"
+            " && mknod -m 666 /mnt/dev/fuse c 10 229 && mount --bind /mnt/dev /dev"
+        )
+        journald = found.start(JOURNALD)
+        wait_for(lambda: found.path("/run/systemd/journal/socket").exists())
+        yield found
+        end(journald)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End what Machine.start() has started, with its children."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+
+
+def entries(machine: Machine, *matches: str) -> list[dict[str, str]]:
+    """What the journal has of zarrfs, in order."""
+    machine.root("journalctl --sync", check=False)
+    return objects(machine.root(f"journalctl -o json SYSLOG_IDENTIFIER=zarrfs {' '.join(matches)}"))
+
+
+def in_machine(machine: Machine, name: str, options: str, then: Callable[[str], None]) -> None:
+    """Mount in the machine, let a read fail, do something, and unmount."""
+    machine.path(f"/run/{name}.json").write_text('{"version": 1, "refs": {"a/0.0": ["/none.bin", 5, 10]}}')
+    point = f"/run/{name}"
+    machine.root(f"mkdir {point}")
+    done = machine.run("zarrfs", "mount", f"/run/{name}.json", point, *(["-o", options] if options else []))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Input/output error" in machine.run("cat", f"{point}/a/0.0").stderr
+    then(point)
+    assert machine.run("zarrfs", "umount", point).returncode == 0
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_daemon_logs_to_the_journal(form: str, machine: Machine) -> None:
+    name = f"journal-{form}"
+
+    def look(point: str) -> None:
+        wait_for(lambda: bool(entries(machine, f"ZARRFS_MOUNTPOINT={point}", "PRIORITY=3")))
+
+    in_machine(machine, name, f"log_format={form}", look)
+    one = entries(machine, f"ZARRFS_MOUNTPOINT=/run/{name}", "PRIORITY=3")[0]
+    says = "read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]"
+    assert (one["MESSAGE"] if form == "text" else json.loads(one["MESSAGE"])["message"]) == says
+    wanted = {
+        "ZARRFS_OPERATION": "read", "ZARRFS_KEY": "a/0.0", "ZARRFS_URL": "/none.bin", "ZARRFS_OFFSET": "5",
+        "ZARRFS_LENGTH": "10", "ZARRFS_ERRNO": "EIO", "ZARRFS_KIND": "missing", "ZARRFS_SOURCE": f"/run/{name}.json",
+        "_TRANSPORT": "journal",
+    }  # fmt: skip
+    assert {key: one[key] for key in wanted} == wanted
+
+
+def test_the_commands_of_the_page_find_it(machine: Machine) -> None:
+    """Those of docs/logs.md that ask the journal."""
+    [text] = [block.text for block in blocks(DOCS / "logs.md") if block.text.startswith("journalctl")]
+    found = []
+
+    def look(point: str) -> None:
+        wait_for(lambda: bool(entries(machine, f"ZARRFS_MOUNTPOINT={point}", "PRIORITY=3")))
+        found.extend(machine.root(line.replace("/mnt/data", point)) for line in text.splitlines())
+
+    in_machine(machine, "page", "", look)
+    assert "read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]" in found[0]
+    assert {one["ZARRFS_MOUNTPOINT"] for one in objects(found[1])} == {"/run/page"}
+    assert objects(found[2])[-1]["ZARRFS_KEY"] == "a/0.0"
+    assert len(found) == 3
+
+
+def test_a_journal_that_is_started_anew(machine: Machine) -> None:
+    """Its socket goes away, lines are lost; when it is back, so is the log."""
+
+    def look(point: str) -> None:
+        machine.root("mv /run/systemd/journal/socket /run/away")
+        for number in range(3):
+            machine.run("cat", f"{point}/a/0.{number}")
+        machine.run("cat", f"{point}/a/0.0")
+        machine.root("mv /run/away /run/systemd/journal/socket")
+
+    in_machine(machine, "anew", "", look)
+    assert entries(machine, "ZARRFS_MOUNTPOINT=/run/anew", "PRIORITY=6")  # its end
+
+
+def test_a_daemon_logs_to_syslog_where_there_is_no_journal(machine: Machine) -> None:
+    """By the socket that journald has for syslog(3)."""
+    machine.root("mv /run/systemd/journal/socket /run/away && ln -s /run/systemd/journal/dev-log /dev/log")
+    try:
+        in_machine(machine, "syslog", "", lambda _point: None)
+    finally:
+        machine.root("mv /run/away /run/systemd/journal/socket")
+    wait_for(lambda: bool(entries(machine, "_TRANSPORT=syslog", "PRIORITY=3")))
+    one = entries(machine, "_TRANSPORT=syslog", "PRIORITY=3")[0]
+    assert one["MESSAGE"] == "ERROR: read a/0.0: /none.bin [5, +10]: no such file or directory [EIO]"
+    assert one["SYSLOG_FACILITY"] == "3"
+
+
+def test_a_syslog_that_nobody_reads_costs_no_time(machine: Machine) -> None:
+    """A socket of datagrams whose queue is full makes whoever writes wait."""
+    script = (
+        "import os, socket, time\n"
+        "os.path.lexists('/dev/log') and os.unlink('/dev/log')\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.bind('/dev/log')\n"
+        "print('ready', flush=True); time.sleep(1000)"
+    )
+    machine.root("mv /run/systemd/journal/socket /run/away")
+    holder = machine.start("python", "-c", script)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+
+        def many(point: str) -> None:
+            began = time.monotonic()
+            machine.root(f"for n in $(seq 200); do cat {point}/a/0.0 2>/dev/null; done", check=False)
+            assert time.monotonic() - began < 30
+
+        in_machine(machine, "deaf", "log_level=debug", many)
+    finally:
+        end(holder)
+        machine.root("mv /run/away /run/systemd/journal/socket; rm -f /dev/log")

@@ -1,0 +1,127 @@
+"""Many mounts that share a cache_dir, as nodes of a cluster do: the server sees each block about once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.faultproxy import FaultProxy, proxy
+from tests.mounts.mounting import counters_of, daemon_pid, log_of, mounted
+from tests.mounts.remotevalues import Read, Value, cut, document, publish, read_all, wait_for, whole
+from tests.servers import Nginx, nginx
+from zarrfs.cache.diskfiles import LAYOUT
+from zarrfs.cache.leases import FOLDER
+
+__all__ = ["nginx", "proxy"]
+
+NODES = 4
+BLOCK = 200_000  # bytes
+# Requests for a block, once where no node is stopped for seconds while it fetches: then another one may, too.
+SHARED = NODES / 2
+SLOW = {"drip": 1.0}  # every answer takes 0.4 s: the nodes are never in step
+
+
+@contextlib.contextmanager
+def nodes(source: Path, directory: Path, options: str, count: int = NODES) -> Iterator[list[Path]]:
+    """So many mounts of `source`, each with its own index, memory and daemon."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(mounted(source, directory / f"node{number}", options)) for number in range(count)
+        ]
+
+
+def read_on_all(roots: Sequence[Path], reads: Sequence[Read], threads: int = 8) -> None:
+    """The same reads on every node at the same time; every byte must be right."""
+    with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
+        for outcome in pool.map(lambda root: read_all(root, reads, threads), roots):
+            assert (outcome.right, outcome.failed) == (len(reads), {})
+
+
+def files(nginx: Nginx, proxy: FaultProxy, name: str, count: int, tmp_path: Path) -> tuple[Path, list[Value]]:
+    """A set of `count` values, each all of a file of its own behind the proxy."""
+    targets = {}
+    for number in range(count):
+        data = publish(nginx.plain.root, f"{name}/{number}", BLOCK)
+        targets[f"{proxy.url}/{name}/{number}"] = [Value(f"v/{number}", data, 0, BLOCK)]
+    return document(tmp_path / "refs.json", targets), [values[0] for values in targets.values()]
+
+
+def claims(directory: Path) -> list[str]:
+    return os.listdir(directory / LAYOUT / FOLDER)
+
+
+def test_each_block_is_fetched_about_once(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    source, values = files(nginx, proxy, "nodes", 60, tmp_path)
+    proxy.faults = SLOW
+    with nodes(source, tmp_path, f"cache_dir={tmp_path}/blocks,cache_min_free=0B") as roots:
+        read_on_all(roots, whole(values))
+    assert proxy.paths.total() <= SHARED * len(values)
+    assert claims(tmp_path / "blocks") == []
+
+
+def test_parts_of_a_large_value_and_tiny_values_too(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """24 parts of half a MiB, and 2,000 values of 300 bytes, which go over the network many at a time."""
+    large = cut(publish(nginx.plain.root, "large.bin", 12 << 20), "large", 12 << 20)
+    tiny = cut(publish(nginx.plain.root, "tiny.bin", 600_000), "tiny", 300)
+    targets = {f"{proxy.url}/large.bin": large, f"{proxy.url}/tiny.bin": tiny}
+    source = document(tmp_path / "refs.json", targets)
+    reads = [(large[0], at, 128 << 10) for at in range(0, 12 << 20, 128 << 10)]
+    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,part_size=512KiB,coalesce_size=512KiB"
+    with nodes(source, tmp_path, options) as roots:
+        read_on_all(roots, reads, threads=2)
+        read_on_all(roots, whole(tiny))
+    assert proxy.paths["/large.bin"] <= SHARED * 24
+    assert proxy.paths["/tiny.bin"] <= 2000, "one for each value at most, of four nodes that all read all"
+
+
+def test_a_node_that_is_killed_while_it_fetches(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """The others wait for a moment, and one of them fetches."""
+    source, values = files(nginx, proxy, "killed", 4, tmp_path)
+    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,read_timeout=60s,prefetch=0B"
+    with nodes(source, tmp_path, options, 3) as roots:
+        proxy.hold()
+        (victim := tmp_path / "victim").mkdir()
+        assert run("mount", source, victim, "-o", options).returncode == 0
+        readers = [subprocess.Popen(["cat", victim / value.key], stderr=subprocess.DEVNULL) for value in values]
+        wait_for(lambda: proxy.paths.total() == len(values))
+        os.kill(daemon_pid(victim), signal.SIGKILL)
+        assert all(reader.wait(20) for reader in readers)
+        subprocess.run(["umount", "-l", victim], check=True)
+        assert len(claims(tmp_path / "blocks")) == len(values)
+        proxy.release()
+        read_on_all(roots, whole(values))
+        assert claims(tmp_path / "blocks") == []
+    assert proxy.paths.total() <= len(values) * 3, "the killed one's, and those of one other, or two if that is slow"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("state", ["full", "read-only"])
+def test_without_a_disk_that_keeps_anything_there_are_no_claims(
+    state: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    source, values = files(nginx, proxy, f"disk-{state}", 30, tmp_path)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
+    try:
+        (disk / "blocks").mkdir()
+        (disk / "others").write_bytes(bytes(180 << 10))
+        if state == "read-only":
+            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        with nodes(source, tmp_path, f"cache_dir={disk}/blocks,cache_min_free=0B,cache_size=1GiB", 2) as roots:
+            read_on_all(roots, whole(values[:10]))
+            wait_for(lambda: all("WARNING" in log_of(root) for root in roots))
+            made = [counters_of(root)["remote"]["disk"]["claims"] for root in roots]
+            read_on_all(roots, whole(values[10:]))
+            assert [counters_of(root)["remote"]["disk"]["claims"] for root in roots] == made
+            assert state == "full" or made == [0, 0]
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)

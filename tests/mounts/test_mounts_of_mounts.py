@@ -1,0 +1,185 @@
+"""Sets whose targets lie in other mounts of zarrfs: read where that ends somewhere, an error where it would not."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.mounts.mounting import log_of, mount_lines
+
+RULE = "lies in a mount that itself reads from this one"
+_READ = """
+import sys
+try:
+    print(len(open(sys.argv[1], "rb").read()))
+except OSError as exc:
+    print(-exc.errno)
+"""
+
+
+def read(path: Path) -> int:
+    """How many bytes there are, or minus the errno; a read that never ends is left behind."""
+    with subprocess.Popen([sys.executable, "-c", _READ, path], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            return int(process.communicate(timeout=20)[0])
+        except subprocess.TimeoutExpired:
+            _abort_all()
+            process.kill()
+            pytest.fail(f"{path}: the read hangs")
+
+
+_CONNECTIONS: set[int] = set()  # minor numbers of what is mounted here
+REFUSED = (-errno.EIO, -errno.ELOOP)  # the latter in the mount that finds it out
+
+
+def _abort_all() -> None:
+    """End what waits in the kernel for itself: killing the processes would not."""
+    with tempfile.TemporaryDirectory() as control:
+        subprocess.run(["mount", "-t", "fusectl", "none", control], check=True)
+        try:
+            for number in _CONNECTIONS:
+                with contextlib.suppress(OSError):
+                    Path(control, str(number), "abort").write_text("1")
+        finally:
+            subprocess.run(["umount", control], check=True)
+
+
+def document(path: Path, refs: dict[str, object]) -> Path:
+    path.write_text(json.dumps({"version": 1, "refs": refs}))
+    return path
+
+
+@contextlib.contextmanager
+def together(*mounts: tuple[Path, Path, list[str]]) -> Iterator[list[Path]]:
+    """(source, mount point, options) of each, mounted one after the other."""
+    roots, numbers = [], set()
+    try:
+        for source, at, options in mounts:
+            at.mkdir(exist_ok=True)
+            chosen = ",".join([f"log_file={at.parent / at.name}.log", *options])
+            done = run("mount", source, at, "-o", chosen)
+            assert done.returncode == 0, done.stderr
+            roots.append(at)
+            numbers.add(os.minor(at.stat().st_dev))
+            _CONNECTIONS.update(numbers)
+        yield roots
+    finally:
+        for _ in roots:
+            for root in filter(mount_lines, roots):
+                run("umount", root)  # one that reads from another goes before that
+        left = [root for root in roots if mount_lines(root)]
+        for root in left:
+            subprocess.run(["umount", "-l", root], check=False)
+        _CONNECTIONS.difference_update(numbers)  # which are given to others
+        assert not left
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("sized", [True, False])
+def test_two_sets_that_lie_in_each_other(order: tuple[int, int], first: int, sized: bool, tmp_path: Path) -> None:
+    at = [tmp_path / "one", tmp_path / "two"]
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    for number, mine in enumerate(at):
+        mine.mkdir()
+        other = [str(at[1 - number] / "v"), 0, 100] if sized else [str(at[1 - number] / "v")]
+        document(tmp_path / f"{mine.name}.json", {"v": other, "end": [str(tmp_path / "data"), 0, 100]})
+    mounts = [(tmp_path / f"{mine.name}.json", mine, list[str]()) for mine in at]
+    with together(*(mounts[number] for number in order)):
+        assert read(at[first] / "v") in REFUSED
+        assert RULE in log_of(at[0]) + log_of(at[1])
+        assert read(at[0] / "end") == read(at[1] / "end") == 100
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_three_sets_in_a_circle(order: tuple[int, ...], first: int, tmp_path: Path) -> None:
+    at = [tmp_path / name for name in ("one", "two", "three")]
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    for number, mine in enumerate(at):
+        mine.mkdir()
+        after = at[(number + 1) % 3]
+        refs: dict[str, object] = {"v": [str(after / "v"), 0, 100], "next": [str(after / "end"), 0, 100]}
+        document(tmp_path / f"{mine.name}.json", {**refs, "end": [str(tmp_path / "data"), 0, 100]})
+    mounts = [(tmp_path / f"{mine.name}.json", mine, list[str]()) for mine in at]
+    with together(*(mounts[number] for number in order)):
+        assert read(at[first] / "v") in REFUSED
+        assert RULE in "".join(map(log_of, at))
+        assert sorted(read(mine / "next") for mine in at) == [-errno.ELOOP, 100, 100], "two of three end somewhere"
+
+
+def test_a_chain_of_mounts_is_read(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    at = [tmp_path / f"m{number}" for number in range(4)]
+    before, mounts = tmp_path / "data", []
+    for mine in at:
+        mounts.append((document(tmp_path / f"{mine.name}.json", {"v": [str(before), 0, 1000]}), mine, list[str]()))
+        before = mine / "v"
+    with together(*mounts):
+        assert [read(mine / "v") for mine in reversed(at)] == [1000] * 4
+
+
+def archive(path: Path, data: bytes) -> Path:
+    """An archive with the file sha1-..., which is that blob."""
+    ref = f"sha1-{hashlib.sha1(data).hexdigest()}"
+    path.write_text(json.dumps([
+        {"path": ref, "mode": 0o100644, "size": len(data), "encoding": "blobvec", "data": [[0, len(data), ref]]}
+    ]))  # fmt: skip
+    return Path(ref)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_archives_whose_blobs_lie_in_each_other(first: int, tmp_path: Path) -> None:
+    at = [tmp_path / "one", tmp_path / "two"]
+    for mine in at:
+        mine.mkdir()
+        name = archive(tmp_path / f"{mine.name}.json", b"x" * 10_000)
+    mounts = [
+        (tmp_path / f"{mine.name}.json", mine, [f"blobs={at[1 - number]}"]) for number, mine in enumerate(at)
+    ]
+    with together(*mounts):
+        assert read(at[first] / name) in REFUSED
+        assert RULE in log_of(at[0]) + log_of(at[1])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_archive_and_a_set(first: int, tmp_path: Path) -> None:
+    at = [tmp_path / "archive", tmp_path / "set"]
+    name = archive(tmp_path / "archive.json", b"x" * 10_000)
+    document(tmp_path / "set.json", {str(name): [str(at[0] / name)]})
+    at[1].mkdir()
+    with together((tmp_path / "archive.json", at[0], [f"blobs={at[1]}"]), (tmp_path / "set.json", at[1], [])):
+        assert read(at[first] / name) in REFUSED
+        assert RULE in log_of(at[0]) + log_of(at[1])
+
+
+def test_a_cache_in_a_mount_whose_targets_lie_in_this_one(tmp_path: Path) -> None:
+    """The mount in which it is kept may not read from here; reading from elsewhere, it is a place like any other."""
+    keeper, reader = tmp_path / "keeper", tmp_path / "reader"
+    (tmp_path / "data").write_bytes(b"x" * 1000)
+    refs: dict[str, object] = {"v": [str(reader / "v"), 0, 100], "end": [str(tmp_path / "data"), 0, 100]}
+    document(tmp_path / "keeper.json", refs)
+    document(tmp_path / "reader.json", {"v": [str(tmp_path / "data"), 0, 100]})
+    (tmp_path / "upper").mkdir()
+    with together((tmp_path / "keeper.json", keeper, [f"upperdir={tmp_path / 'upper'}"])):
+        (keeper / "place").mkdir()
+        with together((tmp_path / "reader.json", reader, [f"cache_dir={keeper / 'place'}"])):
+            assert read(reader / "v") == 100
+            assert read(keeper / "v") in REFUSED
+            assert RULE in log_of(keeper)
+            assert read(keeper / "end") == 100
+        done = run("mount", tmp_path / "reader.json", reader, "-o", f"upperdir={keeper / 'place'}")
+        assert done.returncode == 1
+        assert "no upper directory: cannot write there: invalid argument (it lies in another mount" in done.stderr
+        assert "Traceback" not in done.stderr

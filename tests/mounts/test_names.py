@@ -1,0 +1,210 @@
+"""Any name that Linux allows, as source, target, key, mount point, upper, cache and blob directory, in any locale."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import itertools
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote_from_bytes
+
+import pytest
+
+from tests.machine import Machine
+from tests.mounts.mounting import until
+from tests.pages import ROOT
+
+NAMES = {
+    "accent": "Größe", "script": "数据", "emoji": "😀", "decomposed": "e\u0301te\u0301",
+    "latin1": os.fsdecode(b"l\xe4nge"), "blank": " a b ", "newline": "a\nb", "return": "a\rb", "tab": "a\tb",
+    "comma": "a,allow_other,b", "equals": "a=b", "backslash": "a\\b\\040", "quote": "it's", "double": 'a"b"',
+    "percent": "100%25", "fragment": "a#b", "query": "a?b*[c]", "dash": "-o ro", "long": "n" * 200, "job": "flux:ƒ2Kx",
+}  # fmt: skip
+KINDS = ("references", "archive", "zarr", "overlay", "remote")
+LOCALES = ("C.UTF-8", "C", "POSIX")
+WAYS = ("zarrfs", "mount", "fstab")
+CONTENT = b"the bytes of the target\n"
+EVERY = "ZARRFS_WHOLE_MATRIX" in os.environ  # all 900 cases, in a quarter of an hour
+
+
+def cases() -> Iterator[tuple[str, str, str, str]]:
+    """Every name with three kinds, in each locale, in each way: any two values but name and kind occur together."""
+    turns = list(enumerate(itertools.product(LOCALES, WAYS)))
+    for (row, name), (column, kind) in itertools.product(enumerate(NAMES), enumerate(KINDS)):
+        step = (column - row) % len(KINDS)
+        for turn, (locale, way) in turns:
+            if EVERY or (step < 3 and turn == (3 * row + 4 * step) % len(turns)):
+                yield name, kind, locale, way
+
+
+def test_cases() -> None:
+    """Pairs that are left out are not missed by chance."""
+    found = [set(itertools.combinations(enumerate(case), 2)) for case in cases()]
+    pairs = set().union(*found)
+    for one, other in ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
+        values = (list(NAMES), KINDS, LOCALES, WAYS)
+        for pair in itertools.product(values[one], values[other]):
+            assert ((one, pair[0]), (other, pair[1])) in pairs
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with Machine() as made:
+        made.root(f"{ROOT}/scripts/install-helper")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The URL of a web server on which every name has CONTENT."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(CONTENT)))
+            self.send_header("ETag", '"1"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(CONTENT)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+def make(kind: str, base: Path, inside: str, name: str, server: str) -> tuple[str, list[str], str]:
+    """Write a source of `kind` into `base`, which the machine knows as `inside`: (its name there, options, a key)."""
+    text = name.encode("utf-8", "replace").decode() if name.isascii() or "\udce4" not in name else "plain"
+    data = base / name
+    data.write_bytes(CONTENT)
+    key = f"{text}/{text}.0"
+    if kind in ("references", "remote"):
+        target = f"{inside}/{name}" if text == name else os.path.relpath(f"{inside}/link", inside)
+        if kind == "remote":
+            target = f"{server}/{quote_from_bytes(os.fsencode(name), safe='')}"
+        elif text != name:
+            os.symlink(name, base / "link")
+        (base / f"{name}.json").write_text(json.dumps({"version": 1, "refs": {key: [target]}}))
+        return f"{inside}/{name}.json", [f"cache_dir={inside}/cache {name}"] if kind == "remote" else [], key
+    if kind == "archive":
+        blob = hashlib.sha1(CONTENT).hexdigest()
+        (base / f"blobs {name}").mkdir()
+        (base / f"blobs {name}" / f"sha1-{blob}").write_bytes(CONTENT)
+        regions = [[0, len(CONTENT), f"sha1-{blob}"]]
+        entry = {"path": key, "mode": 0o100644, "encoding": "blobvec", "size": len(CONTENT), "data": regions}
+        (base / f"{name}.json").write_text(json.dumps([entry]))
+        return f"{inside}/{name}.json", [f"blobs={inside}/blobs {name}"], key
+    group = base / f"store {name}" / name
+    group.mkdir(parents=True)
+    (group.parent / ".zgroup").write_text('{"zarr_format": 2}')
+    (group / f"{name}.0").write_bytes(CONTENT)
+    if kind == "zarr":
+        return f"{inside}/store {name}", [], f"{name}/{name}.0"
+    (base / f"upper {name}").mkdir()
+    return f"{inside}/store {name}", [f"upperdir={inside}/upper {name}"], f"{name}/{name}.0"
+
+
+def of_fstab(text: str) -> str:
+    return re.sub(r"[\s\\#]", lambda match: f"\\{ord(match[0]):03o}", text)
+
+
+def source_of(machine: Machine, place: str) -> list[str]:
+    """The sources that the mount table has for exactly `place`."""
+    lines = Path(f"/proc/{machine.pid}/mountinfo").read_bytes().split(b"\n")
+    fields = [[re.sub(rb"\\(\d{3})", lambda octal: bytes([int(octal[1], 8)]), field) for field in line.split(b" ")]
+              for line in lines]  # fmt: skip
+    return [os.fsdecode(each[-2]) for each in fields if len(each) > 4 and each[4] == os.fsencode(place)]
+
+
+@pytest.mark.promise("S49")
+@pytest.mark.parametrize(("name", "kind", "locale", "way"), list(cases()))
+def test_any_name(
+    machine: Machine, server: str, name: str, kind: str, locale: str, way: str
+) -> None:
+    word = NAMES[name]
+    inside = f"/home/{len(os.listdir(machine.path('/home')))}"
+    base = machine.path(inside)
+    base.mkdir()
+    source, options, key = make(kind, base, inside, word, server)
+    place = f"{inside}/mnt {word}"
+    os.mkdir(base / f"mnt {word}")
+    listed = [option.replace("\\", "\\\\").replace(",", "\\,") for option in options]
+    if way == "zarrfs":
+        said = [f"-o{option}" for option in listed]
+        done = machine.run("zarrfs", "mount", *said, "--", source, place, LC_ALL=locale)
+    elif way == "mount":
+        said = ["-o", ",".join(listed)] if listed else []
+        done = machine.run("mount", "-t", "zarrfs", *said, "--", source, place, LC_ALL=locale)
+    else:
+        table = f"{of_fstab(source)} {of_fstab(place)} zarrfs {of_fstab(','.join(['defaults', *listed]))} 0 0\n"
+        (base / "fstab").write_bytes(os.fsencode(table))
+        done = machine.run("mount", "-T", f"{inside}/fstab", place, LC_ALL=locale)
+    assert (done.returncode, done.stderr) == (0, "")
+    try:
+        assert source_of(machine, place) == [source]
+        mnt = base / f"mnt {word}"
+        assert (mnt / key).read_bytes() == CONTENT
+        found = [os.path.join(at, file) for at, _, files in os.walk(mnt) for file in files if not file.startswith(".")]
+        assert [os.path.relpath(path, mnt) for path in found] == [key]
+        if kind == "overlay":
+            (mnt / f"new {word}").write_bytes(b"new")
+            assert (base / f"upper {word}" / f"new {word}").read_bytes() == b"new"
+        for command in ("stats",) if kind == "overlay" else ("stats", "refresh"):
+            done = machine.run("zarrfs", command, "--", place, LC_ALL=locale)
+            assert (done.returncode, done.stderr) == (0, ""), command
+        if way == "fstab":  # a second mount -a sees that it is there
+            assert machine.run("mount", "-a", "-T", f"{inside}/fstab", LC_ALL=locale).returncode == 0
+            assert source_of(machine, place) == [source]
+    finally:
+        unmount = ["zarrfs", "umount"] if way == "zarrfs" else ["umount"]
+        done = machine.run(*unmount, "--", place, LC_ALL=locale)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert source_of(machine, place) == []
+
+
+@pytest.mark.parametrize("name", ["accent", "latin1", "newline", "comma", "backslash", "double"])
+def test_any_name_of_a_user(machine: Machine, name: str) -> None:
+    """fusermount3 mounts for users: it splits its options at commas and takes backslashes for escapes."""
+    if not os.path.exists(machine.path("/home/ann")):
+        machine.user("ann")
+    word, inside = NAMES[name], f"/home/ann/{len(os.listdir(machine.path('/home/ann')))}"
+    machine.root(f"install -d -o ann {inside}")
+    base = machine.path(inside)
+    (base / word).mkdir()
+    (base / word / ".zgroup").write_text('{"zarr_format": 2}')
+    os.mkdir(base / f"mnt {word}")
+    os.chown(base / f"mnt {word}", *(os.stat(base).st_uid, -1))
+    place = f"{inside}/mnt {word}"
+    done = machine.run("zarrfs", "mount", "--", f"{inside}/{word}", place, user="ann", LC_ALL="C")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert source_of(machine, place) == [f"{inside}/{word}"]
+    done = machine.run("cat", f"{place}/.zgroup", user="ann")
+    assert done.stdout == '{"zarr_format": 2}'
+    done = machine.run("zarrfs", "umount", "--", place, user="ann", LC_ALL="C")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert source_of(machine, place) == []
+
+
+@pytest.mark.parametrize("name", ["latin1", "comma"])
+def test_auto_unmount_of_any_name(machine: Machine, name: str) -> None:
+    source, place = f"/home/auto {name}/{NAMES[name]}", f"/home/auto {name}/mnt"
+    os.makedirs(machine.path(source))
+    machine.path(place).mkdir()
+    machine.path(f"{source}/.zgroup").write_text('{"zarr_format": 2}')
+    done = machine.run("zarrfs", "mount", "-o", "auto_unmount", "--", source, place, LC_ALL="C")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert source_of(machine, place) == [source]
+    machine.root("pkill -KILL -x zarrfs")
+    until(lambda: source_of(machine, place) == [])

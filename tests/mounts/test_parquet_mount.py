@@ -1,0 +1,208 @@
+"""Sets in the Parquet layout through a real mount."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import fsspec
+import h5py
+import kerchunk.df
+import numpy as np
+import pytest
+import xarray
+import zarr
+from fsspec.implementations.reference import LazyReferenceMapper
+
+from tests.conftest import DATA, run
+from tests.mounts.mounting import log_of, mount_lines, mounted
+from tests.mounts.test_clients import compare_with_files
+from tests.mounts.test_samples import files_below
+from tests.mounts.test_semantics import error_of
+from tests.servers import Nginx, nginx
+from tests.unit.parquetsets import Reference, write_set, zarray
+
+__all__ = ["nginx"]
+
+
+@pytest.fixture
+def combined(references: Path, tmp_path: Path) -> Path:
+    """The combined sample set as kerchunk writes it."""
+    refs = json.loads((references / "combined_v1.json").read_text())["refs"]
+    kerchunk.df.refs_to_dataframe(refs, str(tmp_path / "combined.parq"), record_size=100)
+    return tmp_path / "combined.parq"
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_xarray_reads_a_set_as_h5py_reads_its_files(consolidated: bool, combined: Path, tmp_path: Path) -> None:
+    with mounted(combined, tmp_path / "mnt") as root:
+        compare_with_files(root, consolidated)
+
+
+def test_stat_and_listing_and_source(combined: Path, tmp_path: Path) -> None:
+    with mounted(combined, tmp_path / "mnt") as root:
+        document = (combined / ".zmetadata").stat()
+        for path in files_below(root).values():
+            status = path.stat()
+            assert (status.st_mtime_ns, status.st_mode & 0o777) == (document.st_mtime_ns, 0o444)
+            assert status.st_size == len(path.read_bytes())
+        place = json.loads(os.getxattr(root / "sub/c/0.0", "user.zarrfs.source"))
+        assert (place["url"].rpartition("/")[2], place["offset"], place["length"]) == ("day0.nc", 18368, 8000)
+        assert error_of(os.stat, root / "t2m/99.0.0") == errno.ENOENT
+        assert error_of(os.listdir, root / "t2m/0.0.0") == errno.ENOTDIR
+
+
+def test_a_long_listing_with_holes(tmp_path: Path) -> None:
+    """Several pieces of readdir, several record files; seekdir goes back."""
+    rows: list[Reference] = [None if number % 3 == 1 else b"%d" % number for number in range(5000)]
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([50, 100], [1, 1])}, {"a": rows}, 700)
+    expected = [".zarray", *(f"{n // 100}.{n % 100}" for n in range(5000) if n % 3 != 1)]
+    with mounted(root, tmp_path / "mnt") as mount:
+        assert sorted(os.listdir(mount / "a")) == sorted(expected)
+        listed = run("ls", root, "a").stdout.split()
+        assert listed == expected
+        for name in ("0.0", "49.98", "8.0"):
+            number = int(name.split(".")[0]) * 100 + int(name.split(".")[1])
+            assert (mount / "a" / name).read_bytes() == b"%d" % number
+        array = zarr.open_array(mount / "a", mode="r")
+        assert array[0, 1] == 7  # absent: the fill value
+
+
+def test_a_lost_record_file_is_an_error_of_its_own_keys(tmp_path: Path) -> None:
+    rows: list[Reference] = [b"%d" % (number % 10) for number in range(40)]
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([40], [1]), "a/.zattrs": {}}, {"a": rows}, 10)
+    (root / "a/refs.2.parq").unlink()
+    with mounted(root, tmp_path / "mnt", "missing_records=error") as mount:
+        assert len(os.listdir(mount / "a")) == 42
+        assert error_of(os.stat, mount / "a/25") == errno.EIO
+        assert error_of((mount / "a/20").read_bytes) == errno.EIO
+        assert (mount / "a/19").read_bytes() == b"9"
+        array = zarr.open_array(mount / "a", mode="r")
+        assert array[39] == ord("9")
+        with pytest.raises(OSError, match="Input/output error"):
+            array[25]
+        assert f"{root}/a/refs.2.parq: no such file or directory" in log_of(mount)
+    checked = json.loads(run("check", "--json", "-o", "missing_records=error", root).stdout)
+    assert (checked["ok"], checked["missing"], checked["clean"]) == (33, 10, False)
+
+
+def write_sparse(root: Path, target: Path) -> np.ndarray:
+    """A set of fsspec's own writer, two of whose five record files it does not write; the values of its array."""
+    values = np.full(50, 7, np.uint8)
+    theirs = LazyReferenceMapper.create(str(root), fs=fsspec.filesystem("file"), record_size=10, engine="pyarrow")
+    theirs[".zgroup"] = json.dumps({"zarr_format": 2})
+    theirs["a/.zarray"] = json.dumps(zarray([50], [1]))
+    theirs["a/.zattrs"] = json.dumps({"_ARRAY_DIMENSIONS": ["x"]})
+    for number in (3, 20, 29, 41):
+        theirs[f"a/{number}"], values[number] = [str(target), number, 1], number
+    theirs.flush()
+    target.write_bytes(bytes(range(50)))
+    assert sorted(os.listdir(root / "a")) == ["refs.0.parq", "refs.2.parq", "refs.4.parq"]
+    return values
+
+
+@pytest.mark.promise("S50")
+@pytest.mark.parametrize("place", ["local", "http", "zip"])
+def test_a_record_file_that_was_not_written_stands_for_absent_chunks(
+    place: str, nginx: Nginx, tmp_path: Path
+) -> None:
+    root = nginx.plain.root / "sparse.parq" if place == "http" else tmp_path / "sparse.parq"
+    values = write_sparse(root, tmp_path / "target")
+    sources = {
+        "local": root, "http": f"{nginx.plain.url}/sparse.parq",
+        "zip": shutil.make_archive(str(tmp_path / "sparse"), "zip", root),
+    }  # fmt: skip
+    source, options = sources[place], ("-o", "allow=file")
+    with mounted(source, tmp_path / "mnt", "allow=file") as mount:
+        assert error_of(os.stat, mount / "a/15") == errno.ENOENT
+        np.testing.assert_array_equal(zarr.open_array(mount / "a", mode="r")[...], values)
+        dataset = xarray.open_dataset(mount, engine="zarr", consolidated=True, decode_cf=False)
+        np.testing.assert_array_equal(dataset["a"].values, values)
+        assert sorted(os.listdir(mount / "a")) == sorted([".zarray", ".zattrs", "3", "20", "29", "41"])
+        assert log_of(mount).count("missing_records=") == 1
+        assert ("(absent record files: 2 of 5)" in log_of(mount)) == (place != "http")
+    done = run("check", *options, source)
+    assert done.returncode == 0, done.stderr
+    assert "absent records           2  not in the set" in done.stdout
+    assert json.loads(run("check", "--json", *options, source).stdout)["absent_records"] == 2
+    about = json.loads(run("info", "--json", *options, source).stdout)
+    assert (about["record_files"], about["absent_records"]) == (5, 2)
+    with mounted(source, tmp_path / "mnt", "allow=file", "missing_records=error") as mount:
+        assert error_of(os.stat, mount / "a/15") == errno.EIO
+        with pytest.raises(OSError, match="Input/output error"):
+            zarr.open_array(mount / "a", mode="r")[...]
+        assert (mount / "a/20").read_bytes() == b"\x14"
+
+
+def test_commands_on_a_set_without_all_record_files(tmp_path: Path) -> None:
+    root, expected = tmp_path / "sparse.parq", ["a/20", "a/29", "a/3", "a/41"]
+    write_sparse(root, tmp_path / "target")
+    refs = json.loads(run("refs", "expand", root).stdout)
+    assert sorted(key for key in refs if "/." not in f"/{key}") == expected
+    done = run("refs", "convert", root, tmp_path / "whole.parq")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("missing_records=") == 1
+    about = json.loads(run("info", "--json", tmp_path / "whole.parq").stdout)
+    assert about["absent_records"] == 0
+    stats = json.loads(run("refs", "stats", "--json", root).stdout)
+    assert [(array["key"], array["missing"]) for array in stats["arrays"]] == [("a", 46)]
+    done = run("refs", "validate", root)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 errors, 1 warning")
+    assert "a/refs.1.parq: is not there (absent record files: 2 of 5)" in done.stdout
+    done = run("refs", "validate", "--missing-records=error", root)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "2 errors, 0 warnings")
+
+
+def test_over_http_without_listings(nginx: Nginx, combined: Path, tmp_path: Path) -> None:
+    shutil.copytree(combined, nginx.plain.root / "combined.parq", dirs_exist_ok=True)
+    url = f"{nginx.plain.url}/combined.parq"
+    with mounted(url, tmp_path / "mnt", "allow=file") as root:
+        dataset = xarray.open_dataset(root, engine="zarr", consolidated=True, decode_cf=False)
+        with h5py.File(DATA / "references/data/day0.nc") as file:
+            np.testing.assert_array_equal(dataset["t2m"].values[: len(file["t2m"])], file["t2m"][...])
+
+
+def test_what_is_broken_is_told_before_mounting(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "set/.zmetadata").write_text('{"metadata": {}, "record_size": 0}')
+    done = run("mount", tmp_path / "set", tmp_path / "mnt")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"{tmp_path}/set/.zmetadata: record_size: expected a whole number" in done.stderr
+    assert not mount_lines(tmp_path / "mnt")
+
+
+def test_a_record_file_within_the_mount_is_a_loop(tmp_path: Path) -> None:
+    """In another directory than the chunk: the kernel looks up one name of a directory at a time."""
+    root = write_set(tmp_path / "set", {"a/.zarray": zarray([1], [1])}, {})
+    (root / "a").mkdir()
+    (root / "a/refs.0.parq").symlink_to(tmp_path / "mnt/.zmetadata")
+    with mounted(root, tmp_path / "mnt") as mount:
+        assert error_of((mount / "a/0").read_bytes) == errno.ELOOP
+
+
+def test_a_listing_gives_what_it_has_before_it_fails(tmp_path: Path) -> None:
+    """And each getdents64(2) after that fails: a clean end would make the chunks fill values."""
+    metadata = {"v/.zarray": {"shape": [1]}, "v/.zattrs": {}, "v/sub/.zgroup": {}}
+    write_set(tmp_path / "set", metadata, {})
+    libc, buffer = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(32768)
+    with mounted(tmp_path / "set", tmp_path / "mnt") as root:
+        descriptor = os.open(root / "v", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for _ in range(2):
+                found = b""
+                while (count := libc.getdents64(descriptor, buffer, len(buffer))) > 0:
+                    found += buffer.raw[:count]
+                for name in (b".zarray", b".zattrs", b"sub"):
+                    assert name + b"\0" in found
+                for _ in range(3):
+                    assert libc.getdents64(descriptor, buffer, len(buffer)) == -1
+                    assert ctypes.get_errno() == errno.EIO
+                os.lseek(descriptor, 0, os.SEEK_SET)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,180 @@
+"""Mounts of archives whose blobs, or that themselves, are somewhere else than in files."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.fakeflux import FakeFlux, content_db, dump_tar
+from tests.mounts.mounting import log_of, mounted
+from tests.mounts.test_semantics import error_of
+from tests.servers import Faulty, Nginx, faulty, nginx
+from tests.unit.archives import blobref, file, put
+
+__all__ = ["faulty", "nginx"]
+
+ONE, TWO = os.urandom(2 << 20), b"two" * 5000
+FILES = {"one": ONE, "d/two": TWO, "d/both": ONE + TWO}
+
+
+def archive() -> list[dict[str, object]]:
+    def regions(*blobs: bytes) -> list[list[object]]:
+        found, at = [], 0
+        for data in blobs:
+            found.append([at, len(data), blobref(data)])
+            at += len(data)
+        return found
+
+    return [
+        file(regions(ONE), path="one", encoding="blobvec", size=len(ONE)),
+        file(regions(TWO), path="d/two", encoding="blobvec", size=len(TWO)),
+        file(regions(ONE, TWO), path="d/both", encoding="blobvec", size=len(ONE + TWO)),
+    ]
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    (tmp_path / "archive.json").write_text(json.dumps(archive()))
+    return tmp_path / "archive.json"
+
+
+@pytest.fixture
+def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFlux:
+    found = FakeFlux(tmp_path / "flux")
+    monkeypatch.setenv("PATH", found.environment()["PATH"])
+    found.store(ONE)
+    found.store(TWO)
+    found.put("archive.main", archive())
+    return found
+
+
+def web(nginx: Nginx) -> tuple[str, Path]:
+    place = Path(tempfile.mkdtemp(dir=nginx.plain.root))
+    place.chmod(0o755)
+    put(place, ONE)
+    put(place, TWO)
+    return f"{nginx.plain.url}/{place.name}", place
+
+
+def check_files(root: Path) -> None:
+    assert {name: (root / name).read_bytes() for name in FILES} == FILES
+
+
+def test_over_http_with_a_cache(nginx: Nginx, document: Path, tmp_path: Path) -> None:
+    url, place = web(nginx)
+    cache = tmp_path / "cache"
+    with mounted(document, tmp_path / "mnt", f"blobs={url}", f"cache_dir={cache}") as root:
+        check_files(root)
+        stats = json.loads(run("stats", "--json", root).stdout)
+        assert stats["blobs_fetched"] == {"url": 2}
+        assert stats["remote"]["requests"] >= 2
+        assert "2 verified, 2 held" in run("stats", root).stdout
+    shutil.rmtree(place)
+    with mounted(document, tmp_path / "mnt", f"blobs={url}", f"cache_dir={cache}") as root:
+        check_files(root)
+    with mounted(document, tmp_path / "mnt", f"blobs={cache}/blobs") as root:
+        check_files(root)
+
+
+def test_of_a_stopped_instance(document: Path, tmp_path: Path) -> None:
+    content_db(tmp_path / "content.sqlite", [ONE, TWO])
+    with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/content.sqlite") as root:
+        check_files(root)
+    done = run("check", document, "--blobs", tmp_path / "content.sqlite")
+    assert done.returncode == 0, done.stdout
+    content_db(tmp_path / "other.sqlite", [ONE])
+    done = run("check", document, "--blobs", tmp_path / "other.sqlite")
+    assert done.returncode == 1
+    assert "missing" in done.stdout + done.stderr
+
+
+def test_a_dump_and_where_it_lies(nginx: Nginx, tmp_path: Path) -> None:
+    dump_tar(tmp_path / "x.tar", {"main": (archive(), [ONE, TWO, ONE, TWO]), "none": ([], [])})
+    with mounted(f"{tmp_path}/x.tar#main", tmp_path / "mnt") as root:
+        check_files(root)
+    place = Path(tempfile.mkdtemp(dir=nginx.plain.root))
+    place.chmod(0o755)
+    shutil.copy(tmp_path / "x.tar", place)
+    with mounted(f"{nginx.plain.url}/{place.name}/x.tar#main", tmp_path / "mnt") as root:
+        check_files(root)
+    done = run("mount", tmp_path / "x.tar", tmp_path / "mnt")
+    assert done.returncode != 0
+    assert "more than one archive" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("binding", [True, False])
+def test_the_running_instance(
+    flux: FakeFlux, tmp_path: Path, binding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if binding:
+        monkeypatch.setenv("PYTHONPATH", str(flux.binding))
+    with mounted("flux:main", tmp_path / "mnt") as root:
+        check_files(root)
+    assert ("open" in flux.calls()) == binding
+    assert any(call.startswith("content load") for call in flux.calls()) != binding
+    flux.stop()
+    done = run("mount", "flux:main", tmp_path / "mnt")
+    assert done.returncode != 0
+    assert "Unable to connect to Flux" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_instance_that_goes_away_or_hangs(flux: FakeFlux, tmp_path: Path) -> None:
+    with mounted("flux:main", tmp_path / "mnt", "request_timeout=500ms") as root:
+        assert (root / "d/two").read_bytes() == TWO
+        flux.delay(600)
+        assert error_of((root / "one").read_bytes) == errno.EIO
+        assert sorted(os.listdir(root)) == ["d", "one"]  # nobody else waits
+        flux.delay(0)
+        check_files(root)
+        flux.stop()
+        check_files(root)  # held
+    assert "no answer within 0.5 s" in log_of(tmp_path / "mnt")
+
+
+def test_servers_that_fail(faulty: Faulty, document: Path, tmp_path: Path) -> None:
+    url = faulty.put(f"/{blobref(ONE)}", ONE, 500, 503).rpartition("/")[0]
+    faulty.put(f"/{blobref(TWO)}", TWO[::-1])
+    with mounted(document, tmp_path / "mnt", f"blobs={url}") as root:
+        assert (root / "one").read_bytes() == ONE
+        assert error_of((root / "d/two").read_bytes) == errno.EIO
+        faulty.put(f"/{blobref(TWO)}", TWO)
+        check_files(root)
+    assert "another hash" in log_of(tmp_path / "mnt")
+    faulty.put(f"/{blobref(ONE)}", ONE, forever="slow")
+    with mounted(document, tmp_path / "mnt", f"blobs={url}", "read_timeout=500ms") as root:
+        assert error_of((root / "one").read_bytes) == errno.EIO
+        assert (root / "d/two").read_bytes() == TWO
+    faulty.release()
+    assert faulty.url in log_of(tmp_path / "mnt")
+
+
+def test_a_place_that_is_removed_under_a_mount(nginx: Nginx, document: Path, tmp_path: Path) -> None:
+    url, place = web(nginx)
+    content_db(tmp_path / "db", [ONE])
+    with mounted(document, tmp_path / "mnt", f"blobs={tmp_path}/db", f"blobs={url}") as root:
+        assert (root / "one").read_bytes() == ONE
+        (tmp_path / "db").unlink()
+        shutil.rmtree(place)
+        assert error_of((root / "d/two").read_bytes) == errno.EIO
+        assert (root / "one").read_bytes() == ONE
+    assert "no such blob: in none of" in log_of(tmp_path / "mnt")
+
+
+def test_what_is_no_place(document: Path, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    subprocess.run(["tar", "-czf", tmp_path / "x.tar.gz", document], check=True, capture_output=True)
+    for place in (document, tmp_path / "x.tar.gz", "flux:main"):
+        done = run("mount", document, tmp_path / "mnt", "-o", f"blobs={place}")
+        assert done.returncode != 0
+        assert f"blobs={place}: " in done.stderr
+        assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,466 @@
+"""A mount whose source changes: what refresh, and SIGHUP, make of it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.refreshing import refresh, write_set
+from tests.mounts.test_semantics import error_of
+from tests.servers import Faulty, Nginx, faulty, nginx
+from tests.unit.parquetsets import write_set as write_parquet
+from tests.unit.parquetsets import zarray
+
+__all__ = ["faulty", "nginx"]
+
+
+def indexes_of(pid: int) -> list[str]:
+    """The indexes that a daemon has open."""
+    links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    return [path for path in links if ".index" in path]
+
+
+@pytest.mark.promise("S35")
+def test_many_readers_while_it_is_refreshed(tmp_path: Path) -> None:
+    """Every open file gives the bytes of one version, and not of one older than what refresh had told of."""
+    document, names = tmp_path / "set.json", [f"f{index}" for index in range(20)]
+
+    def put(number: int) -> None:
+        write_set(document, {name: f"{number:06};".encode() * (5000 + 200 * (number % 7)) for name in names})
+
+    put(0)
+    told, ended, problems, reads = [0], threading.Event(), list[object](), [0] * 32
+
+    def read_on(reader: int, root: Path) -> None:
+        chance = random.Random(reader)
+        while not ended.is_set():
+            least = told[0]
+            try:
+                with open(root / chance.choice(names), "rb", buffering=0) as file:
+                    data = b""
+                    while part := file.read(chance.randrange(1, 9000)):
+                        data += part
+                    size = os.fstat(file.fileno()).st_size
+            except OSError as exc:
+                problems.append(exc)
+                return
+            number = int(data[:6])
+            whole = f"{number:06};".encode() * (5000 + 200 * (number % 7))
+            if data != whole or size != len(whole) or number < least:
+                problems.append((reader, number, least, len(data), size))
+            reads[reader] += 1
+            time.sleep(0.01)  # whoever prepares the next version needs a processor, too
+
+    with mounted(document, tmp_path / "mnt") as root:
+        threads = [threading.Thread(target=read_on, args=(reader, root)) for reader in range(32)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, 21):
+            put(number)
+            assert refresh(root) == "refreshed"
+            told[0] = number
+        ended.set()
+        for thread in threads:
+            thread.join()
+        until(lambda: len(indexes_of(daemon_pid(root))) == 1)
+    assert not problems
+    assert min(reads) > 0
+
+
+@pytest.mark.promise("S36")
+def test_a_broken_document_changes_nothing(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    write_set(document, {"a": b"old"})
+    with mounted(document, tmp_path / "mnt") as root:
+        assert (root / "a").read_bytes() == b"old"
+        document.write_text('{"version": 1, "refs": {"a": ')
+        done = run("refresh", root)
+        assert done.returncode == 1
+        assert re.fullmatch(r"zarrfs: .*set\.json: .*\n", done.stderr)
+        os.kill(daemon_pid(root), signal.SIGHUP)
+        until(lambda: log_of(root).count("not refreshed") == 2)
+        assert (root / "a").read_bytes() == b"old"
+        write_set(document, {"a": b"newer"})
+        os.kill(daemon_pid(root), signal.SIGHUP)
+        until(lambda: (root / "a").read_bytes() == b"newer")
+
+
+@pytest.mark.promise("S36")
+def test_a_document_that_is_what_it_was(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    write_set(document, {"a": b"same"})
+    with mounted(document, tmp_path / "mnt") as root:
+        held = os.open(root / "a", os.O_PATH)  # or the kernel may forget the inode meanwhile
+        inode = os.fstat(held).st_ino
+        write_set(document, {"a": b"same"})
+        done = run("refresh", "--json", root / "a")
+        assert (done.returncode, json.loads(done.stdout)["result"]) == (0, "unchanged")
+        assert (root / "a").stat().st_ino == inode
+        assert json.loads(run("refresh", "--json", "--force", root).stdout)["result"] == "refreshed"
+        assert (root / "a").stat().st_ino != inode
+        os.close(held)
+
+
+def test_the_options_hold_from_any_directory(tmp_path: Path) -> None:
+    """A daemon works in "/": names that were relative to where it was started are still found."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x").write_bytes(b"target")
+    (tmp_path / "mnt").mkdir()
+    document = tmp_path / "set.json"
+    document.write_text(json.dumps({"version": 1, "refs": {"a": ["x"]}}))
+    done = run("mount", "set.json", "mnt", "-o", "base=data,index_dir=index", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    try:
+        document.write_text(json.dumps({"version": 1, "refs": {"b": ["x"]}}))
+        assert run("refresh", "mnt", cwd=tmp_path).returncode == 0
+        assert (tmp_path / "mnt/b").read_bytes() == b"target"
+    finally:
+        assert run("umount", tmp_path / "mnt").returncode == 0
+
+
+@pytest.mark.promise("S35")
+def test_archives(tmp_path: Path) -> None:
+    document = tmp_path / "archive.json"
+
+    def put(files: dict[str, str]) -> None:
+        document.write_text(json.dumps([
+            {"path": path, "mode": 0o100644, "size": len(data), "encoding": "base64",
+             "data": base64.b64encode(data.encode()).decode()}
+            for path, data in files.items()
+        ]))  # fmt: skip
+
+    put({"a": "old", "d": "a file"})
+    with mounted(document, tmp_path / "mnt", "type=archive") as root, open(root / "a", "rb") as held:
+        put({"a": "newer", "d/e": "below"})
+        assert refresh(root) == "refreshed"
+        assert held.read() == b"old"
+        assert (root / "a").read_bytes() == b"newer"
+        assert (root / "d/e").read_bytes() == b"below"
+
+
+@pytest.mark.promise("S35")
+def test_sets_in_the_parquet_layout(tmp_path: Path) -> None:
+    def put(name: str, value: bytes) -> None:
+        metadata = {".zgroup": {"zarr_format": 2}, "x/.zarray": zarray([4], [2])}
+        write_parquet(tmp_path / name, metadata, {"x": [value, None]})
+
+    put("one", b"11")
+    put("two", b"22")
+    place = tmp_path / "set"
+    place.symlink_to("one")
+    with mounted(place, tmp_path / "mnt") as root:
+        assert (root / "x/0").read_bytes() == b"11"
+        with open(root / "x/0", "rb") as held:
+            (tmp_path / "next").symlink_to("two")
+            os.replace(tmp_path / "next", place)
+            assert refresh(root) == "refreshed"
+            assert (root / "x/0").read_bytes() == b"22"
+            assert held.read() == b"11"
+
+
+@pytest.mark.promise("S35")
+def test_a_directory_behind_a_link(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        zarr.create_array(str(tmp_path / name), data=np.full(4, len(name) + ord(name[0])), zarr_format=2)
+    place = tmp_path / "current"
+    place.symlink_to("one")
+    with mounted(place, tmp_path / "mnt") as root, open(root / "0", "rb") as held:
+        (tmp_path / "next").symlink_to("two")
+        os.replace(tmp_path / "next", place)
+        assert refresh(root) == "refreshed"
+        assert (root / "0").read_bytes() == (tmp_path / "two/0").read_bytes()
+        assert held.read() == (tmp_path / "one/0").read_bytes()
+
+
+@pytest.mark.promise("S35")
+def test_views(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+
+    def put(shape: int) -> None:
+        meta = json.dumps(zarray([shape], [2])).encode()
+        chunks = {f"x/{index}": b"%d" % index * 2 for index in range(shape // 2)}
+        write_set(document, {".zgroup": b'{"zarr_format": 2}', "x/.zarray": meta, **chunks})
+
+    put(4)
+    with mounted(document, tmp_path / "mnt", "view=arrays") as root:
+        assert np.load(root / "x.npy").tolist() == [48, 48, 49, 49]
+        put(6)
+        assert refresh(root) == "refreshed"
+        assert np.load(root / "x.npy").tolist() == [48, 48, 49, 49, 50, 50]
+
+
+@pytest.mark.promise("S37")
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_changed_target_is_an_error_until_the_refresh(cached: bool, faulty: Faulty, tmp_path: Path) -> None:
+    document, before, after = tmp_path / "set.json", b"1" * 200_000, b"2" * 200_000
+    url = faulty.put("/data", before)
+    document.write_text(json.dumps({"version": 1, "refs": {
+        "a": [url, 0, 50_000], "b": [url, 150_000, 50_000], "c": [url, 100_000, 10]}}))  # fmt: skip
+    more = [f"cache_dir={tmp_path / 'cache'}"] if cached else []
+    with mounted(document, tmp_path / "mnt", "allow=private", "prefetch=0B", *more) as root:
+        assert set((root / "a").read_bytes()) == set(b"1")
+        if cached:
+            until(lambda: counters_of(root)["remote"]["disk"]["writes"])
+        faulty.put("/data", after, tag="2")
+        assert error_of((root / "b").read_bytes) == errno.EIO
+        assert refresh(root) == "refreshed"  # although the document is what it was
+        assert [set((root / name).read_bytes()) for name in "abc"] == [set(b"2")] * 3
+        assert refresh(root) == "unchanged"
+
+
+@pytest.mark.promise("S37")
+def test_what_is_on_the_disk_is_asked_about_anew(faulty: Faulty, tmp_path: Path) -> None:
+    url, document = faulty.put("/data", b"1" * 300_000), tmp_path / "set.json"
+    document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 200_000], "b": [url, 200_000, 100_000]}}))
+    options = ["allow=private", "prefetch=0B", f"cache_dir={tmp_path / 'cache'}", "cache_min_free=0B"]
+    with mounted(document, tmp_path / "mnt", *options) as root:
+        assert set((root / "a").read_bytes()) == set(b"1")
+        until(lambda: counters_of(root)["remote"]["disk"]["writes"])
+        assert refresh(root, force=True) == "refreshed"
+        faulty.requests.clear()
+        assert set((root / "a").read_bytes()) == set(b"1")
+        assert not faulty.gets()  # it is what it was
+        faulty.put("/data", b"2" * 300_000, tag="2")
+        assert refresh(root, force=True) == "refreshed"
+        assert set((root / "a").read_bytes()) == set(b"2")
+
+
+def growing(part: Any, *path: str) -> dict[tuple[str, ...], float]:
+    """The counters in counters_of(), by path: what must never go back."""
+    found: dict[tuple[str, ...], float] = {}
+    for name, value in part.items():
+        if isinstance(value, dict) and name not in ("latency", "process"):
+            found |= growing(value, *path, name)
+        elif isinstance(value, int | float) and name not in STATES:
+            found[*path, name] = value
+        elif name == "latency_histogram":
+            found |= {(*path, name, str(bound)): below for bound, below in value}
+    return found
+
+
+STATES = {
+    "inodes", "open_files", "in_flight", "in_flight_bytes", "waiting", "blocks", "kept", "expected", "limit", "open",
+    "sequences",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_no_counter_goes_back(held: bool, faulty: Faulty, tmp_path: Path) -> None:
+    """Those of servers and latencies too, whether the older version is closed or still in use."""
+    document, options = tmp_path / "set.json", ("allow=private", f"cache_dir={tmp_path / 'cache'}", "retries=1")
+    urls = [faulty.put(f"/{index}", b"value", *([503] if index == 3 else [])) for index in range(40)]
+    document.write_text(json.dumps({"version": 1, "refs": {f"x/{index}": [url] for index, url in enumerate(urls)}}))
+    with mounted(document, tmp_path / "mnt", *options) as root, open(root / "x/0", "rb") as file:
+        if not held:
+            file.close()
+        for index in range(40):
+            assert (root / f"x/{index}").read_bytes() == b"value"
+        before = growing(counters_of(root))
+        assert any("hosts" in path and value for path, value in before.items())
+        assert before["remote", "latency_count"] == before["remote", "latency_histogram", "1024.0"] > 10
+        assert refresh(root, force=True) == "refreshed"
+        after = growing(counters_of(root))
+        assert [(path, value, after.get(path)) for path, value in before.items() if after.get(path, 0) < value] == []
+
+
+@pytest.mark.promise("S37")
+def test_a_store_behind_a_url(nginx: Nginx, tmp_path: Path) -> None:
+    store = nginx.listing.root / "changing"
+    shutil.rmtree(store, ignore_errors=True)
+    zarr.create_array(str(store), data=np.arange(4), chunks=(2,), zarr_format=2)
+    with mounted(f"{nginx.listing.url}/changing/", tmp_path / "mnt", "attr_timeout=1d") as root:
+        assert error_of(os.stat, root / "2") == errno.ENOENT
+        old = (root / ".zarray").read_bytes()
+        with open(root / ".zarray", "rb") as held:
+            shutil.rmtree(store)
+            zarr.create_array(str(store), data=np.arange(60), chunks=(2,), zarr_format=2)
+            assert refresh(root) == "refreshed"
+            assert (root / ".zarray").read_bytes() == (store / ".zarray").read_bytes() != old
+            assert (root / "2").read_bytes() == (store / "2").read_bytes()
+            with contextlib.suppress(OSError):  # where memory was short, the kernel has it no more
+                assert held.read() == old
+
+
+def test_old_versions_are_closed(tmp_path: Path) -> None:
+    """50 refreshes, with files and directories open over some: descriptors and memory stay what they were."""
+    for name in ("one", "two"):
+        zarr.create_array(str(tmp_path / name), data=np.full(400, ord(name[0]), "u1"), chunks=(2,), zarr_format=2)
+    place, chunks = tmp_path / "set", {name: (tmp_path / name / "0").read_bytes() for name in ("one", "two")}
+    place.symlink_to("one")
+
+    def figures(pid: int) -> tuple[int, int]:
+        with open(f"/proc/{pid}/status") as file:
+            [kib] = re.findall(r"VmRSS:\s+(\d+)", file.read())
+        return len(os.listdir(f"/proc/{pid}/fd")), int(kib)
+
+    with mounted(place, tmp_path / "mnt") as root:
+        pid, held = daemon_pid(root), list[tuple[IO[bytes], bytes]]()
+        for number in range(50):
+            if number == 20:
+                before = figures(pid)
+            name = ("one", "two")[number % 2]
+            (tmp_path / "next").symlink_to(name)
+            os.replace(tmp_path / "next", place)
+            assert refresh(root) == "refreshed"
+            held.append((open(root / f"{number}", "rb"), chunks[name]))  # noqa: SIM115
+            assert len(os.listdir(root)) == 202
+            if len(held) > 5:
+                file, expected = held.pop(0)
+                with file:
+                    assert file.read() == expected
+        while held:
+            held.pop()[0].close()
+        until(lambda: figures(pid)[0] <= before[0])
+        assert figures(pid)[1] < before[1] + 5_000
+
+
+def test_a_writable_mount_refuses(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    write_set(document, {"a": b"old"})
+    (tmp_path / "upper").mkdir()
+    with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'}") as root:
+        write_set(document, {"a": b"newer"})
+        done = run("refresh", root)
+        assert done.returncode == 1
+        assert "upper directory" in done.stderr
+        assert done.stderr.count("\n") == 1
+        os.kill(daemon_pid(root), signal.SIGHUP)
+        until(lambda: "WARNING" in log_of(root))
+        [line] = [line for line in log_of(root).splitlines() if "WARNING" in line]
+        assert done.stderr.removeprefix(f"zarrfs: {root}: ").strip() in line
+        assert (root / "a").read_bytes() == b"old"
+
+
+@pytest.mark.promise("S38")
+def test_nobody_else_may(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    write_set(document, {"a": b"old"})
+    with mounted(document, tmp_path / "mnt", "allow_other") as root:
+        for name in ("refresh:x", "set:x:0:retries=9", "set:x:1"):
+            ask = f"import os; os.setuid(65534); print(os.listdir('.')); os.getxattr('.', 'user.zarrfs.{name}')"
+            done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False, cwd=root)
+            assert done.stdout == "['a']\n"
+            assert "Operation not permitted" in done.stderr
+        assert not [name for name in os.listxattr(root) if "refresh" in name or "set" in name]
+
+
+def test_several_at_once_and_one_that_gives_up(faulty: Faulty, tmp_path: Path) -> None:
+    """Others go on meanwhile; who is killed while it waits takes nothing along."""
+    url = faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
+    with mounted(url, tmp_path / "mnt", "allow=private") as root:
+        faulty.put("/set.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
+        gives_up = subprocess.Popen([PROGRAM, "refresh", str(root)])
+        assert faulty.arrived.wait(20)
+        assert (root / "a").read_bytes() == b"old"
+        os.listdir(root)
+        gives_up.kill()
+        gives_up.wait(5)
+        others = [f"user.zarrfs.refresh:{token}" for token in ("one", "two")]  # as the command does
+        assert [json.loads(os.getxattr(root, name)) for name in others] == [{"state": "running"}] * 2
+        faulty.release()
+        until(lambda: all(b'"result"' in os.getxattr(root, name) for name in others), 30)
+        assert (root / "a").read_bytes() == b"newer"
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a daemon has started, and that have not ended."""
+    found = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(number) for number in found.split()]
+
+
+@pytest.mark.parametrize("ending", ["umount", "kill"])
+def test_who_prepares_a_version_ends_with_the_mount(ending: str, faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put(f"/{ending}.json", json.dumps({"version": 1, "refs": {"a": "old"}}).encode())
+    root = tmp_path / "mnt"
+    root.mkdir()
+    assert run("mount", url, root, "-o", "allow=private").returncode == 0
+    faulty.put(f"/{ending}.json", json.dumps({"version": 1, "refs": {"a": "newer"}}).encode(), "slow", tag="2")
+    pid = daemon_pid(root)
+    os.kill(pid, signal.SIGHUP)
+    assert faulty.arrived.wait(20)
+    [child] = children_of(pid)
+    if ending == "kill":
+        os.kill(pid, signal.SIGKILL)
+    assert run("umount", root).returncode == 0
+    until(lambda: not alive(pid))
+    until(lambda: not alive(child))
+
+
+def told_of_state(manager: socket.socket) -> bytes:
+    """The next message that is not about what is open."""
+    while (told := manager.recv(4096)).startswith(b"STATUS="):
+        pass
+    return told
+
+
+@contextlib.contextmanager
+def managed(document: Path, mountpoint: Path) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """(a daemon that serves a mount for a service manager, the manager's socket)."""
+    mountpoint.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        place = document.with_name("notify")
+        manager.bind(str(place))
+        manager.settimeout(20)
+        daemon = subprocess.Popen(
+            [PROGRAM, "mount", "--foreground", document, mountpoint],
+            env={**os.environ, "NOTIFY_SOCKET": str(place)}, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            assert b"READY=1" in told_of_state(manager)
+            yield daemon, manager
+        finally:
+            if daemon.poll() is None:
+                subprocess.run(["umount", "-l", mountpoint], check=False)
+                daemon.kill()
+                daemon.wait()
+
+
+def test_a_service_that_is_in_use_is_not_stopping(tmp_path: Path) -> None:
+    """From STOPPING=1 on systemd gives it TimeoutStopSec=: that may not be while a detached mount has users."""
+    document, mountpoint = tmp_path / "set.json", tmp_path / "mnt"
+    write_set(document, {"a": b"content"})
+    with managed(document, mountpoint) as (daemon, manager):
+        with open(mountpoint / "a", "rb") as file:
+            assert run("umount", "--lazy", mountpoint).returncode == 0
+            manager.settimeout(2)
+            with pytest.raises(TimeoutError):
+                told_of_state(manager)
+            assert file.read() == b"content"
+        manager.settimeout(20)
+        assert told_of_state(manager) == b"STOPPING=1"
+        assert daemon.wait(10) == 0
+
+
+def test_a_service_manager_is_told(tmp_path: Path) -> None:
+    document, mountpoint = tmp_path / "set.json", tmp_path / "mnt"
+    write_set(document, {"a": b"old"})
+    with managed(document, mountpoint) as (daemon, manager):
+        write_set(document, {"a": b"newer"})
+        daemon.send_signal(signal.SIGHUP)
+        assert re.match(rb"RELOADING=1\nMONOTONIC_USEC=\d+", told_of_state(manager))
+        assert b"READY=1" in told_of_state(manager)
+        assert (mountpoint / "a").read_bytes() == b"newer"
+        daemon.terminate()
+        assert daemon.wait(10) == 0
+    assert not mount_lines(mountpoint)

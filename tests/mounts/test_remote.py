@@ -1,0 +1,126 @@
+"""Mounts over real HTTP and S3 servers: documents, targets and stores behind URLs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import zarr
+
+from tests.conftest import DATA, run
+from tests.mounts.mounting import log_of, mount_lines, mounted
+from tests.mounts.test_clients import check_hierarchy
+from tests.mounts.test_samples import REFERENCES, files_below, sha256
+from tests.mounts.test_semantics import error_of
+from tests.servers import S3, Faulty, Nginx, either_client, faulty, nginx, s3
+
+__all__ = ["either_client", "faulty", "nginx", "s3"]
+pytestmark = pytest.mark.usefixtures("either_client")
+
+
+def publish_references(root: Path) -> None:
+    """The sample sets below `root`, with targets relative to the documents."""
+    target = root / "references"
+    if not target.exists():
+        shutil.copytree(DATA / "references", target)
+        for document in target.glob("*.json"):
+            # both "@DATA@/x" and "file://@DATA@/x" become relative
+            text = document.read_text().replace("file://@DATA@", "data").replace("@DATA@", "data")
+            document.write_text(text)
+
+
+@pytest.mark.promise("S3")
+def test_a_reference_set_with_its_targets_on_a_web_server(nginx: Nginx, tmp_path: Path) -> None:
+    publish_references(nginx.plain.root)
+    with mounted(f"{nginx.plain.url}/references/combined_v1.json", tmp_path / "mnt") as root:
+        expected = REFERENCES["combined_v1"]
+        found = files_below(root)
+        assert found.keys() == expected.keys()
+        for key, path in found.items():
+            assert (path.stat().st_size, sha256(path)) == (expected[key]["size"], expected[key]["sha256"]), key
+
+
+def test_a_store_on_a_server_that_lists(nginx: Nginx, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "zarr/v2_hier", nginx.listing.root / "v2", dirs_exist_ok=True)
+    with mounted(f"{nginx.listing.url}/v2/", tmp_path / "mnt") as root:
+        assert files_below(root).keys() == files_below(DATA / "zarr/v2_hier").keys()
+        assert check_hierarchy("v2_hier", root) > 10
+
+
+@pytest.mark.parametrize("name", ["v2_hier", "v3_hier"])
+def test_a_store_on_a_server_that_cannot_list(name: str, nginx: Nginx, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "zarr" / name, nginx.plain.root / name, dirs_exist_ok=True)
+    with mounted(f"{nginx.plain.url}/{name}", tmp_path / "mnt") as root:
+        assert check_hierarchy(name, root) > 10
+        assert error_of(os.stat, root / "nothing") == errno.ENOENT
+
+
+def test_a_store_on_s3(s3: S3, tmp_path: Path) -> None:
+    for key, path in files_below(DATA / "zarr/v3_hier").items():
+        s3.client.upload_file(str(path), s3.bucket, f"stores/v3/{key}")
+    options = ",".join(f"s3.{name}={value}" for name, value in s3.options.items())
+    with mounted(f"s3://{s3.bucket}/stores/v3", tmp_path / "mnt", options) as root:
+        assert files_below(root).keys() == files_below(DATA / "zarr/v3_hier").keys()
+        assert check_hierarchy("v3_hier", root) > 10
+
+
+def test_a_zip_file(tmp_path: Path) -> None:
+    shutil.make_archive(str(tmp_path / "store"), "zip", DATA / "zarr/v2_hier")
+    with mounted(tmp_path / "store.zip", tmp_path / "mnt") as root:
+        assert check_hierarchy("v2_hier", root) > 10
+
+
+@pytest.mark.promise("S2")
+@pytest.mark.promise("S8")
+@pytest.mark.parametrize("fault", [404, 403, 500, "truncate", "reset", "elsewhere", "short"])
+def test_a_target_that_fails(fault: object, faulty: Faulty, tmp_path: Path) -> None:
+    value = bytes(range(250)) * 40
+    url = faulty.put("/target.bin", value, forever=fault)
+    document = tmp_path / "refs.json"
+    document.write_text(json.dumps({"version": 1, "refs": {"x": [url, 1000, 2000]}}))
+    with mounted(document, tmp_path / "mnt", "retries=1,request_timeout=5s") as root:
+        code = error_of((root / "x").read_bytes)
+        assert code == (errno.EACCES if fault == 403 else errno.EIO)
+        [line] = [line for line in log_of(root).splitlines() if "ERROR" in line]
+        assert "x" in line
+        assert url in line
+        faulty.put("/target.bin", value)
+        assert (root / "x").read_bytes() == value[1000:3000]
+
+
+@pytest.mark.parametrize("fault", [500, "truncate", "reset", "whole"])
+def test_a_target_that_fails_once(fault: object, faulty: Faulty, tmp_path: Path) -> None:
+    value = bytes(range(250)) * 40
+    url = faulty.put("/target.bin", value, fault)
+    document = tmp_path / "refs.json"
+    document.write_text(json.dumps({"version": 1, "refs": {"x": [url, 1000, 2000]}}))
+    with mounted(document, tmp_path / "mnt") as root:
+        assert (root / "x").read_bytes() == value[1000:3000]
+
+
+@pytest.mark.promise("S2")
+def test_a_chunk_that_cannot_be_fetched_is_no_fill_value(faulty: Faulty, tmp_path: Path) -> None:
+    """The reason for it all: zarr-python over a set whose target fails raises, and over an absent key fills."""
+    meta = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<i4", "fill_value": 7, "order": "C",
+            "compressor": None, "filters": None}  # fmt: skip
+    url = faulty.put("/chunk.bin", bytes(8), forever=500)
+    document = tmp_path / "refs.json"
+    document.write_text(json.dumps({"version": 1, "refs": {"a/.zarray": json.dumps(meta), "a/0": [url, 0, 8]}}))
+    with mounted(document, tmp_path / "mnt", "retries=0") as root:
+        array = zarr.open_array(root / "a", mode="r")
+        assert (array[2:] == 7).all()
+        with pytest.raises(OSError, match="Input/output error"):
+            array[:2]
+
+
+def test_an_unreachable_store_is_told_before_mounting(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", "http://127.0.0.1:9/store.zarr", tmp_path / "mnt", "-o", "retries=0")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "http://127.0.0.1:9/store.zarr" in done.stderr
+    assert not mount_lines(tmp_path / "mnt")

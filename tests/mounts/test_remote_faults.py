@@ -1,0 +1,239 @@
+"""Mounts of data behind a network that fails: every byte is right or the read is EIO, and nothing hangs or is lost."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA
+from tests.faultproxy import FAULTS, FaultProxy, proxy
+from tests.mounts.mounting import alive, counters_of, mounted
+from tests.mounts.remotevalues import Outcome, cut, document, holdings, publish, read_all, wait_for, whole
+from tests.mounts.test_semantics import error_of
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx", "proxy"]
+
+PATIENCE = "request_timeout=1s,read_timeout=20s,retries=6"
+READERS = Path(__file__).with_name("concurrent_readers.py")
+SETTLED = 40  # idle connections, at most host_requests=32, and idle threads; hundreds of answers are spoilt
+
+
+def settled(root: Path) -> bool:
+    """Whether nothing is on its way any more."""
+    remote = counters_of(root)["remote"]
+    return not (remote["in_flight"] or remote["waiting"] or remote["in_flight_bytes"])
+
+
+# -- one in ten answers is spoilt
+
+
+@pytest.mark.parametrize(
+    "options", ["memory_limit=16MiB,prefetch=256KiB,coalesce_size=32KiB", "coalesce_gap=0B,prefetch=0B"],
+    ids=["merged and ahead", "each alone"],
+)  # fmt: skip
+@pytest.mark.promise("S2")
+def test_thousands_of_reads_with_faults(options: str, nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """5,000 reads by 16 threads, twice."""
+    small = cut(publish(nginx.plain.root, "small.bin", 9_000_000), "small", 2000, gap=1000)
+    large = cut(publish(nginx.plain.root, "large.bin", 64 << 20), "large", 64 << 20)
+    chance = random.Random(5)
+    reads = whole(small[:1000]) + whole(chance.sample(small[1000:], 1500))
+    reads += [(large[0], chance.randrange(64 << 20), chance.randrange(1, 20_000)) for _ in range(2500)]
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/small.bin": small, f"{proxy.url}/large.bin": large})
+    more = f"{PATIENCE},part_size=64KiB,{options}"
+    with mounted(source, tmp_path / "mnt", more) as root:
+        first = read_all(root, [(small[-1], 0, 10), (large[0], 0, 10)], 1)
+        assert first.right == 2  # what the versions are is known before one is spoilt
+        proxy.faults = dict.fromkeys(FAULTS, 0.1 / len(FAULTS))
+        outcomes = [read_all(root, reads[:500], 16)]
+        descriptors, threads = holdings(root)
+        chance.shuffle(reads)
+        outcomes.append(read_all(root, reads[500:], 16))
+        proxy.faults = {}
+
+        faults = sum(proxy.counts[fault] for fault in FAULTS)
+        assert {fault for fault in FAULTS if not proxy.counts[fault]} == set(), proxy.counts
+        assert faults > proxy.counts["GET"] / 20, proxy.counts
+        check_outcomes(outcomes, 5000)
+        wait_for(lambda: settled(root))
+        assert holdings(root)[0] <= descriptors + SETTLED
+        assert holdings(root)[1] <= threads + SETTLED
+        again = read_all(root, whole(small[:500]), 16)
+        assert (again.right, again.failed) == (500, {})  # no failure is remembered
+
+
+def check_outcomes(outcomes: list[Outcome], reads: int) -> None:
+    """All were right or EIO, and few were EIO: most faults pass when the request is repeated."""
+    assert set().union(*(outcome.failed for outcome in outcomes)) <= {errno.EIO}
+    failed = sum(outcome.failed.get(errno.EIO, 0) for outcome in outcomes)
+    assert sum(outcome.right for outcome in outcomes) + failed == reads
+    assert failed <= reads / 10
+
+
+# -- a server that goes away and comes back
+
+
+def test_the_server_restarts_in_mid_read(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "restart.bin", 1 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/restart.bin": values})
+    with mounted(source, tmp_path / "mnt", f"{PATIENCE},prefetch=0B") as root:
+        assert read_all(root, whole(values[:1]), 1).right == 1
+        proxy.hold()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read_all, root, whole(values[4:12]), 8)
+            assert proxy.held.wait(20)
+            proxy.stop()
+            time.sleep(0.2)  # some attempts find nobody
+            proxy.release()
+            proxy.start()
+            outcome = reading.result()
+        assert (outcome.right, outcome.failed) == (8, {})
+
+
+def test_the_server_stays_away_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "away.bin", 1 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/away.bin": values})
+    with mounted(source, tmp_path / "mnt", "request_timeout=1s,read_timeout=2s,retries=2,prefetch=0B") as root:
+        assert read_all(root, whole(values[:1]), 1).right == 1
+        proxy.stop()
+        gone = read_all(root, whole(values[4:12]), 8)
+        assert (gone.right, gone.failed) == (0, {errno.EIO: 8})
+        assert read_all(root, whole(values[:1]), 1).right == 1  # what is in memory stays
+        proxy.start()
+        back = read_all(root, whole(values), 8)
+        assert (back.right, back.failed) == (16, {})
+        wait_for(lambda: settled(root))
+
+
+@pytest.mark.promise("S2")
+def test_a_read_that_gets_no_answer_ends_with_its_deadline(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "mute.bin", 1 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/mute.bin": values})
+    proxy.faults = {"stall": 1}
+    with mounted(source, tmp_path / "mnt", "request_timeout=30s,read_timeout=1s,prefetch=0B") as root:
+        outcome = read_all(root, whole(values), 16)
+        assert (outcome.right, outcome.failed) == (0, {errno.EIO: 16})
+        proxy.faults = {}
+        assert read_all(root, whole(values), 16).right == 16
+        wait_for(lambda: settled(root))
+
+
+# -- one block, many readers
+
+
+def start_readers(path: Path, count: int, length: int, direct: bool) -> tuple[subprocess.Popen[str], dict[int, int]]:
+    """Readers that are about to read, or wait for bytes: (their parent, number -> process)."""
+    command = [sys.executable, str(READERS), str(path), str(count), str(length), *(["direct"] if direct else [])]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    lines = [parent.stdout.readline().split() for _ in range(count)]
+    return parent, {int(number): int(pid) for number, pid in lines}
+
+
+def joined(root: Path) -> int:
+    """How many reads have waited for a block that was already on its way."""
+    return int(counters_of(root)["remote"]["cache"]["joins"])
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["page cache", "O_DIRECT"])
+def test_many_processes_that_read_one_block(
+    direct: bool, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    [value] = cut(publish(nginx.plain.root, "one.bin", 512 << 10), "v", 512 << 10)
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/one.bin": [value]})
+    with mounted(source, tmp_path / "mnt") as root:
+        proxy.hold()
+        parent, _ = start_readers(root / value.key, 64, len(value), direct)
+        assert proxy.held.wait(20)
+        if direct:
+            wait_for(lambda: joined(root) >= 8)  # the kernel lets a dozen through at a time
+        proxy.release()
+        answers = dict(line.split(maxsplit=1) for line in parent.communicate(timeout=60)[0].splitlines())
+        digest = hashlib.sha256(value.data).hexdigest()
+        assert answers == {str(number): digest for number in range(64)}
+        assert proxy.paths["/one.bin"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("direct", [False, True], ids=["page cache", "O_DIRECT"])
+def test_a_reader_that_is_killed_fails_no_other(
+    direct: bool, number: int, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    """The first reader, for which the block is being fetched, and one that waits for the same block."""
+    [value] = cut(publish(nginx.plain.root, "killed.bin", 512 << 10), "v", 512 << 10)
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/killed.bin": [value]})
+    with mounted(source, tmp_path / "mnt") as root:
+        proxy.hold()
+        first, [one] = (found := start_readers(root / value.key, 1, len(value), direct))[0], found[1].values()
+        assert proxy.held.wait(20)
+        others, processes = start_readers(root / value.key, 4, len(value), direct)
+        if direct:
+            wait_for(lambda: joined(root) >= 4)
+        os.kill(one, number)
+        os.kill(processes.pop(3), number)
+        time.sleep(0.1)  # for the kernel to tell the daemon
+        proxy.release()
+        answers = dict(line.split(maxsplit=1) for line in others.communicate(timeout=60)[0].splitlines())
+        first.communicate(timeout=60)
+        digest = hashlib.sha256(value.data).hexdigest()
+        assert {answers[str(other)] for other in processes} == {digest}
+        assert proxy.paths["/killed.bin"] == 1
+        assert not alive(one)
+        wait_for(lambda: settled(root))
+
+
+# -- targets that change or go away
+
+
+@pytest.mark.promise("S2")
+@pytest.mark.parametrize("stale", ["error", "reread"])
+def test_a_target_that_is_replaced_while_it_is_mounted(stale: str, nginx: Nginx, tmp_path: Path) -> None:
+    name = f"replaced-{stale}.bin"
+    old = cut(publish(nginx.plain.root, name, 100_000), "v", 10_000, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/{name}": old})
+    with mounted(source, tmp_path / "mnt", f"stale={stale},coalesce_gap=0B,prefetch=0B") as root:
+        assert read_all(root, whole(old[:1]), 1).right == 1
+        new = cut(publish(nginx.plain.root, name, 100_000, seed=1), "v", 10_000, gap=0)
+        if stale == "error":
+            assert error_of((root / new[5].key).read_bytes) == errno.EIO
+            assert error_of((root / new[6].key).read_bytes) == errno.EIO
+        else:
+            outcome = read_all(root, whole(new[5:]), 1)
+            assert (outcome.right, outcome.failed) == (5, {})
+    with mounted(source, tmp_path / "mnt") as root:
+        assert read_all(root, whole(new), 1).right == 10
+
+
+@pytest.mark.promise("S2")
+def test_a_target_that_is_deleted_while_it_is_mounted(nginx: Nginx, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "deleted.bin", 100_000), "v", 10_000, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/deleted.bin": values})
+    with mounted(source, tmp_path / "mnt", "coalesce_gap=0B,prefetch=0B") as root:
+        assert read_all(root, whole(values[:1]), 1).right == 1
+        (nginx.plain.root / "deleted.bin").unlink()
+        gone = read_all(root, whole(values[5:]), 1)
+        assert (gone.right, gone.failed) == (0, {errno.EIO: 5})
+
+
+@pytest.mark.promise("S8")
+def test_403_means_absent_only_where_that_is_said(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """As S3 answers where a bucket may be read and not listed."""
+    shutil.copytree(DATA / "zarr/v3_hier", nginx.plain.root / "v3_403", dirs_exist_ok=True)
+    with mounted(f"{proxy.url}/v3_403", tmp_path / "mnt") as root:
+        proxy.absent = 403
+        assert error_of(os.stat, root / "nothing") == errno.EACCES
+    with mounted(f"{proxy.url}/v3_403", tmp_path / "mnt", r"missing_status=404\,403") as root:
+        assert error_of(os.stat, root / "nothing") == errno.ENOENT
+        assert (root / "zarr.json").read_bytes() == (DATA / "zarr/v3_hier/zarr.json").read_bytes()

@@ -1,0 +1,293 @@
+"""How many requests a Zarr store at a URL takes, counted at its server: one a value, none for a name."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import os
+import random
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import run
+from tests.mounts.mounting import mounted
+from tests.servers import S3, Nginx, nginx, s3
+
+__all__ = ["nginx", "s3"]
+
+CHUNKS = 300
+VALUES = CHUNKS + 2  # and two documents
+OVERHEAD = 1.05
+
+
+class Served(NamedTuple):
+    """A store on a server."""
+
+    url: str
+    options: str
+    requests: Callable[[], list[str]]  # all so far: "GET /path"
+
+    def during(self, action: Callable[[], object]) -> list[str]:
+        """The requests that an action took."""
+        before = len(self.requests())
+        action()
+        return self.requests()[before:]
+
+
+def make(root: Path, version: int, consolidated: bool) -> None:
+    """A group with one array of many chunks."""
+    shutil.rmtree(root, ignore_errors=True)
+    group = zarr.open_group(str(root), mode="w", zarr_format=version)  # type: ignore[arg-type]
+    array = group.create_array("x", shape=(CHUNKS, 8, 8), chunks=(1, 8, 8), dtype="f4")
+    array[:] = np.arange(CHUNKS * 64, dtype="f4").reshape(CHUNKS, 8, 8)
+    if consolidated:
+        zarr.consolidate_metadata(group.store)
+
+
+@pytest.fixture
+def bucket(s3: S3) -> Iterator[list[str]]:
+    """The requests that the server of S3 gets."""
+    seen: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if found := re.search(r'"(?:\x1b\[[0-9;]*m)*((?:GET|HEAD) [^ ]+)', record.getMessage()):
+                seen.append(found[1])
+
+    handler, logger = Handler(), logging.getLogger("werkzeug")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield seen
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+@pytest.fixture(params=["s3 v3", "s3 v2", "listing v3", "listing v2", "plain v3", "plain v2"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> Served:
+    """A store on a server that lists all keys, or directories, or nothing; there, metadata is consolidated."""
+    return put(str(request.param), tmp_path, nginx, s3, bucket)
+
+
+def put(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> Served:
+    """See served()."""
+    server, version = kind.split()
+    name = f"{tmp_path.name}-{server}-{version}"
+    if server == "s3":
+        make(tmp_path / "made", int(version[1]), False)
+        for path in (tmp_path / "made").rglob("*"):
+            if path.is_file():
+                key = f"{name}/{path.relative_to(tmp_path / 'made')}"
+                s3.client.put_object(Bucket=s3.bucket, Key=key, Body=path.read_bytes())
+        options = f"s3.endpoint_url={s3.endpoint},s3.key=a,s3.secret=b"
+        return Served(f"s3://{s3.bucket}/{name}", options, lambda: list(bucket))
+    make(nginx.plain.root / name, int(version[1]), server == "plain")
+    web, log = (nginx.plain, nginx.log) if server == "plain" else (nginx.listing, nginx.listing_log)
+    return Served(f"{web.url}/{name}", "retries=0", lambda: re.findall(r'"((?:GET|HEAD) [^ ]+)', log.read_text()))
+
+
+def read_all(root: Path) -> None:
+    """Read chunks by name, without listing them."""
+    array: Any = zarr.open_group(str(root), mode="r")["x"]
+    assert float(array[:].sum(dtype="f8")) == sum(range(CHUNKS * 64))
+
+
+@pytest.mark.promise("S54")
+def test_a_request_a_value(served: Served, tmp_path: Path) -> None:
+    """Whatever the version, and whatever the server lists; what it takes to mount is part of it."""
+
+    def action() -> None:
+        with mounted(served.url, tmp_path / "mnt", served.options) as root:
+            read_all(root)
+
+    requests = served.during(action)
+    assert len(requests) <= OVERHEAD * VALUES, unusual(requests)
+
+
+@pytest.fixture(params=["/", "/old/"])
+def moved(request: pytest.FixtureRequest, tmp_path: Path, nginx: Nginx) -> Iterator[tuple[str, list[str]]]:
+    """(URL of a store that has moved to another server, below a prefix or not; requests that the first one got)."""
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+        def do_GET(self) -> None:
+            seen.append(self.path)
+            self.send_response(301)
+            self.send_header("Location", f"{nginx.plain.url}/{self.path.removeprefix(request.param)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+    make(nginx.plain.root / f"{tmp_path.name}-moved", 3, True)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}{request.param}{tmp_path.name}-moved", seen
+        server.shutdown()
+
+
+@pytest.mark.parametrize("client", ["auto", "fsspec"])
+def test_a_redirect_is_followed_once(
+    moved: tuple[str, list[str]], client: str, nginx: Nginx, tmp_path: Path
+) -> None:
+    """A server that has moved for good is asked for the first names, and where it leads for all others."""
+    url, seen = moved
+    before = len(nginx.log.read_text().splitlines())
+    with mounted(url, tmp_path / "mnt", f"retries=0,client={client}") as root:
+        read_all(root)
+        assert not (root / "x/c/300/0/0").exists()
+    assert len(seen) <= 10, seen
+    assert len(nginx.log.read_text().splitlines()) - before <= OVERHEAD * VALUES
+
+
+WHOLE = 200
+
+
+@pytest.fixture
+def references_to(nginx: Nginx, tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a reference set of whole values on a server."""
+    directory = nginx.plain.root / tmp_path.name
+    directory.mkdir()
+    for number in range(WHOLE):
+        (directory / f"v{number:03}").write_bytes(b"x" * (number + 1))
+
+    def make(url: str) -> Path:
+        path = tmp_path / "set.json"
+        refs = {f"v{number:03}": [f"{url}/{tmp_path.name}/v{number:03}"] for number in range(WHOLE)}
+        path.write_text(json.dumps({"version": 1, "refs": refs}))
+        return path
+
+    return make
+
+
+def test_sizes_of_a_listing_are_asked_for_many_at_once(
+    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path
+) -> None:
+    """ls asks for one after the other: of a server 30 ms away, that would take six seconds."""
+    with mounted(references_to(nginx.late.url), tmp_path / "mnt") as root:
+        began = time.monotonic()
+        shell(root, "ls", "-l", ".")
+        assert time.monotonic() - began < 3
+        assert (root / "v122").stat().st_size == 123
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_whole_values_take_a_request_each(
+    references_to: Callable[[str], Path], nginx: Nginx, tmp_path: Path, cached: bool
+) -> None:
+    """On a disk, too; and what is there takes none."""
+    document = references_to(nginx.plain.url)
+    option = f"cache_dir={tmp_path / 'cache'}" if cached else "cache=on"
+    names = random.Random(1).sample(range(WHOLE), WHOLE // 2)
+    before = len(nginx.log.read_text().splitlines())
+    with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
+        with ThreadPoolExecutor(16) as readers:
+            found = list(readers.map(lambda number: len((root / f"v{number:03}").read_bytes()), names))
+        assert found == [number + 1 for number in names]
+    after = len(nginx.log.read_text().splitlines())
+    assert after - before <= 1.02 * len(names)
+    if cached:
+        with mounted(document, tmp_path / "mnt", "prefetch=0B", option) as root:
+            assert [len((root / f"v{number:03}").read_bytes()) - 1 for number in names] == names
+        assert len(nginx.log.read_text().splitlines()) == after
+
+
+def test_a_grid_that_is_only_looked_at_is_not_fetched(tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    """ls -l on a server that does not list asks for sizes, not for bytes."""
+    served = put("plain v2", tmp_path, nginx, s3, bucket)
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
+        requests = served.during(lambda: shell(root, "ls", "-l", "x"))
+    assert sum(bool(re.search(r"HEAD .*/x/[0-9.]+$", request)) for request in requests) == CHUNKS
+    assert len([request for request in requests if request.startswith("GET")]) <= 15
+
+
+def unusual(requests: list[str]) -> str:
+    """Return the requests beside one GET of each chunk, for the message of a failure."""
+    seen: set[str] = set()
+    found = []
+    for request in requests:
+        if request in seen or not re.search(r"GET .*x/[c0-9./]+$", request):
+            found.append(request)
+        seen.add(request)
+    return f"{len(requests)} requests, among them:\n" + "\n".join(found[:60])
+
+
+def shell(root: Path, *command: str) -> None:
+    """Run a program in a mount."""
+    subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL, timeout=100, check=True)
+
+
+WALKS = {"find": ("find", "."), "du": ("du", "-s", "."), "ls": ("ls", "-lR", ".")}
+
+
+@pytest.mark.parametrize("kind", ["s3 v3", "s3 v2"])
+def test_walks_of_an_object_store(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    """One listing tells all: names, sizes and times."""
+    served = put(kind, tmp_path, nginx, s3, bucket)
+    for walk in WALKS.values():
+        with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+            requests = served.during(lambda: shell(root, *walk))  # noqa: B023
+        assert len(requests) <= 5, requests
+
+
+@pytest.mark.parametrize("kind", ["listing v3", "listing v2"])
+def test_walks_of_listing_pages(kind: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]) -> None:
+    served = put(kind, tmp_path, nginx, s3, bucket)
+    for walk in WALKS.values():
+        with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+            requests = served.during(lambda: shell(root, *walk))  # noqa: B023
+            directories = 1 + sum(path.is_dir() for path in root.rglob("*"))
+        documents = 4 if kind.endswith("v3") else 12
+        assert len(requests) <= directories + documents, unusual(requests)
+
+
+@pytest.mark.parametrize("kind", ["s3 v3", "listing v3"])
+@pytest.mark.parametrize("tool", ["cp", "check", "stage"])
+def test_copies_and_checks(
+    kind: str, tool: str, tmp_path: Path, nginx: Nginx, s3: S3, bucket: list[str]
+) -> None:
+    served = put(kind, tmp_path, nginx, s3, bucket)
+
+    def action() -> None:
+        if tool == "cp":
+            with mounted(served.url, tmp_path / "mnt", served.options, "cache=none") as root:
+                shell(root, "cp", "-r", ".", str(tmp_path / "copy"))
+        else:
+            command = ["check", served.url] if tool == "check" else ["stage", "--copy", served.url, tmp_path / "copy"]
+            done = run(*command, "-o", served.options)
+            assert done.returncode == 0, done.stderr
+
+    requests = served.during(action)
+    listings = 602 if kind.startswith("listing") else 0
+    assert len(requests) <= OVERHEAD * VALUES + listings, unusual(requests)
+    if tool != "check":
+        original = {path.relative_to(tmp_path / "copy") for path in (tmp_path / "copy").rglob("c/*/0/0")}
+        assert len(original) == CHUNKS
+
+
+def test_a_second_mount_asks_nothing(served: Served, tmp_path: Path) -> None:
+    """Within metadata_ttl=, which is over for the third one."""
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
+        shell(root, *WALKS["ls"])
+    with mounted(served.url, tmp_path / "mnt", served.options) as root:
+        assert served.during(lambda: shell(root, *WALKS["ls"])) == []
+    with mounted(served.url, tmp_path / "mnt", served.options, "metadata_ttl=0s") as root:
+        assert served.during(lambda: os.stat(root / "x")) or served.url.count("plain")

@@ -1,0 +1,224 @@
+"""What else changes while a mount runs: its bounds, and its end when nobody uses it; and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import alive, counters_of, daemon_pid, log_of, mount_lines, mounted, until
+from tests.mounts.refreshing import write_set
+from tests.servers import Faulty, faulty
+
+__all__ = ["faulty"]
+HELPER = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    write_set(tmp_path / "set.json", {"a": b"content"})
+    return tmp_path / "set.json"
+
+
+def remount(root: Path, options: str) -> subprocess.CompletedProcess[str]:
+    """As mount -o remount does, which calls the helper."""
+    return subprocess.run(
+        [*HELPER, "set.json", str(root), "-o", options], capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+@pytest.mark.promise("S38")
+def test_bounds_change_while_it_is_mounted(faulty: Faulty, tmp_path: Path) -> None:
+    """The cache in memory is bounded anew, and what it holds beyond that is dropped."""
+    url, document = faulty.put("/data", os.urandom(1 << 20)), tmp_path / "set.json"
+    document.write_text(json.dumps({"version": 1, "refs": {
+        f"f{index}": [url, index << 16, 1 << 16] for index in range(16)}}))  # fmt: skip
+    with mounted(document, tmp_path / "mnt", "allow=private", "retries=1") as root:
+        for index in range(16):
+            (root / f"f{index}").read_bytes()
+        assert counters_of(root)["remote"]["cache"]["kept"] >= 1 << 20
+        done = run("refresh", "--json", "--set", "memory_limit=256KiB,retries=0", root)
+        assert json.loads(done.stdout)["changed"] == {"memory_limit": 256 << 10, "retries": 0}
+        cache = counters_of(root)["remote"]["cache"]
+        assert (cache["limit"], cache["kept"] <= 256 << 10) == (256 << 10, True)
+        assert run("refresh", "--set", "retries=0", root).stdout == f"{root}: nothing to change\n"
+
+
+@pytest.mark.promise("S38")
+def test_prefetch_from_nothing_and_to_nothing(faulty: Faulty, tmp_path: Path) -> None:
+    refs = {f"x/{index}": [faulty.put(f"/{index}", b"value")] for index in range(120)}
+    (tmp_path / "set.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    with mounted(tmp_path / "set.json", tmp_path / "mnt", "allow=private", "prefetch=0B") as root:
+
+        def started(first: int) -> int:
+            """How many keys have been fetched ahead when 40 were read in order."""
+            for index in range(first, first + 40):
+                assert (root / f"x/{index}").read_bytes() == b"value"
+            return int(counters_of(root)["read_ahead"]["started"])
+
+        assert started(0) == 0
+        assert run("refresh", "--set", "prefetch=1MiB", root).returncode == 0
+        assert started(40) > 0
+        assert run("refresh", "--set", "prefetch=0B", root).returncode == 0
+        ahead = int(counters_of(root)["read_ahead"]["started"])
+        assert started(80) == ahead
+
+
+@pytest.mark.promise("S38")
+def test_remount_changes_all_or_nothing(document: Path, tmp_path: Path) -> None:
+    fstab = f"ro,cache_size=1GiB,fmask=022,fsname={document},nofail,_netdev,x-systemd.automount,nosuid,allow=file"
+    with mounted(document, tmp_path / "mnt", "cache_size=1GiB,fmask=022,allow=file") as root:
+        assert remount(root, f"remount,{fstab},cache_size=2GiB,log_level=debug").returncode == 0
+        assert "cache_size=2147483648, log_level=debug" in log_of(root)
+        for wrong in ("umask=077", "view=v3", "allow=all", "s3.anon=true", "fmask=0", "upperdir=/tmp"):
+            done = remount(root, f"remount,{fstab},cache_size=5GiB,{wrong}")
+            assert done.returncode == 1
+            assert f"option {wrong.partition('=')[0]}" in done.stderr
+            assert done.stderr.count("\n") == 1
+        assert "changed" not in log_of(root).partition("log_level=debug")[2]
+        done = run("refresh", "--set", "cache_size=5GiB,umask=077", root)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert remount(root, f"remount,ro,{'x-' + 'y' * 900},retries=7").returncode == 0
+        assert "retries=7" in log_of(root)
+
+
+@pytest.mark.promise("S39")
+def test_an_idle_mount_goes(document: Path, tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    log = tmp_path / "log"
+    options = f"log_file={log},idle_timeout=1500ms,attr_timeout=0,entry_timeout=0"
+    assert run("mount", document, mountpoint, "-o", options).returncode == 0
+    pid = daemon_pid(mountpoint)
+    with open(mountpoint / "a", "rb") as file:  # open, and not read
+        time.sleep(2.5)
+        assert file.read() == b"content"
+    holder = subprocess.Popen(["sleep", "60"], cwd=mountpoint)  # asks for nothing
+    try:
+        time.sleep(2.5)
+        assert mount_lines(mountpoint)
+    finally:
+        holder.kill()
+        holder.wait()
+    began = time.monotonic()
+    while time.monotonic() < began + 2.5:  # used
+        os.stat(mountpoint / "a")
+        time.sleep(0.1)
+    assert mount_lines(mountpoint)
+    os.getxattr(mountpoint, "user.zarrfs.stats")
+    until(lambda: not mount_lines(mountpoint))
+    until(lambda: not alive(pid))
+    assert "idle" in log.read_text()
+
+
+def test_who_watches_a_mount_does_not_use_it(document: Path, tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    assert run("mount", document, mountpoint, "-o", "idle_timeout=1s").returncode == 0
+    deadline = time.monotonic() + 20
+    while mount_lines(mountpoint):
+        assert time.monotonic() < deadline
+        try:
+            os.getxattr(mountpoint, "user.zarrfs.stats")
+            os.statvfs(mountpoint)
+        except OSError:
+            assert not mount_lines(mountpoint)
+        time.sleep(0.1)
+
+
+@pytest.mark.promise("S39")
+@pytest.mark.parametrize("how", ["umount", "zarrfs", "term"])
+def test_a_report_at_the_end(how: str, faulty: Faulty, tmp_path: Path) -> None:
+    url, document, mountpoint = faulty.put("/data", b"x" * 5000), tmp_path / "set.json", tmp_path / "mnt"
+    document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 5000], "b": [faulty.url + "/none", 0, 5]}}))
+    mountpoint.mkdir()
+    log = tmp_path / "log"
+    assert run("mount", document, mountpoint, "-o", f"log_file={log},allow=private").returncode == 0
+    pid = daemon_pid(mountpoint)
+    (mountpoint / "a").read_bytes()
+    with pytest.raises(OSError, match="Input/output error"):
+        (mountpoint / "b").read_bytes()
+    if how == "term":
+        os.kill(pid, signal.SIGTERM)
+    else:
+        subprocess.run(["umount", mountpoint] if how == "umount" else [PROGRAM, "umount", mountpoint], check=True)
+    until(lambda: not alive(pid))
+    [line] = [line for line in log.read_text().splitlines() if "unmounted after" in line]
+    assert re.search(r"mnt: unmounted after [\d.]+ s: 4\.9 KiB served in 1 reads, .* % of \d+ blocks", line)
+    assert re.search(r"[1-9]\d* requests \(\d+ repeated, [1-9]\d* failed\), [1-9]\d* errors", line)
+
+
+@pytest.mark.promise("S39")
+def test_the_report_counts_what_nobody_synced(document: Path, tmp_path: Path) -> None:
+    (tmp_path / "upper").mkdir()
+    with mounted(document, tmp_path / "mnt", f"upperdir={tmp_path / 'upper'}") as root:
+        for name in ("one", "two", "three"):
+            (root / name).write_bytes(b"new")
+        with open(root / "one", "ab") as file:
+            file.write(b"more")
+            file.flush()
+            os.fsync(file.fileno())
+    assert "2 files written and not synced" in log_of(tmp_path / "mnt")
+
+
+def test_usr1_tells_what_tasks_wait_for(faulty: Faulty, tmp_path: Path) -> None:
+    url, document = faulty.put("/data", b"x" * 5000, "slow"), tmp_path / "set.json"
+    document.write_text(json.dumps({"version": 1, "refs": {"a": [url, 0, 5000]}}))
+    with mounted(document, tmp_path / "mnt", "allow=private") as root:
+        reader = threading.Thread(target=(root / "a").read_bytes)
+        reader.start()
+        assert faulty.arrived.wait(20)
+        os.kill(daemon_pid(root), signal.SIGUSR1)
+        until(lambda: log_of(root).count("tasks:") > 5)
+        faulty.release()
+        reader.join()
+        lines = [line for line in log_of(root).splitlines() if "tasks:" in line]
+        assert any("cache/" in line or "net/" in line for line in lines), lines
+        assert any("_signals" in line for line in lines)
+        assert len(lines) < 60
+        assert "statistics: {" in log_of(root)
+        assert re.search(r"memory: [1-9]\d* MiB", log_of(root))
+
+
+def test_an_idle_timeout_of_nothing_is_none(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    document.write_text('{"version": 1, "refs": {"a": "x"}}')
+    with mounted(document, tmp_path / "mnt", "idle_timeout=0") as root:
+        time.sleep(1)
+        assert (root / "a").read_text() == "x"
+
+
+def test_what_is_mounted_over_it_is_not_unmounted(tmp_path: Path) -> None:
+    document = tmp_path / "set.json"
+    document.write_text('{"version": 1, "refs": {"a": "x"}}')
+    with mounted(document, tmp_path / "mnt") as root:
+        daemon = daemon_pid(root)
+        subprocess.run(["mount", "-t", "tmpfs", "other", root], check=True)
+        try:
+            (root / "precious").write_text("of somebody else")
+            os.kill(daemon, signal.SIGTERM)
+            until(lambda: "something else is mounted over it (other, tmpfs)" in log_of(root))
+            assert (root / "precious").read_text() == "of somebody else"
+        finally:
+            subprocess.run(["umount", root], check=True)
+        assert (root / "a").read_text() == "x"
+
+
+def test_a_file_that_holds_no_process_number_is_not_replaced(tmp_path: Path) -> None:
+    document, mine = tmp_path / "set.json", tmp_path / "mine"
+    document.write_text('{"version": 1, "refs": {"a": "x"}}')
+    mine.write_text("my thesis")
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", document, tmp_path / "mnt", "-o", f"pid_file={mine}")
+    assert done.returncode == 2
+    assert "has no process number in it" in done.stderr
+    assert mine.read_text() == "my thesis"

@@ -1,0 +1,92 @@
+"""Every sample mounts, and every file's bytes, size, mode and mtime are those that its makers recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA
+from tests.mounts.mounting import mounted
+
+REFERENCES = json.loads((DATA / "references/expected.json").read_text())
+ARCHIVE = json.loads((DATA / "archives/expected.json").read_text())
+ZARR = [path.name for path in sorted((DATA / "zarr").iterdir()) if path.is_dir()]
+
+
+def files_below(root: Path) -> dict[str, Path]:
+    """Every file below `root` by its key."""
+    found = {}
+    for directory, _names, names in os.walk(root):
+        for name in names:
+            path = Path(directory, name)
+            found[str(path.relative_to(root))] = path
+    return found
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", sorted(REFERENCES))
+@pytest.mark.promise("S3")
+@pytest.mark.promise("S5")
+def test_reference_sets(name: str, references: Path, tmp_path: Path) -> None:
+    expected = REFERENCES[name]
+    document = references / f"{name}.json"
+    with mounted(document, tmp_path / "mnt") as root:
+        found = files_below(root)
+        assert found.keys() == expected.keys()
+        for key, path in found.items():
+            status = path.stat()
+            assert (status.st_size, sha256(path)) == (expected[key]["size"], expected[key]["sha256"]), key
+            assert stat.S_IMODE(status.st_mode) == 0o444
+            assert status.st_mtime_ns == document.stat().st_mtime_ns
+            assert (status.st_uid, status.st_gid) == (os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize("name", ["flux-list.json", "flux-dict.json"])
+@pytest.mark.promise("S5")
+def test_archives(name: str, tmp_path: Path) -> None:
+    with mounted(DATA / "archives" / name, tmp_path / "mnt", f"blobs={DATA / 'archives/blobs'}") as root:
+        seen = set()
+        for directory, directories, names in os.walk(root):
+            for entry in directories + names:
+                path = Path(directory, entry)
+                key = str(path.relative_to(root))
+                seen.add(key)
+                check_entry(path, ARCHIVE[key])
+        assert seen == ARCHIVE.keys()
+
+
+def check_entry(path: Path, expected: dict[str, object]) -> None:
+    status = path.lstat()
+    assert status.st_mode == expected["mode"], path
+    assert status.st_mtime_ns == int(str(expected["mtime"])) * 10**9, path
+    if "target" in expected:
+        assert os.readlink(path) == expected["target"]
+    if "sha256" in expected:
+        assert (status.st_size, sha256(path)) == (expected["size"], expected["sha256"]), path
+
+
+def test_jobspec(tmp_path: Path) -> None:
+    with mounted(DATA / "archives/jobspec.json", tmp_path / "mnt") as root:
+        files = files_below(root)
+        assert sorted(files) == ["config.json", "mesh.bin", "run.sh"]
+        assert sha256(files["mesh.bin"]) == ARCHIVE["job/inputs/mesh.bin"]["sha256"]
+        assert files["run.sh"].read_text() == "#!/bin/sh\necho run\n"
+        assert stat.S_IMODE(files["run.sh"].stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("name", ZARR)
+def test_zarr_stores_show_their_keys(name: str, tmp_path: Path) -> None:
+    with mounted(DATA / "zarr" / name, tmp_path / "mnt") as root:
+        below, shown = files_below(DATA / "zarr" / name), files_below(root)
+        assert shown.keys() == below.keys()
+        for key, path in shown.items():
+            assert path.read_bytes() == below[key].read_bytes()
+            assert path.stat().st_mtime_ns == below[key].stat().st_mtime_ns

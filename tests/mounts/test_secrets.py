@@ -1,0 +1,251 @@
+"""Secrets stay secret: put wherever one may be, and looked for wherever others may look."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.conftest import DATA, run
+from tests.mounts.mounting import daemon_pid, mount_lines
+from tests.servers import free_port
+
+MINE = {  # of who mounts
+    "the password in the source": "srcpassq1w2e3",
+    "the signature in the source": "srcsigr4t5y6",
+    "a header": "headeru7i8o9",
+    "a storage option": "s3secretp0a1s2",
+    "an access key": "s3keyd3f4g5",
+    "storage_options=": "jsonsecreth6j7k8",
+    "a file": "filesecretl9z0x1",
+}
+THEIRS = {  # of who made the set: its index has to know them
+    "the password of a target": "tgtpassc2v3b4",
+    "the token of a target": "tgttokenn5m6q7",
+    "the token of a redirect": "redirtokenw8e9r0",
+}
+STATUSES = (401, 403, 404, 410, 429, 500)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Serves `documents`; /N is answered with the status N, /away redirects with a token."""
+
+    protocol_version = "HTTP/1.1"
+    documents: dict[str, bytes]
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer(False)
+
+    def do_GET(self) -> None:
+        self._answer(True)
+
+    def _answer(self, body: bool) -> None:
+        path = urlsplit(self.path).path
+        number = path.strip("/").rpartition("-")[2]
+        if path in self.documents:
+            return self._send(200, self.documents[path], body)
+        if path.startswith("/away"):
+            other = f"http://127.0.0.1:{self.server.server_port}"  # type: ignore[attr-defined]
+            token = THEIRS["the token of a redirect"]
+            return self._send(302, b"", body, Location=f"{other}/{number}?access_token={token}")
+        return self._send(int(number) if number.isdigit() else 404, b"no", body)
+
+    def _send(self, status: int, data: bytes, body: bool, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), "ETag": '"1"', **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients go when they know enough."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """host:port of a server that has /set.json, and an answer for all else."""
+    documents: dict[str, bytes] = {}
+    handler = type("Handler", (_Handler,), {"documents": documents})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        documents["/set.json"] = json.dumps({"version": 1, "refs": refs(server.server_port)}).encode()
+        documents["/data"] = bytes(100)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def refs(port: int) -> dict[str, object]:
+    """A set whose targets fail in as many ways as there are, and two that do not."""
+    password, token = THEIRS["the password of a target"], THEIRS["the token of a target"]
+    user, query, closed = f"u:{password}@", f"?X-Amz-Signature={token}&a=1", free_port()
+    base = f"http://{user}127.0.0.1:{port}"
+    found: dict[str, object] = {f"s{n}": [f"{base}/{n}{query}", 0, 8] for n in STATUSES}
+    found |= {f"r{n}": [f"{base}/away-{n}{query}", 0, 8] for n in STATUSES}
+    found |= {f"w{n}": [f"{base}/w-{n}{query}"] for n in STATUSES}
+    return found | {
+        "inline": "text",
+        "good": [f"{base}/data{query}", 0, 8],
+        "short": [f"{base}/data{query}", 90, 80],
+        "redirected": [f"{base}/away-200{query}", 0, 2],
+        "closed": [f"http://{user}127.0.0.1:{closed}/x{query}", 0, 8],
+        "nowhere": [f"http://{user}host.invalid/x{query}", 0, 8],
+        "tls": [f"https://{user}127.0.0.1:{port}/x{query}", 0, 8],
+        "malformed": [f"http://{user}[127.0.0.1:{port}/x{query}", 0, 8],
+        "bucket": ["s3://bucket/x", 0, 8],
+        "archive": [f"zip://member::{base}/data{query}", 0, 8],
+        "protocol": [f"webdav://{user}host/x{query}", 0, 8],
+        "ftp": [f"ftp://{user}127.0.0.1:{closed}/x{query}", 0, 8],
+    }
+
+
+def options(tmp_path: Path, client: str, retries: int = 1) -> list[str]:
+    """Options of all commands, with a secret in each kind of option that may have one."""
+    (tmp_path / "secret").write_text(MINE["a file"] + "\n")
+    many = {"http": {"cookies": {"session": MINE["storage_options="]}}}
+    lines = [
+        f"client={client}", f"retries={retries}", "request_timeout=5s", "read_timeout=8s", "allow=all",
+        f'http.headers={{"X-Token": "Bearer {MINE["a header"]}"}}',
+        f"s3.secret={MINE['a storage option']}", f"s3.key={MINE['an access key']}",
+        f"s3.endpoint_url=http://127.0.0.1:{free_port()}", f"s3://other.secret=@{tmp_path}/secret",
+        f"index_dir={tmp_path}/index", f"cache_dir={tmp_path}/cache", "log_level=debug",
+    ]  # fmt: skip
+    escaped = [line.replace(",", "\\,") for line in lines]
+    return ["--option", ",".join(escaped), "--storage-options", json.dumps(many)]
+
+
+def bytes_of(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def processes() -> bytes:
+    """What ps shows of everybody."""
+    done = subprocess.run(["ps", "axww", "-o", "pid,args"], capture_output=True, check=True)
+    lines = b"".join(bytes_of(path) + b"\n" for path in Path("/proc").glob("[0-9]*/cmdline"))
+    own = bytes_of(Path("/proc/self/cmdline"))
+    return b"\n".join(line for line in [*done.stdout.split(b"\n"), *lines.split(b"\n")] if line != own)
+
+
+def assert_hidden(where: str, data: bytes | str, secrets: dict[str, str] | None = None) -> None:
+    """None of the secrets is in `data`."""
+    data = data.encode() if isinstance(data, str) else data
+    for what, secret in (secrets or {**MINE, **THEIRS}).items():
+        at = data.find(secret.encode())
+        assert at < 0, f"{where}: shows {what}: ...{data[max(0, at - 200) : at + 40]!r}"
+
+
+@pytest.mark.promise("S48")
+@pytest.mark.parametrize("client", ["auto", "fsspec", "obstore"])
+def test_nobody_sees_them(client: str, server: str, tmp_path: Path) -> None:
+    user, signature = f"me:{MINE['the password in the source']}", MINE["the signature in the source"]
+    source = f"http://{user}@{server}/set.json?sig={signature}"
+    given = options(tmp_path, client)
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    files = {name: str(tmp_path / name) for name in ("log", "record", "metrics.prom")}
+    also = f"log_file={files['log']},record={files['record']},metrics={files['metrics.prom']}"
+    done = run("mount", source, mnt, *given, "--option", also)
+    assert done.returncode == 0, done.stderr
+    try:
+        assert_hidden("zarrfs mount", done.stdout + done.stderr)
+        assert_hidden("processes", processes())
+        assert_hidden("mountinfo", "".join(mount_lines(mnt)))
+        failed = 0
+        for entry in sorted(os.listdir(mnt)):
+            try:
+                for name in [*os.listxattr(mnt / entry), "user.zarrfs.source"]:
+                    assert_hidden(f"{name} of {entry}", os.getxattr(mnt / entry, name))
+                (mnt / entry).read_bytes()
+            except OSError:
+                failed += 1
+        assert failed >= 20, "what was to fail did not"
+        assert (mnt / "inline").read_bytes() == b"text"
+        assert client == "obstore" or (mnt / "good").read_bytes() == bytes(8)  # it takes no password in a URL
+        for name in os.listxattr(mnt):
+            assert_hidden(name, os.getxattr(mnt, name))
+        for words in ("stats", mnt), ("stats", "--json", mnt), ("stats", "--prometheus", mnt), ("top", "--once", mnt):
+            done = run(*words)
+            assert done.returncode == 0, done.stderr
+            assert_hidden(str(words), done.stdout + done.stderr)
+        assert_hidden("processes", processes())
+        assert daemon_pid(mnt)
+    finally:
+        subprocess.run(["umount", mnt], check=True)
+    log = bytes_of(Path(files["log"]))
+    assert log.count(b"\n") > 20
+    assert_hidden("the log", log)
+    assert_hidden("the log, of file names", " ".join(map(str, tmp_path.rglob("*"))))
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "secret":
+            assert_hidden(str(path), bytes_of(path), MINE)
+            if "index" not in path.parts:  # which has what the set has, and nobody else may enter
+                assert_hidden(str(path), bytes_of(path), THEIRS)
+    assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
+
+
+COMMANDS = [
+    "info SOURCE", "info --json SOURCE s403", "check --json SOURCE", "cat SOURCE s401 closed bucket",
+    "refs validate SOURCE", "refs stats --json SOURCE", "cache ls --json", "config SOURCE",
+    "stage --copy --keep-going --report REPORT SOURCE COPY", "stage --mount --report REPORT SOURCE STAGED",
+    "index -o INDEX SOURCE", "run SOURCE -- true", "archive verify --blobs http://USER@SERVER/401?sig=SIG ARCHIVE",
+    "stage-out --upperdir UPPER --to http://USER@SERVER/401?sig=SIG", "warm SOURCE REPORT",
+    *(f"ls http://USER@SERVER/{path}?sig=SIG" for path in ("401", "500", "away-403")),
+    "ls http://USER@CLOSED/x?sig=SIG", "ls http://USER@host.invalid/x?sig=SIG", "ls http://USER@[SERVER/x?sig=SIG",
+    "ls zip://x::http://USER@SERVER/data?sig=SIG",
+]  # fmt: skip
+OF_CLIENTS = [line for line in COMMANDS if line.startswith(("cat", "ls http://USER@SERVER/a", "ls http://USER@C"))]
+
+
+@pytest.mark.parametrize(
+    ("client", "lines"), [("auto", COMMANDS), ("fsspec", OF_CLIENTS), ("obstore", OF_CLIENTS)],
+    ids=["auto", "fsspec", "obstore"],
+)  # fmt: skip
+def test_commands_do_not_tell_them(
+    client: str, lines: list[str], server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options(tmp_path, client, retries=0)
+    names = {
+        "SOURCE": "http://USER@SERVER/set.json?sig=SIG", "USER": f"me:{MINE['the password in the source']}",
+        "SERVER": server, "SIG": MINE["the signature in the source"], "CLOSED": f"127.0.0.1:{free_port()}",
+        "REPORT": str(tmp_path / "report"), "COPY": str(tmp_path / "copy"), "INDEX": str(tmp_path / "index/kept"),
+        "STAGED": str(tmp_path / "staged"), "ARCHIVE": str(DATA / "archives/flux-list.json"),
+        "UPPER": str(tmp_path / "upper"),
+    }  # fmt: skip
+    (tmp_path / "upper").mkdir()
+    (tmp_path / "upper/file").write_text("text")
+    monkeypatch.setenv("ZARRFS_STATE_DIR", str(tmp_path / "state"))
+    for line in lines:
+        words = line.split()
+        at = 2 if words[0] in ("refs", "cache", "archive") else 1
+        for name, text in names.items():
+            words = [word.replace(name, text) for word in words]
+        mine = given[:2] if words[0] in ("config", "cache") else given
+        done = run("-d", *words[:at], *mine, *words[at:])
+        assert_hidden(line, done.stdout + done.stderr)
+        assert "Usage:" not in done.stderr, done.stderr
+        if words[:2] == ["stage", "--mount"]:
+            assert done.returncode == 0, done.stderr
+            assert_hidden("processes", processes())
+            assert_hidden("mountinfo", "".join(mount_lines(tmp_path / "staged")))
+    assert_hidden("unstage", run("unstage", "--all").stderr)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name != "secret" and "index" not in path.parts:
+            assert_hidden(str(path), bytes_of(path))

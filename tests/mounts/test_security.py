@@ -1,0 +1,354 @@
+"""Attacks of other users of the machine, of servers and of documents, with real users: docs/security.md."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROGRAM, run
+from tests.mounts.mounting import daemon_pid, log_of, mount_lines, mounted
+from tests.mounts.test_semantics import document, error_of
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
+MALLORY = 65533  # a user and group that nothing belongs to
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user can pass, which those of pytest are not."""
+    made = Path(f"/tmp/zarrfs-security-{os.getpid()}")
+    made.mkdir(mode=0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def as_mallory(*command: object) -> subprocess.CompletedProcess[str]:
+    """Run a command as another user, with a home of their own that is not there."""
+    become = ["setpriv", f"--reuid={MALLORY}", f"--regid={MALLORY}", "--clear-groups", "--"]
+    return subprocess.run(
+        [*become, *map(str, command)], capture_output=True, text=True, timeout=60, check=False, cwd="/"
+    )
+
+
+# -- other users of the machine, and a mount
+
+
+def test_a_mount_is_its_users_own(place: Path) -> None:
+    """Names, bytes, statistics and control: EACCES; not even root's processes of others get in."""
+    (place / "mnt").mkdir()
+    with mounted(document(place, {"a": "secret"}), place / "mnt") as root:
+        for command in (
+            ["ls", root], ["cat", root / "a"], ["stat", root], ["getfattr", "-n", "user.zarrfs.stats", root],
+            ["getfattr", "-n", "user.zarrfs.mount", root], ["setfattr", "-n", "user.zarrfs.x", "-v", "1", root],
+        ):  # fmt: skip
+            done = as_mallory(*command)
+            assert done.returncode != 0, command
+            assert "denied" in done.stderr or "Read-only" in done.stderr, command
+        assert as_mallory("umount", root).returncode != 0
+        assert as_mallory("fusermount3", "-u", root).returncode != 0
+        assert as_mallory("kill", str(daemon_pid(root))).returncode != 0
+        assert (root / "a").read_text() == "secret"
+
+
+def test_a_mount_for_others_is_not_controlled_by_them(place: Path) -> None:
+    """They read; they neither refresh it, nor change its options, nor write, nor end it."""
+    (place / "mnt").mkdir()
+    with mounted(document(place, {"a": "for all"}), place / "mnt", "allow_other") as root:
+        assert as_mallory("cat", root / "a").stdout == "for all"
+        for name in ("user.zarrfs.refresh:token", "user.zarrfs.refresh:token:force", "user.zarrfs.set:token:1"):
+            done = as_mallory("getfattr", "-n", name, root)
+            assert done.returncode != 0
+            assert "not permitted" in done.stderr, done.stderr
+        assert as_mallory("setfattr", "-n", "user.zarrfs.x", "-v", "1", root).returncode != 0
+        assert as_mallory("touch", root / "b").returncode != 0
+        assert as_mallory("fusermount3", "-u", root).returncode != 0
+        assert as_mallory("cat", root / "a").returncode == 0
+
+
+def test_a_set_user_id_program_in_an_archive_gives_no_rights(place: Path) -> None:
+    (place / "mnt").mkdir()
+    script = f"#!/bin/sh\ntouch {place}/rights\n"
+    entries = [{"path": "su", "mode": 0o104755, "encoding": "utf-8", "data": script}]
+    (place / "a.json").write_text(json.dumps(entries))
+    with mounted(place / "a.json", place / "mnt", "allow_other") as root:
+        as_mallory(root / "su")
+        assert not (place / "rights").exists()
+        [line] = mount_lines(root)
+        assert "nosuid" in line
+        assert "nodev" in line
+
+
+# -- other users, and directories that are shared
+
+
+def planted(directory: Path, source: Path) -> str:
+    """An index that says "forged", under the name of the one that `source` has, with the right hash of itself."""
+    [index] = directory.glob("*.index")
+    data = index.read_bytes().replace(b"genuine", b"forged!")
+    index.unlink()
+    for known in directory.glob("*.known"):
+        known.unlink()
+    digest = index.name.split(".")[0]
+    name = f"{digest}.{hashlib.sha256(data).hexdigest()}.index"
+    (directory / name).write_bytes(data)
+    os.chown(directory / name, MALLORY, MALLORY)
+    return name
+
+
+def test_an_index_that_another_user_has_planted_is_not_believed(place: Path) -> None:
+    """In a directory like /tmp, where everybody may make files, and nobody may remove those of others."""
+    (place / "index").mkdir()
+    (place / "index").chmod(0o1777)
+    (place / "mnt").mkdir()
+    source, options = document(place, {"a": "genuine"}), f"index_dir={place}/index"
+    with mounted(source, place / "mnt", options) as root:
+        assert (root / "a").read_text() == "genuine"
+    planted(place / "index", source)
+    with mounted(source, place / "mnt", options) as root:
+        assert (root / "a").read_text() == "genuine"
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o777), lambda path: os.chown(path, MALLORY, MALLORY)])
+def test_a_directory_of_indexes_where_others_may_exchange_files_is_refused(
+    spoil: Callable[[Path], None], place: Path
+) -> None:
+    """Between the check of an index and its use there would be time to put another in its place."""
+    (place / "index").mkdir()
+    spoil(place / "index")
+    (place / "mnt").mkdir()
+    done = run("mount", document(place, {"a": "b"}), place / "mnt", "-o", f"index_dir={place}/index")
+    assert done.returncode != 0
+    assert "replace its files" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not mount_lines(place / "mnt")
+
+
+def test_links_that_another_user_has_planted_in_a_directory_of_blocks(place: Path) -> None:
+    """cache_dir= in /tmp: what is not made by zarrfs is not written through, and no read fails."""
+    victim = place / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("as it was")
+    blocks = place / "blocks"
+    blocks.mkdir()
+    blocks.chmod(0o1777)
+    assert as_mallory("ln", "-s", victim, blocks / "zarrfs-blocks-1").returncode == 0
+    assert as_mallory("ln", "-s", victim, blocks / "blobs").returncode == 0
+    (place / "data").write_bytes(bytes(range(256)) * 100)
+    (place / "mnt").mkdir()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "0", "--directory", place],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        assert server.stdout is not None
+        port = server.stdout.readline().split(" port ")[1].split()[0]
+        source = document(place, {"a": [f"http://127.0.0.1:{port}/data"]})
+        with mounted(source, place / "mnt", f"cache_dir={blocks},cache_min_free=0B") as root:
+            assert (root / "a").read_bytes() == bytes(range(256)) * 100
+    finally:
+        server.kill()
+        server.wait()
+    assert sorted(os.listdir(victim)) == ["file"]
+    assert (victim / "file").read_text() == "as it was"
+
+
+def test_what_lies_in_the_working_directory_is_not_run(place: Path) -> None:
+    """A program that root starts in a directory of somebody else, and the child that reads documents."""
+    for name in ("json", "sqlite3", "orjson", "trio", "zarrfs", "click", "sitecustomize"):
+        (place / f"{name}.py").write_text(f"open({str(place / 'ran')!r}, 'a').write({name!r})\n")
+    (place / "mnt").mkdir()
+    source = document(place, {"a": "b"})
+    done = run("mount", source, place / "mnt", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert run("umount", place / "mnt", cwd=place).returncode == 0
+    assert run("ls", source, cwd=place).stdout == "a\n"
+    assert not (place / "ran").exists()
+
+
+# -- names
+
+
+@pytest.mark.parametrize("name", ["x,allow_other,suid,dev.json", "y\\,allow_other.json", "z\n0 allow_other.json"])
+def test_the_name_of_a_source_is_no_option(name: str, tmp_path: Path) -> None:
+    with mounted(document(tmp_path, {"a": "b"}, name), tmp_path / "mnt") as root:
+        [line] = mount_lines(root)
+        options = f"{line.split(' ')[5]},{line.split(' ')[-1].strip()}".split(",")
+        assert "allow_other" not in options
+        assert {"nosuid", "nodev", "ro"} <= set(options)
+
+
+def test_names_forge_no_lines_and_move_no_cursor(tmp_path: Path) -> None:
+    """Of entries and targets, in the log and on terminals."""
+    evil = "a\n2026-01-01 00:00:00,000 zarrfs[1]: ERROR: forged \x1b[31m"
+    source = document(tmp_path, {evil: ["file:///nonexistent/\x1b[2J\nforged", 0, 10], "\x1b]0;x\x07": ["x"] * 9})
+    with mounted(source, tmp_path / "mnt") as root:
+        assert error_of((root / evil).read_bytes) == errno.EIO
+        log = log_of(root)
+    assert all(line.startswith("20") and " zarrfs[" in line for line in log.splitlines())
+    shown = [log, *(text for command in ("check", "ls", "info", "tree")
+                    for done in [run(command, source)] for text in (done.stdout, done.stderr))]  # fmt: skip
+    for text in shown:
+        assert not {"\x1b", "\x07", "\r"} & set(text)
+        assert "\nforged" not in text
+        assert "\n2026-01-01" not in text
+
+
+# -- servers
+
+
+class Hostile:
+    """A server that answers each connection with what `answer` sends."""
+
+    def __init__(self, answer: Callable[[socket.socket], None]) -> None:
+        self._answer = answer
+        self.connections = 0
+        self._socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/x"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(20)
+            connection.recv(65_536)
+            self._answer(connection)
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Stop."""
+        self._socket.close()
+
+
+def endless_headers(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 206 Partial Content\r\n")
+    while True:
+        connection.sendall(b"X-More: " + b"x" * 4000 + b"\r\n")
+
+
+def endless_status(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 ")
+    while True:
+        connection.sendall(b"K" * 4096)
+
+
+def endless_interim(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+
+def one_byte_a_second(connection: socket.socket) -> None:
+    for byte in b"HTTP/1.1 206 Partial Content\r\nContent-Length: 100\r\nContent-Range: bytes 0-99/100\r\n\r\n":
+        connection.sendall(bytes([byte]))
+        time.sleep(1)
+
+
+def endless_redirects(connection: socket.socket) -> None:
+    host, port = connection.getsockname()
+    location = f"http://{host}:{port}/{time.monotonic_ns()}"
+    connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
+
+
+def compressed_bomb(connection: socket.socket) -> None:
+    import gzip
+
+    body = gzip.compress(bytes(200 << 20), 1)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nETag: \"1\"\r\n"
+                       b"Content-Length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
+
+
+ANSWERS = [endless_headers, endless_status, endless_interim, one_byte_a_second, endless_redirects, compressed_bomb]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
+    """EIO within the deadline, bounded memory, and the rest of the mount goes on.
+
+    Of the compressed answer the first bytes are what the server means, if they came in time.
+    """
+    expected = {errno.EIO, None} if answer is compressed_bomb else {errno.EIO}
+    server = Hostile(answer)
+    try:
+        source = document(tmp_path, {"evil": [server.url, 0, 100], "whole": [server.url], "good": "good"})
+        options = "request_timeout=2s,read_timeout=3s,retries=1,memory_limit=16MiB"
+        with mounted(source, tmp_path / "mnt", options) as root:
+            began = time.monotonic()
+            assert error_of((root / "evil").read_bytes) in expected
+            assert error_of((root / "whole").read_bytes) == errno.EIO
+            assert time.monotonic() - began < 30
+            assert (root / "good").read_text() == "good"
+            status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
+            assert int(status.split("VmHWM:")[1].split()[0]) < 200 << 10
+            assert server.connections < 100
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("answer", [endless_headers, endless_status, endless_redirects, one_byte_a_second])
+def test_a_document_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
+    """Told in one line, with nothing mounted."""
+    server = Hostile(answer)
+    (tmp_path / "mnt").mkdir()
+    try:
+        options = "request_timeout=2s,read_timeout=4s,retries=0,type=references"
+        done = run("mount", server.url, tmp_path / "mnt", "-o", options)
+        assert done.returncode != 0
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert not mount_lines(tmp_path / "mnt")
+    finally:
+        server.close()
+
+
+# -- places of the kernel
+
+
+@pytest.mark.parametrize("target", ["/proc/self/mem", "/dev/zero", "/proc/kmsg", "/dev/stdin"])
+def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> None:
+    """Of the user's own sets; a set from the network reaches no local file at all."""
+    done = threading.Event()
+    with mounted(document(tmp_path, {"x": [target, 0, 100], "w": [target]}), tmp_path / "mnt") as root:
+
+        def look() -> None:
+            for name in "xw":
+                assert error_of((root / name).read_bytes) in (errno.EIO, errno.EACCES, errno.EPERM, None)
+            done.set()
+
+        threading.Thread(target=look, daemon=True).start()
+        assert done.wait(20)
+
+
+def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:
+    """Caches and indexes that zarrfs makes are for their user alone."""
+    (tmp_path / "mnt").mkdir()
+    options = f"index_dir={tmp_path}/index,cache_dir={tmp_path}/blocks"
+    source = document(tmp_path, {"a": ["http://127.0.0.1:9/x", 0, 9]})
+    done = subprocess.run([PROGRAM, "mount", source, tmp_path / "mnt", "-o", options], umask=0, check=False)
+    assert done.returncode == 0
+    error_of((tmp_path / "mnt/a").read_bytes)
+    assert run("umount", tmp_path / "mnt").returncode == 0
+    for name in ("index", "blocks"):
+        if (tmp_path / name).exists():
+            assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == 0o700

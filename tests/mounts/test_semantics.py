@@ -1,0 +1,455 @@
+"""The promises of docs/semantics.md, seen on real mounts."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import caches
+from tests.conftest import DATA, run
+from tests.mounts.mounting import alive, daemon_pid, log_of, mount_lines, mounted, until
+
+HERE = Path(__file__).parent
+DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+BLOBS = f"blobs={DATA / 'archives/blobs'}"
+
+
+
+@pytest.fixture(autouse=True)
+def caches_are_kept() -> Iterator[None]:
+    """What the kernel asks of a mount is counted here."""
+    with caches.kept():
+        yield
+
+
+def document(directory: Path, refs: dict[str, object], name: str = "refs.json") -> Path:
+    path = directory / name
+    path.write_text(json.dumps({"version": 1, "refs": refs}))
+    return path
+
+
+def error_of(call: object, *arguments: object) -> int | None:
+    try:
+        call(*arguments)  # type: ignore[operator]
+    except OSError as exc:
+        return exc.errno
+    return None
+
+
+def counters(root: Path) -> dict[str, int]:
+    """The daemon's counters, out of its log."""
+    before = log_of(root).count("statistics: ")
+    os.kill(daemon_pid(root), signal.SIGUSR1)
+    for _ in range(200):
+        lines = [line for line in log_of(root).splitlines() if "statistics: " in line]
+        if len(lines) > before:
+            found: dict[str, int] = json.loads(lines[-1][lines[-1].index("{") :])
+            return found
+        time.sleep(0.01)
+    raise AssertionError("the daemon does not answer SIGUSR1")
+
+
+def test_every_promise_has_a_test() -> None:
+    promised = re.findall(r"\*\*(S\d+)\*\*", (HERE.parents[1] / "docs/semantics.md").read_text())
+    text = "".join(path.read_text() for path in HERE.glob("test_*.py"))
+    quoted = set(re.findall(r'promise\("(S\d+)"\)', text))
+    assert set(promised) == quoted
+    assert len(promised) == len(set(promised))
+
+
+@pytest.mark.promise("S1")
+def test_absent_names_are_remembered(tmp_path: Path) -> None:
+    with mounted(document(tmp_path, {"a": "x"}), tmp_path / "mnt") as root:
+        assert error_of(os.stat, root / "nothing") == errno.ENOENT
+        lookups = counters(root)["lookup"]
+        for _ in range(5):
+            assert error_of(os.stat, root / "nothing") == errno.ENOENT
+        assert counters(root)["lookup"] == lookups
+
+
+@pytest.mark.promise("S2")
+def test_what_is_listed_is_never_not_found(tmp_path: Path) -> None:
+    refs = {"gone": [str(tmp_path / "gone.bin"), 0, 10], "whole": [str(tmp_path / "gone.bin")],
+            "below": [str(tmp_path / "file/x"), 0, 10], "directory": [str(tmp_path), 0, 10]}  # fmt: skip
+    (tmp_path / "file").write_text("")
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        assert sorted(os.listdir(root)) == sorted(refs)
+        for name in refs:
+            assert error_of((root / name).read_bytes) == errno.EIO, name
+        assert error_of(os.stat, root / "whole") == errno.EIO
+        lines = [line for line in log_of(root).splitlines() if "read gone" in line]
+        assert lines
+        assert all(str(tmp_path / "gone.bin") in line for line in lines)
+
+
+@pytest.mark.promise("S3")
+def test_the_size_of_a_whole_target_is_asked_late(tmp_path: Path) -> None:
+    target = tmp_path / "target.bin"
+    with mounted(document(tmp_path, {"whole": [str(target)]}), tmp_path / "mnt") as root:
+        assert os.listdir(root) == ["whole"]
+        target.write_bytes(b"x" * 1000)  # only now there is something to ask
+        with os.scandir(root) as entries:
+            [entry] = entries
+            assert entry.is_file()
+        assert (root / "whole").stat().st_size == 1000
+        assert (root / "whole").read_bytes() == b"x" * 1000
+
+
+@pytest.mark.promise("S4")
+def test_links_dots_and_blocks(tmp_path: Path) -> None:
+    with mounted(DATA / "archives/flux-list.json", tmp_path / "mnt", BLOBS) as root:
+        assert root.stat().st_nlink == 3
+        assert (root / "job").stat().st_nlink == 4
+        assert (root / "job/inputs/empty").stat().st_nlink == 2
+        assert (root / "job/inputs/table.csv").stat().st_nlink == 1
+        names = subprocess.run(["ls", "-a", root / "job"], capture_output=True, text=True, check=True).stdout
+        assert names.split() == [".", "..", "bin", "config", "inputs"]
+        assert (root / "job/inputs/hole").stat().st_blocks == 0
+        assert (root / "job/inputs/sparse").stat().st_blocks == 8
+        assert (root / "job/inputs/mesh.bin").stat().st_blocks == -(-1500000 // 512)
+
+
+@pytest.mark.promise("S5")
+def test_owner_and_modes_by_option(tmp_path: Path) -> None:
+    options = ["uid=1234", "gid=4321", "umask=022", "file_mode=0666", "dir_mode=0777"]
+    with mounted(document(tmp_path, {"d/a": "x"}), tmp_path / "mnt", *options) as root:
+        status = (root / "d/a").stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (1234, 4321, 0o644)
+        assert (root / "d").stat().st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.promise("S6")
+def test_listings_resume_anywhere(tmp_path: Path) -> None:
+    count = 5000
+    with mounted(document(tmp_path, {f"{n:05}": "x" for n in range(count)}), tmp_path / "mnt") as root:
+        script = (
+            "import ctypes, sys\n"
+            "libc = ctypes.CDLL(None, use_errno=True)\n"
+            "libc.opendir.restype = libc.readdir.restype = ctypes.c_void_p\n"
+            "libc.telldir.restype = ctypes.c_long\n"
+            "libc.readdir.argtypes = libc.telldir.argtypes = libc.rewinddir.argtypes = [ctypes.c_void_p]\n"
+            "libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]\n"
+            "d = ctypes.c_void_p(libc.opendir(sys.argv[1].encode()))\n"
+            "def name():\n"
+            "    e = libc.readdir(d)\n"
+            "    return e and ctypes.string_at(e + 19).decode()\n"
+            "def rest():\n"
+            "    found = []\n"
+            "    while n := name(): found.append(n)\n"
+            "    return found\n"
+            "places = []\n"
+            "while True:\n"
+            "    places.append(libc.telldir(d))\n"
+            "    n = name()\n"
+            "    if not n: break\n"
+            "    places[-1] = (places[-1], n)\n"
+            "for place, n in [*places[:3], *places[-5:-1:2], *places[1000:4000:777], *places[600:100:-133]]:\n"
+            "    libc.seekdir(d, place)\n"
+            "    assert name() == n, (place, n)\n"
+            "libc.rewinddir(d)\n"
+            "found = rest()\n"
+            "assert found == ['.', '..', *(f'{i:05}' for i in range(5000))], found[:9]\n"
+        )
+        subprocess.run(["python3", "-c", script, str(root)], check=True, timeout=60)
+        with os.scandir(root) as entries:  # entries are read while the listing goes on
+            seen = [entry.name for entry in entries if entry.stat().st_size == 1 and Path(entry.path).read_text()]
+        assert seen == [f"{n:05}" for n in range(count)]
+
+
+@pytest.mark.promise("S7")
+def test_inode_numbers(tmp_path: Path) -> None:
+    names = ("a", "b", "d/a", "d")
+    with mounted(document(tmp_path, {"a": "x", "b": "y", "d/a": "z"}), tmp_path / "mnt") as root:
+        descriptors = [os.open(root / name, os.O_RDONLY) for name in names]
+        numbers = [(root / name).stat().st_ino for name in names]
+        assert len(set(numbers)) == 4
+        assert numbers == [(root / name).stat().st_ino for name in names]
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+@pytest.mark.promise("S8")
+@pytest.mark.promise("S9")
+def test_a_target_that_ends_too_early(tmp_path: Path) -> None:
+    target = tmp_path / "target.bin"
+    target.write_bytes(bytes(range(256)) * 400)  # 102,400 bytes: 25 pages
+    refs = {"half": [str(target), 4096, 200_000]}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        assert (root / "half").stat().st_size == 200_000
+        descriptor = os.open(root / "half", os.O_RDONLY)
+        assert os.pread(descriptor, 4096, 0) == target.read_bytes()[4096:8192]
+        assert os.pread(descriptor, 4096, 94_208) == target.read_bytes()[98_304:102_400]
+        assert error_of(os.pread, descriptor, 4096, 98_304) == errno.EIO
+        assert error_of(os.pread, descriptor, 100, 199_000) == errno.EIO
+        os.close(descriptor)
+        assert error_of((root / "half").read_bytes) == errno.EIO
+
+
+@pytest.mark.promise("S10")
+def test_a_damaged_blob(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    shutil.copytree(DATA / "archives/blobs", blobs)
+    victim = blobs / "sha1-9874f8c1f062fed25812012a944d88fa9b254140"
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    with mounted(DATA / "archives/flux-list.json", tmp_path / "mnt", f"blobs={blobs}") as root:
+        mesh = os.open(root / "job/inputs/mesh.bin", os.O_RDONLY)
+        assert len(os.pread(mesh, 4096, 0)) == 4096
+        # a byte of it that is right is not served either
+        assert error_of(os.pread, mesh, 4096, 1_200_000) == errno.EIO
+        os.close(mesh)
+        assert "job/inputs/mesh.bin" in log_of(root)
+        assert "sha1-9874f8c1" in log_of(root)
+        assert len((root / "job/inputs/table.csv").read_bytes()) == 8893
+
+
+@pytest.mark.promise("S11")
+def test_a_target_that_changes(tmp_path: Path) -> None:
+    target = tmp_path / "target.bin"
+    target.write_bytes(b"a" * 100_000)
+    refs = {"x": [str(target), 0, 10], "y": [str(target), 50_000, 10]}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        assert (root / "x").read_bytes() == b"a" * 10
+        target.write_bytes(b"b" * 100_000)
+        assert error_of((root / "y").read_bytes) == errno.EIO
+        assert "changed" in log_of(root)
+
+
+@pytest.mark.promise("S12")
+def test_a_second_read_asks_for_nothing(tmp_path: Path) -> None:
+    target = tmp_path / "target.bin"
+    target.write_bytes(os.urandom(3_000_000))
+    refs = {"d/x": [str(target), 0, 2_000_000], "d/y": "text"}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        first = ((root / "d/x").read_bytes(), (root / "d/y").read_bytes(), os.stat(root / "d/x"))
+        with caches.pinned(root / "d/x"), caches.pinned(root / "d/y"):
+            for name in ("x", "y"):
+                with (root / "d" / name).open("rb") as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # as a busy machine may do
+            before = counters(root)
+            assert ((root / "d/x").read_bytes(), (root / "d/y").read_bytes(), os.stat(root / "d/x")) == first
+            after = counters(root)
+        assert {name: after[name] - before[name] for name in ("read", "lookup")} == {"read": 0, "lookup": 0}
+
+
+@pytest.mark.promise("S13")
+def test_where_the_bytes_are(tmp_path: Path) -> None:
+    def where(path: Path) -> dict[str, object]:
+        assert os.listxattr(path) == ["user.zarrfs.source"]
+        found: dict[str, object] = json.loads(os.getxattr(path, "user.zarrfs.source"))
+        return found
+
+    target = tmp_path / "t.bin"
+    target.write_bytes(b"x" * 100)
+    refs = {"a": ["t.bin", 5, 10], "b": "text", "w": [f"file://{target}"]}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        found = where(root / "a")
+        assert (found["offset"], found["length"]) == (5, 10)
+        assert str(found["url"]).endswith(str(target))
+        assert where(root / "b") == {"inline": 4}
+        assert where(root / "w")["url"]
+        assert error_of(os.getxattr, root / "a", "user.other") == errno.ENODATA
+        assert os.listxattr(root) == ["user.zarrfs.mount"]
+    with mounted(DATA / "archives/flux-list.json", tmp_path / "mnt", BLOBS) as root:
+        assert where(root / "job/inputs/hole") == {"hole": 65536}
+        [region] = where(root / "job/inputs/sparse")["regions"]  # type: ignore[misc]
+        assert (region["start"], region["length"]) == (2998272, 4096)
+
+
+@pytest.mark.promise("S15")
+def test_read_only(tmp_path: Path) -> None:
+    with mounted(document(tmp_path, {"d/a": "x"}), tmp_path / "mnt") as root:
+        file = root / "d/a"
+        for call in (
+            lambda: file.write_text("y"), lambda: (root / "new").write_text("y"), file.unlink,
+            lambda: (root / "d").rmdir(), lambda: (root / "e").mkdir(), lambda: file.rename(root / "b"),
+            lambda: file.chmod(0o600), lambda: os.utime(file), lambda: os.symlink("a", root / "l"),
+            lambda: os.link(file, root / "h"), lambda: os.truncate(file, 0),
+            lambda: os.setxattr(file, "user.x", b"1"), lambda: os.open(file, os.O_RDWR),
+            lambda: os.open(file, os.O_WRONLY | os.O_APPEND),
+        ):  # fmt: skip
+            assert error_of(call) == errno.EROFS
+        assert file.read_text() == "x"
+        [line] = mount_lines(root)
+        assert {"ro", "nosuid", "nodev"} <= set(line.split(" ")[5].split(","))
+
+
+@pytest.mark.promise("S16")
+def test_umount_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    assert run("mount", document(tmp_path, {"a": "x"}), tmp_path / "mnt").returncode == 0
+    pid = daemon_pid(tmp_path / "mnt")
+    assert run("umount", tmp_path / "mnt").returncode == 0
+    assert not alive(pid)  # already now: umount waits
+    done = run("umount", tmp_path / "mnt")
+    assert (done.returncode, done.stderr) == (1, f"zarrfs: {tmp_path}/mnt: not mounted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.promise("S18")
+def test_signals_unmount(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    assert run("mount", document(tmp_path, {"a": "x"}), tmp_path / "mnt").returncode == 0
+    pid = daemon_pid(tmp_path / "mnt")
+    os.kill(pid, number)
+    until(lambda: not alive(pid))
+    assert not mount_lines(tmp_path / "mnt")
+
+
+@pytest.mark.promise("S18")
+def test_signals_do_not_unmount_what_is_in_use(tmp_path: Path) -> None:
+    with mounted(document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt") as root, (root / "a").open():
+        os.kill(daemon_pid(root), signal.SIGTERM)
+        until(lambda: "in use" in log_of(root))
+        assert f"pid {os.getpid()}" in log_of(root)
+        assert (root / "b").read_text() == "y"
+        done = run("umount", root)
+        assert done.returncode == 1
+        assert f"pid {os.getpid()}" in done.stderr
+
+
+@pytest.mark.promise("S18")
+@pytest.mark.promise("S19")
+def test_abort_leaves_a_dead_endpoint_that_is_mounted_over(tmp_path: Path) -> None:
+    source, mnt = document(tmp_path, {"a": "x", "b": "y"}), tmp_path / "mnt"
+    mnt.mkdir()
+    assert run("mount", source, mnt, "-o", "on_exit=abort").returncode == 0
+    pid = daemon_pid(mnt)
+    descriptor = os.open(mnt / "a", os.O_RDONLY)
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not alive(pid))
+    assert error_of(os.stat, mnt / "b") in DEAD
+    assert error_of(os.listdir, mnt) in DEAD
+    assert error_of(os.close, descriptor) in (*DEAD, None)
+    with mounted(source, mnt) as root:
+        assert (root / "b").read_text() == "y"
+        assert len(mount_lines(mnt)) == 1
+
+
+@pytest.mark.promise("S19")
+def test_killed_daemon_is_replaced(tmp_path: Path) -> None:
+    source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
+    mnt.mkdir()
+    assert run("mount", source, mnt).returncode == 0
+    pid = daemon_pid(mnt)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    assert error_of(os.listdir, mnt) in DEAD
+    with mounted(source, mnt) as root:
+        assert (root / "a").read_text() == "x"
+
+
+@pytest.mark.promise("S20")
+def test_df(tmp_path: Path) -> None:
+    target = tmp_path / "target.bin"
+    target.write_bytes(b"x")
+    refs = {"a": [str(target), 0, 1_000_000], "b": "text"}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt") as root:
+        usage = os.statvfs(root)
+        assert usage.f_blocks * usage.f_frsize >= 1_000_004
+        assert (usage.f_bavail, usage.f_files, usage.f_favail, usage.f_namemax) == (0, 2, 0, 255)
+
+
+@pytest.mark.promise("S17")
+def test_an_index_that_is_cut_short_under_the_mount(tmp_path: Path) -> None:
+    refs: dict[str, object] = {f"d{n}/{m}": "x" for n in range(100) for m in range(100)}
+    with mounted(document(tmp_path, refs), tmp_path / "mnt", f"index_dir={tmp_path / 'index'}") as root:
+        [index] = (tmp_path / "index").iterdir()
+        os.truncate(index, 8192)
+        failed = [error_of(os.listdir, root / f"d{n}") for n in range(100)]
+        assert set(failed) <= {None, errno.EIO}
+        assert errno.EIO in failed
+        assert os.stat(root).st_nlink == 102
+
+
+def test_without_root_the_rest_of_a_value_is_pushed(tmp_path: Path) -> None:
+    target, mnt = tmp_path / "target.bin", tmp_path / "mnt"
+    target.write_bytes(os.urandom(4 << 20))
+    mnt.mkdir()
+    source = document(tmp_path, {f"v{n}": [str(target), n, (4 << 20) - 16] for n in range(16)})
+    daemon = HERE / "unraised_daemon.py"
+    subprocess.run([sys.executable, str(daemon), str(source), str(mnt), str(tmp_path / "mnt.log")], check=True)
+    try:
+        for number in range(16):
+            assert (mnt / f"v{number}").read_bytes() == target.read_bytes()[number : number + (4 << 20) - 16]
+        assert counters(mnt)["read"] < 16 * 4  # and not 32 each
+    finally:
+        assert run("umount", mnt).returncode == 0
+
+
+def test_relative_paths_of_options(tmp_path: Path) -> None:
+    source, mnt = document(tmp_path, {"a": "x"}), tmp_path / "mnt"
+    mnt.mkdir()
+    options = "index_dir=index,log_file=log,pid_file=pid"
+    done = run("mount", source.name, "mnt", "-o", options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (mnt / "a").read_text() == "x"
+    assert int((tmp_path / "pid").read_text()) == daemon_pid(mnt)
+    assert run("umount", "mnt", cwd=tmp_path).returncode == 0
+    assert not (tmp_path / "pid").exists()
+
+
+def test_foreground_ends_with_ctrl_c(tmp_path: Path) -> None:
+    from tests.conftest import PROGRAM
+
+    mnt = tmp_path / "mnt"
+    mnt.mkdir()
+    daemon = subprocess.Popen(
+        [PROGRAM, "mount", "--foreground", str(document(tmp_path, {"a": "x"})), str(mnt)], stderr=subprocess.PIPE
+    )
+    assert daemon.stderr is not None
+    assert b"mounted on" in daemon.stderr.readline()
+    assert (mnt / "a").read_text() == "x"
+    daemon.send_signal(signal.SIGINT)
+    assert daemon.wait(10) == 0
+    assert not mount_lines(mnt)
+
+
+def test_a_target_inside_the_mount_does_not_hang(tmp_path: Path) -> None:
+    mnt = tmp_path / "mnt"
+    with mounted(document(tmp_path, {"a": [str(mnt / "b"), 0, 1], "b": "x"}), mnt) as root:
+        assert error_of((root / "a").read_bytes) == errno.ELOOP
+        assert (root / "b").read_text() == "x"
+
+
+@pytest.mark.parametrize("whole", ["b", "a"])
+def test_a_whole_target_inside_the_mount_does_not_hang(whole: str, tmp_path: Path) -> None:
+    """Its size is asked for; the name is new to the kernel, which holds the directory while it looks it up."""
+    mnt = tmp_path / "mnt"
+    with mounted(document(tmp_path, {"a": [str(mnt / whole)], "b": "x"}), mnt) as root:
+        done = subprocess.run(["stat", root / "a"], timeout=60, check=False, capture_output=True, text=True)
+        assert "Too many levels of symbolic links" in done.stderr
+        assert (root / "b").read_text() == "x"
+        assert error_of((root / "a").read_bytes) == errno.ELOOP
+
+
+def test_a_name_is_looked_up_without_asking_its_target(tmp_path: Path) -> None:
+    with mounted(document(tmp_path, {"gone": [str(tmp_path / "nothing")], "b": "x"}), tmp_path / "mnt") as root:
+        with open(os.open(root / "gone", os.O_PATH)) as found:
+            assert error_of(lambda: os.fstat(found.fileno())) == errno.EIO
+        assert error_of((root / "gone").read_bytes) == errno.EIO
+
+
+def test_a_zip_file_inside_the_mount_is_not_opened(tmp_path: Path) -> None:
+    """A daemon that held a file of its own mount could never be unmounted."""
+    archive, mnt = tmp_path / "t.zip", tmp_path / "mnt"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("d/a", "text")
+    inline = "base64:" + base64.b64encode(archive.read_bytes()).decode()
+    with mounted(document(tmp_path, {"t.zip": inline, "z": [f"zip://d/a::{mnt}/t.zip", 0, 1]}), mnt) as root:
+        assert error_of((root / "z").read_bytes) == errno.ELOOP
+        assert (root / "t.zip").read_bytes() == archive.read_bytes()

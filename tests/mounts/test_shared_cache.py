@@ -1,0 +1,263 @@
+"""Blocks kept on disk with -o cache_dir=: daemons that are killed or share it, full disks, targets that change."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.faultproxy import FaultProxy, proxy
+from tests.mounts.mounting import counters_of, daemon_pid, log_of, mount_lines, mounted
+from tests.mounts.remotevalues import DEAD, Value, cut, document, publish, read_all, wait_for, whole
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx", "proxy"]
+
+KILLS = 30  # 100 take a minute more, and found nothing that 30 did not
+
+
+def disk(root: Path, name: str) -> int:
+    """A counter of the blocks on disk."""
+    return int(counters_of(root)["remote"]["disk"][name])
+
+
+def usage(directory: Path) -> int:
+    """What du(1) says of a directory, in bytes; files may go while it looks."""
+    done = subprocess.run(["du", "-s", "-B1", str(directory)], capture_output=True, text=True, check=False)
+    return int(done.stdout.split()[0])
+
+
+def usage_at_once(directory: Path) -> int:
+    """As usage(), of what was there at one moment: two looks saw it, and du(1) may see a file and its successor."""
+
+    def look() -> dict[tuple[str, int], int]:
+        found = {}
+        for at, _, names in os.walk(directory):
+            for name in (".", *names):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(os.path.join(at, name))
+                    found[os.path.join(at, name), status.st_ino] = status.st_blocks * 512
+        return found
+
+    first, second = look(), look()
+    return sum(min(size, second[name]) for name, size in first.items() if name in second)
+
+
+# -- the second mount
+
+
+@pytest.mark.parametrize("gap", [1000, 0], ids=["apart", "side by side"])
+def test_what_one_mount_has_read_the_next_reads_from_disk(
+    gap: int, nginx: Nginx, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    name = f"disk-{gap}.bin"
+    values = cut(publish(nginx.plain.root, name, 4 << 20), "v", 10_000, gap=gap)
+    large = cut(values[0].data, "large", 4 << 20)
+    source = document(tmp_path / "refs.json", {f"{proxy.url}/{name}": [*values, *large]})
+    options = f"cache_dir={tmp_path}/blocks,part_size=1MiB,cache_min_free=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values + large), 8).right == len(values) + 1
+        wait_for(lambda: disk(root, "bytes_written") > 0)
+    assert proxy.counts["GET"] > 0
+    proxy.counts.clear()
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values + large), 8).right == len(values) + 1
+        assert disk(root, "hits") > 0
+    assert proxy.counts["GET"] == 0, "blocks on disk were fetched again"
+
+
+@pytest.mark.promise("S2")
+def test_a_target_that_was_replaced_between_mounts(nginx: Nginx, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20), "v", 10_000, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/mutable.bin": values})
+    options = f"cache_dir={tmp_path}/blocks,cache_validity=0s,cache_min_free=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values), 8).right == len(values)
+        wait_for(lambda: disk(root, "bytes_written") > 0)
+    new = cut(publish(nginx.plain.root, "mutable.bin", 1 << 20, seed=1), "v", 10_000, gap=0)
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(new), 8).right == len(new)
+
+
+def test_cache_none_writes_nothing(nginx: Nginx, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "none.bin", 1 << 20), "v", 10_000, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/none.bin": values})
+    for made in ("blocks", "indexes"):
+        (tmp_path / made).mkdir()
+    options = f"cache=none,cache_dir={tmp_path}/blocks,index_dir={tmp_path}/indexes"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values), 8).right == len(values)
+    assert not os.listdir(tmp_path / "blocks")
+    assert not os.listdir(tmp_path / "indexes")
+
+
+# -- disks that fail
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(path)], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_disk_that_others_fill_is_no_cache_and_one_warning(
+    small_disk: Path, nginx: Nginx, tmp_path: Path
+) -> None:
+    values = cut(publish(nginx.plain.root, "full.bin", 16 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/full.bin": values})
+    (small_disk / "others").write_bytes(bytes((2 << 20) - (48 << 10)))
+    options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,cache_min_free=0B,prefetch=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        for _ in range(2):
+            outcome = read_all(root, whole(values), 8)
+            assert (outcome.right, outcome.failed) == (len(values), {})
+        wait_for(lambda: "WARNING" in log_of(root))
+        assert log_of(root).count("WARNING") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_disk_smaller_than_the_cache_may_be_keeps_what_was_read_last(
+    small_disk: Path, nginx: Nginx, tmp_path: Path
+) -> None:
+    values = cut(publish(nginx.plain.root, "small.bin", 16 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/small.bin": values})
+    options = f"cache_dir={small_disk}/blocks,cache_size=1GiB,cache_min_free=0B,prefetch=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        outcome = read_all(root, whole(values), 8)
+        assert (outcome.right, outcome.failed) == (len(values), {})
+        wait_for(lambda: disk(root, "evicted") > 0)
+        assert disk(root, "bytes_written") > 2 << 20
+
+
+def test_a_cache_directory_that_cannot_be_is_no_cache_and_one_warning(nginx: Nginx, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "nowhere.bin", 1 << 20), "v", 64 << 10, gap=0)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/nowhere.bin": values})
+    (tmp_path / "file").write_bytes(b"not a directory")
+    with mounted(source, tmp_path / "mnt", f"cache_dir={tmp_path}/file/blocks") as root:
+        outcome = read_all(root, whole(values), 8)
+        assert (outcome.right, outcome.failed) == (len(values), {})
+        wait_for(lambda: "WARNING" in log_of(root))
+        assert log_of(root).count("WARNING") == 1
+
+
+# -- daemons that are killed
+
+
+def mount_and_kill(source: Path, mountpoint: Path, options: str, values: list[Value], chance: random.Random) -> int:
+    """Read until the daemon is killed, some time after the first bytes; returns how many blocks came from disk."""
+    done = run("mount", source, mountpoint, "-o", f"log_file={mountpoint}.log,{options}")
+    assert done.returncode == 0, done.stderr
+    pid, killed = daemon_pid(mountpoint), threading.Event()
+    order = chance.sample(values, len(values))
+    after, hits = chance.uniform(0, 0.1), 0
+
+    def kill() -> None:
+        killed.set()
+        os.kill(pid, signal.SIGKILL)
+
+    try:
+        assert read_all(mountpoint, whole(order[:4]), 4).right == 4
+        hits = disk(mountpoint, "hits")
+        timer = threading.Timer(after, kill)
+        timer.start()
+        outcome = read_all(mountpoint, whole(order), 4, until=killed.is_set)
+        timer.join()
+        assert set(outcome.failed) <= set(DEAD)
+    finally:
+        if not killed.is_set():
+            os.kill(pid, signal.SIGKILL)
+        subprocess.run(["umount", "-l", str(mountpoint)], check=True)
+    assert not mount_lines(mountpoint)
+    return hits
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.promise("S2")
+def test_a_daemon_that_is_killed_while_it_writes_blocks(nginx: Nginx, tmp_path: Path) -> None:
+    """Time and again: the next one finds the blocks of those before, whole or not at all."""
+    values = cut(publish(nginx.plain.root, "kills.bin", 24 << 20), "v", 100_000, gap=50_000)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/kills.bin": values})
+    (tmp_path / "mnt").mkdir()
+    blocks, bound = tmp_path / "blocks", 8 << 20  # about half of all: there is always something to write
+    options = f"cache_dir={blocks},cache_size={bound}B,cache_min_free=0B,coalesce_gap=0B"
+    chance, hits = random.Random(9), 0
+    for _ in range(KILLS):
+        hits += mount_and_kill(source, tmp_path / "mnt", options, values, chance)
+    assert hits > KILLS / 2, "hardly any block was found on disk: nothing was tested"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        outcome = read_all(root, whole(values), 4)
+        assert (outcome.right, outcome.failed) == (len(values), {})
+    assert usage(blocks) <= bound
+
+
+# -- daemons that share
+
+
+def test_two_daemons_share_a_directory_under_load(nginx: Nginx, tmp_path: Path) -> None:
+    values = cut(publish(nginx.plain.root, "shared.bin", 48 << 20), "v", 200_000, gap=0)
+    large = cut(values[0].data, "large", 48 << 20)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/shared.bin": [*values, *large]})
+    blocks, bound = tmp_path / "blocks", 16 << 20
+    more = f"cache_dir={blocks},cache_size={bound}B,cache_min_free=0B,memory_limit=8MiB,part_size=256KiB"
+    chance, usages, over = random.Random(3), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            usages.append(usage_at_once(blocks))
+
+    with (
+        mounted(source, tmp_path / "one", more) as one,
+        mounted(source, tmp_path / "two", more) as two,
+        concurrent.futures.ThreadPoolExecutor(3) as pool,
+    ):
+        watching = pool.submit(watch)
+        try:
+            reads = [(large[0], chance.randrange(48 << 20), 30_000) for _ in range(300)]
+            jobs = [
+                pool.submit(read_all, root, [*whole(chance.choices(values, k=900)), *reads], 8)
+                for root in (one, two)
+            ]
+            outcomes = [job.result() for job in jobs]
+        finally:
+            over.set()
+        watching.result()
+        assert [(outcome.right, outcome.failed) for outcome in outcomes] == [(1200, {})] * 2
+        assert disk(one, "hits") > 0
+        assert disk(two, "hits") > 0
+    assert 0 < max(usages) <= bound
+
+
+def test_a_block_that_rots_on_disk_is_not_served(nginx: Nginx, tmp_path: Path) -> None:
+    """Every file of the directory is spoilt in its middle, cut in half or made empty."""
+    values = cut(publish(nginx.plain.root, "rot.bin", 4 << 20), "v", 50_000, gap=50_000)
+    source = document(tmp_path / "refs.json", {f"{nginx.plain.url}/rot.bin": values})
+    options = f"cache_dir={tmp_path}/blocks,cache_min_free=0B,coalesce_gap=0B"
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert read_all(root, whole(values), 8).right == len(values)
+        wait_for(lambda: disk(root, "bytes_written") >= sum(map(len, values)))
+    files = [path for path in (tmp_path / "blocks").rglob("*") if path.is_file() and path.stat().st_size > 10_000]
+    assert files
+    for number, path in enumerate(files):
+        data = path.read_bytes()
+        middle = len(data) // 2
+        spoilt = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        path.write_bytes([spoilt, data[:middle], b""][number % 3])
+    with mounted(source, tmp_path / "mnt", options) as root:
+        outcome = read_all(root, whole(values), 8)
+        assert (outcome.right, outcome.failed) == (len(values), {})
+        assert errno.EIO not in outcome.failed

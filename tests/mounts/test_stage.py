@@ -1,0 +1,420 @@
+"""zarrfs stage --mount and unstage: there, kept in use, and gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.machine import without_others
+from tests.mounts.mounting import alive, daemon_pid, mounted
+from tests.mounts.staging import Node, eventually, is_mounted, kill, one_line
+from tests.mounts.staging import node as node
+from tests.servers import Faulty
+from tests.servers import faulty as faulty
+
+SOURCE = DATA / "zarr/v2_hier"
+ROOT = Path(__file__).parents[2]
+
+
+def staged(*arguments: object) -> dict[str, object]:
+    """What `zarrfs stage` reports."""
+    done = run("stage", SOURCE, *arguments, "--report", "-")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def unstaged(*arguments: object) -> list[str]:
+    """The destinations that `zarrfs unstage` has taken away."""
+    done = run("unstage", *arguments, "--report", "-")
+    assert done.returncode == 0, done.stderr
+    return [one["dest"] for one in json.loads(done.stdout)["unstaged"]]
+
+
+def test_a_mount_is_kept_in_use_until_it_is_unstaged(node: Node) -> None:
+    dest = node.path / "deep/er/input"
+    report = staged(dest)
+    assert report["mountpoint"] == str(dest)
+    assert sorted(os.listdir(dest)) == sorted(name for name in os.listdir(SOURCE) if name != ".zarrfs")
+    assert subprocess.run(["umount", dest], capture_output=True, check=False).returncode == 32
+    refused = run("umount", dest)
+    assert (refused.returncode, "(zarrfs-keeper)" in one_line(refused.stderr)) == (1, True)
+    os.kill(daemon_pid(dest), signal.SIGTERM)
+    time.sleep(0.3)
+    assert is_mounted(dest)
+    assert unstaged(dest) == [str(dest)]
+    assert node.clean()
+    assert not (node.path / "deep").exists()
+    assert not any(alive(int(str(report[name]))) for name in ("daemon", "keeper"))
+
+
+def test_it_is_never_idle(node: Node) -> None:
+    """The keeper uses it, and that is told: of `zarrfs run`, too."""
+    done = run("stage", "-o", "idle_timeout=1s", SOURCE, node.path / "input")
+    assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
+    time.sleep(2)
+    assert is_mounted(node.path / "input")
+    assert unstaged(node.path / "input")
+    done = run("run", "-o", "idle_timeout=1s", SOURCE, "true")
+    assert (done.returncode, "option idle_timeout: has no effect" in one_line(done.stderr)) == (0, True)
+
+
+def test_a_directory_that_was_there_stays(node: Node) -> None:
+    dest = node.path / "input"
+    dest.mkdir()
+    staged(dest)
+    unstaged(dest)
+    assert dest.is_dir()
+    assert node.clean()
+
+
+def test_the_keeper_is_small(node: Node) -> None:
+    keeper = staged(node.path / "input")["keeper"]
+    text = Path(f"/proc/{keeper}/smaps_rollup").read_text()
+    assert int(text.split("Pss:")[1].split()[0]) < 6 << 10
+    links = {os.readlink(f"/proc/{keeper}/fd/{number}") for number in os.listdir(f"/proc/{keeper}/fd")}
+    assert links == {"/dev/null", str(node.path / "input")}
+
+
+@pytest.mark.parametrize("what", ["not empty", "file", "mount", "staged", "no source", "upper in use"])
+def test_what_cannot_be_staged_leaves_nothing(what: str, node: Node) -> None:
+    dest, source, options = node.path / "input", SOURCE, []
+    upper = node.path / "upper"
+    expected = {
+        "not empty": "not empty", "file": "not a directory", "mount": "already a mount point",
+        "staged": "staged there already", "no source": "no such file", "upper in use": "in use",
+    }[what]  # fmt: skip
+    if what == "file":
+        dest.touch()
+    elif what == "not empty":
+        (dest / "sub").mkdir(parents=True)
+    elif what == "no source":
+        source = node.path / "nothing.json"
+    elif what == "mount":
+        with mounted(SOURCE, dest):
+            done = run("stage", SOURCE, dest)
+            assert expected in one_line(done.stderr)
+            assert not node.records()
+        return
+    elif what == "staged":
+        staged(dest)
+    else:
+        staged(node.path / "other", "-o", f"upperdir={upper}")
+        options = ["-o", f"upperdir={upper}"]
+    before = node.records()
+    done = run("stage", source, dest, *options)
+    assert done.returncode == 1
+    assert expected in one_line(done.stderr)
+    assert node.records() == before
+    assert is_mounted(dest) == (what == "staged")
+    assert dest.exists() == (what in ("file", "not empty", "staged"))
+
+
+def test_node_local_is_a_link(node: Node) -> None:
+    dest = node.path / "input"
+    dest.mkdir(mode=0o750)
+    done = run("stage", "--node-local", SOURCE, dest, "--report", "-")  # it takes no word that is not its own
+    report = json.loads(done.stdout)
+    place = Path(str(report["mountpoint"]))
+    assert place.parent == node.local
+    assert os.readlink(dest) == str(place)
+    assert (dest / "gzip/.zarray").read_bytes() == (SOURCE / "gzip/.zarray").read_bytes()
+    assert unstaged(place) == [str(dest)]
+    assert dest.stat().st_mode & 0o7777 == 0o750
+    assert not dest.is_symlink()
+    assert node.clean()
+
+
+def test_a_writable_mount_never_lies_where_flux_deletes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    flux, upper = node.path / "flux", node.path / "upper"
+    flux.mkdir()
+    monkeypatch.setenv("FLUX_JOB_TMPDIR", str(flux))
+    done = run("stage", SOURCE, flux / "work", "-o", f"upperdir={upper}")
+    assert "Flux deletes" in one_line(done.stderr)
+    (flux / "work/new").write_text("kept")
+    shutil.rmtree(flux)  # as Flux does at the end of a job: it removes the link, and nothing behind it
+    assert (upper / "new").read_text() == "kept"
+    assert len(node.mounts()) == 1
+    refused = run("stage", SOURCE, node.path / "w2", "--node-local=" + str(flux), "-o", f"upperdir={upper}")
+    assert "no such directory" in one_line(refused.stderr)
+    unstaged("--all")
+    assert node.clean()
+
+
+def test_it_ends_with_the_process_that_it_is_for(node: Node) -> None:
+    dest, job = node.path / "input", subprocess.Popen(["sleep", "100"])
+    staged(dest, "--for", job.pid)
+    reader = subprocess.Popen(["sleep", "100"], cwd=dest)
+    kill_and_reap(job)
+    time.sleep(0.5)
+    assert is_mounted(dest)  # what the job has left behind still uses it
+    assert unstaged("--stale") == []
+    kill_and_reap(reader)
+    assert eventually(node.clean)
+    assert not dest.exists()
+    gone = run("stage", SOURCE, dest, "--for", job.pid)
+    assert "no such process" in one_line(gone.stderr)
+
+
+def kill_and_reap(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_who_holds_a_mount_is_named_and_waited_for(node: Node) -> None:
+    dest = node.path / "input"
+    staged(dest, "--job", "7")
+    holder = subprocess.Popen(["sleep", "100"], cwd=dest)
+    done = run("unstage", "--job", "7")
+    assert (done.returncode, f"pid {holder.pid} (sleep)" in one_line(done.stderr)) == (1, True)
+    assert run("umount", dest).returncode == 1  # it is kept in use as before
+    assert eventually(lambda: "zarrfs-keeper" in run("umount", dest).stderr)
+    waiting = subprocess.Popen([PROGRAM, "unstage", dest, "--timeout", "60s"], stderr=subprocess.DEVNULL)
+    time.sleep(0.5)
+    assert waiting.poll() is None
+    kill_and_reap(holder)
+    assert waiting.wait() == 0
+    assert node.clean()
+    assert unstaged("--job", "7") == []
+    assert run("unstage", dest).returncode == 1
+
+
+def test_lazy_detaches_what_is_in_use(node: Node) -> None:
+    dest = node.path / "input"
+    staged(dest)
+    with open(dest / "gzip/.zarray", "rb") as file:
+        assert unstaged(dest, "--lazy") == [str(dest)]
+        assert not is_mounted(dest)
+        assert file.read() == (SOURCE / "gzip/.zarray").read_bytes()
+
+
+@pytest.mark.parametrize("what", ["daemon", "boot", "owner", "unmounted"])
+def test_stale(what: str, node: Node) -> None:
+    dest, owner = node.path / "input", subprocess.Popen(["sleep", "100"])
+    report = staged(dest, "--node-local", *(["--for", owner.pid] if what != "daemon" else []))
+    if what == "daemon":
+        kill(int(str(report["daemon"])))
+    else:
+        kill(int(str(report["keeper"])))
+    if what in ("boot", "unmounted"):
+        subprocess.run(["umount", "-l", str(report["place"])], check=True)
+    if what == "boot":
+        change(node, report, boot="another")
+    if what == "owner":
+        assert unstaged("--stale") == []
+        kill(node.records()[0]["keeper"][0])  # there is a new one
+        kill_and_reap(owner)
+    assert unstaged("--stale") == [str(dest)]
+    kill_and_reap(owner)
+    assert eventually(node.clean)
+    assert not dest.is_symlink()
+
+
+def test_a_dead_mount_stays_an_error_as_long_as_its_job(node: Node) -> None:
+    """Where it were gone, a reader of an array would read fill values."""
+    dest, owner = node.path / "input", subprocess.Popen(["sleep", "100"])
+    kill(int(str(staged(dest, "--for", owner.pid)["daemon"])))
+    assert unstaged("--stale") == []
+    with pytest.raises(OSError, match="not connected"):
+        os.listdir(dest)
+    kill_and_reap(owner)
+    assert eventually(node.clean)  # its keeper has seen that
+
+
+def change(node: Node, report: dict[str, object], **values: object) -> None:
+    """Let a record tell something else."""
+    path = node.state / f"staged/{report['record']}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_keeper_that_was_killed_is_replaced(node: Node) -> None:
+    dest = node.path / "input"
+    keeper = int(str(staged(dest)["keeper"]))
+    kill(keeper)
+    assert unstaged("--stale") == []
+    (record,) = node.records()
+    assert record["keeper"][0] != keeper
+    assert run("umount", dest).returncode == 1
+    unstaged(dest)
+    assert node.clean()
+
+
+def test_a_mount_of_somebody_else_at_the_same_place_stays(node: Node) -> None:
+    dest = node.path / "input"
+    dest.mkdir()
+    place = staged(dest)["place"]
+    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(SOURCE, dest):
+        assert unstaged("--stale") == [str(dest)]
+        assert is_mounted(dest)
+
+
+def test_processes_of_another_boot_are_left_alone(node: Node) -> None:
+    """Their numbers, and even their times, may be those of others now."""
+    dest, other = node.path / "input", subprocess.Popen(["sleep", "100"])
+    report = staged(dest)
+    kill(int(str(report["keeper"])))
+    subprocess.run(["umount", "-l", dest], check=True)
+    start = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    change(node, report, boot="another", keeper=[other.pid, start])
+    assert unstaged("--stale") == [str(dest)]
+    assert other.poll() is None
+    kill_and_reap(other)
+
+
+def test_a_daemon_that_hangs_holds_nobody_up(node: Node) -> None:
+    dest = node.path / "input"
+    daemon = int(str(staged(dest)["daemon"]))
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        assert unstaged("--stale") == []
+        assert is_mounted(dest)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert unstaged(dest)
+    assert node.clean()
+
+
+@pytest.mark.parametrize("command", ["mount", "stage"])
+def test_nothing_is_put_on_a_mount_that_hangs(command: str, node: Node) -> None:
+    with mounted(SOURCE, node.path / "input") as dest:
+        daemon = daemon_pid(dest)
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            done = run(command, SOURCE, dest)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        assert done.returncode == 1
+        assert "already a mount point" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("how", ["killed", "timeout"])
+def test_a_daemon_that_is_not_ready_ends_with_stage(how: str, node: Node) -> None:
+    """It waits for somebody to write to a pipe here, before it mounts."""
+    dest, pipe = node.path / "input", node.path / "pipe"
+    os.mkfifo(pipe)
+    arguments = [PROGRAM, "stage", str(SOURCE), str(dest), "-o", f"warm={pipe}", "--timeout", "2s"]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+    assert eventually(lambda: len(node.processes()) == 2)
+    if how == "killed":
+        kill_and_reap(process)
+    else:
+        assert process.wait() == 124
+    assert eventually(lambda: not node.processes())
+    assert unstaged("--stale") == ([str(dest)] if how == "killed" else [])
+    assert node.clean()
+    assert not dest.exists()
+
+
+def test_two_at_once_take_it_away_once(node: Node) -> None:
+    dest = node.path / "input"
+    staged(dest)
+    both = [subprocess.Popen([PROGRAM, "unstage", "--all", "--timeout", "9s"]) for _ in range(2)]
+    assert [one.wait() for one in both] == [0, 0]
+    assert node.clean()
+
+
+@pytest.mark.parametrize("how", ["--mount", "--copy"])
+def test_a_source_that_does_not_answer_is_given_up(how: str, node: Node, faulty: Faulty) -> None:
+    url = faulty.put("/slow.json", b"{}", forever="slow")
+    done = run("stage", how, url, node.path / "input", "--timeout", "1s", "--report", "-")
+    faulty.release()
+    assert (done.returncode, "--timeout" in one_line(done.stderr)) == (124, True)
+    assert "--timeout" in json.loads(done.stdout)["error"]
+    assert node.clean()
+    assert not (node.path / "input").exists()
+
+
+# In a mount namespace of its own, where everybody may use /dev/fuse, as `nobody`; Python may lie in a directory of
+# root's, so reading is permitted.
+FORBIDDEN = """
+set -e
+mknod {path}/fuse c 10 229; chmod 666 {path}/fuse; mount --bind {path}/fuse /dev/fuse
+mkdir -p {path}/shared; mount -t bpf -o uid=65534,gid=65534,mode=755 none {path}/shared || exit 77
+chown -R 65534 {path}
+exec setpriv --inh-caps=+dac_read_search --ambient-caps=+dac_read_search --reuid=65534 --regid=65534 --clear-groups \
+    sh -c '{program} stage {source} {path}/shared/input && readlink {path}/shared/input &&
+    cat {path}/shared/input/gzip/.zarray && {program} unstage {path}/shared/input && ! test -L {path}/shared/input'
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")
+def test_where_fusermount3_refuses_there_is_a_link(node: Node) -> None:
+    """A real refusal, by the set-uid program, of a file system that it does not know; only users get it."""
+    os.chmod(node.path, 0o755)
+    for parent in list(node.path.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | 0o055 if parent != Path("/tmp") else 0o1777)
+    script = without_others() + FORBIDDEN.format(path=node.path, program=PROGRAM, source=SOURCE)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this kernel lets nobody but root own a bpf file system")
+    assert done.returncode == 0, done.stderr
+    assert "fusermount3 does not mount on its file system (type 0xcafe4a11)" in one_line(done.stderr)
+    assert done.stdout.startswith(str(node.local))
+    assert (SOURCE / "gzip/.zarray").read_text() in done.stdout
+
+
+KILLS = int(os.environ.get("ZARRFS_TEST_KILLS", "6"))  # of each kind; 100 for a thorough run
+
+
+@pytest.mark.parametrize("how", ["--mount", "--copy"])
+def test_killed_at_any_time_it_is_done_again_or_taken_away(how: str, node: Node) -> None:
+    dest = node.path / "input"
+    for number in range(KILLS):
+        extra = ["--node-local"] if number % 3 == 2 else []
+        process = subprocess.Popen([PROGRAM, "stage", how, SOURCE, dest, *extra], stderr=subprocess.DEVNULL)
+        time.sleep((number + 0.5) / KILLS * 0.4)
+        kill_and_reap(process)
+        if number % 2:
+            assert run("unstage", "--stale").returncode == 0
+            if [record["state"] for record in node.records()] == ["ready"]:  # it was killed when all was done
+                run("unstage", dest)
+            assert eventually(node.clean), (number, node.records(), node.processes())
+        elif process.returncode:
+            done = run("stage", how, SOURCE, dest, *extra)
+            if "staged there already" not in done.stderr:  # it was killed when all was done
+                assert done.returncode == 0, done.stderr
+        if not number % 2:
+            assert subprocess.run(["diff", "-r", SOURCE, dest], check=False).returncode == 0
+            assert run("unstage", dest, "--remove-copies").returncode == 0
+        assert eventually(node.clean), (number, node.records(), node.processes())
+        shutil.rmtree(dest, ignore_errors=True)
+
+
+ALL_USERS = """
+set -e
+mount -t tmpfs none /run; mount -t tmpfs none /mnt
+mknod /mnt/fuse c 10 229; chmod 666 /mnt/fuse; mount --bind /mnt/fuse /dev/fuse
+mkdir -m 777 /mnt/u; unset ZARRFS_STATE_DIR TMPDIR XDG_RUNTIME_DIR
+mkdir /mnt/project; mount --bind {root} /mnt/project
+mount -t tmpfs -o mode=1777 none /tmp
+case {root} in /tmp/*) mkdir -p {root}; mount --bind /mnt/project {root};; esac
+umount /mnt/project; rmdir /mnt/project
+as="setpriv --inh-caps=+dac_read_search --ambient-caps=+dac_read_search --reuid=65534 --regid=65534 --clear-groups"
+$as env HOME=/mnt/u {program} stage {source} /mnt/u/input
+test -d /tmp/zarrfs-65534/staged
+mkdir -p /tmp/zarrfs-1/staged; echo '{{"dest": "/mnt/u"}}' >/tmp/zarrfs-1/staged/a.json; ln -s /etc /tmp/zarrfs-2
+kill -9 $(sed 's/.*"daemon": .//; s/,.*//' /tmp/zarrfs-65534/staged/*.json)
+{program} unstage --stale --report -
+if grep -q /mnt/u /proc/self/mountinfo || test -e /mnt/u/input || test -e /tmp/zarrfs-65534; then exit 3; fi
+test -e /tmp/zarrfs-1/staged/a.json
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace is root's to make")
+def test_root_takes_away_what_is_stale_of_all_users(node: Node) -> None:
+    program = f"{sys.executable} -I -m zarrfs"
+    script = without_others() + ALL_USERS.format(program=program, source=SOURCE, root=ROOT)
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (one,) = json.loads(done.stdout)["unstaged"]
+    assert (one["dest"], one["reason"]) == ("/mnt/u/input", "its daemon has died")

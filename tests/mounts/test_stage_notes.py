@@ -1,0 +1,147 @@
+"""zarrfs stage --copy beside what others have written: their files, manifests, notes and runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, PROGRAM, run
+from tests.mounts.staging import Node, eventually, one_line
+from tests.mounts.staging import node as node
+from zarrfs.copying.destination_directory import DestinationDirectory
+from zarrfs.store.api import Info, Kind
+
+SOURCE = DATA / "zarr/v2_hier"
+
+
+def killed(node: Node) -> Path:
+    """A copy that was killed half-way."""
+    source, dest = node.path / "source", node.path / "input"
+    source.mkdir()
+    for index in range(10_000):
+        (source / f"{index}").write_bytes(bytes(100))
+    child = subprocess.Popen([PROGRAM, "stage", "--copy", source, dest])
+    assert eventually(lambda: dest.exists() and len(os.listdir(dest)) > 100)
+    child.kill()
+    child.wait()
+    return dest
+
+
+def filled(dest: Path, name: str, mark: str = "other") -> DestinationDirectory:
+    """Another run, which has written one file, and goes on."""
+    filling = DestinationDirectory(str(dest), mark=mark)
+    root = filling.root(Info("", Kind.DIRECTORY))
+    handle = filling.open(root)
+    filling.place(filling.create(root, handle, None), handle, Info(name, Kind.FILE), True)
+    os.close(handle)
+    return filling
+
+
+@pytest.mark.parametrize("name", ["input.manifest.jsonl", "input.sha256"])
+def test_a_file_that_is_no_manifest_stays(name: str, node: Node) -> None:
+    dest, notes = node.path / "input", node.path / name
+    notes.write_text(f"{'0' * 64}  notes\n")
+    done = run("stage", "--copy", SOURCE, dest, "--manifest", notes)
+    assert done.returncode == 2
+    assert f"--manifest {notes}: is there already, and no manifest of ours: it stays" in one_line(done.stderr)
+    assert (notes.read_text(), dest.exists()) == (f"{'0' * 64}  notes\n", False)
+
+
+@pytest.mark.parametrize("name", ["input.manifest.jsonl", "input.sha256"])
+def test_a_manifest_is_replaced_by_that_of_the_same_copy(name: str, node: Node) -> None:
+    dest, manifest = node.path / "input", node.path / name
+    for _ in range(2):
+        assert run("stage", "--copy", SOURCE, dest, "--manifest", manifest).returncode == 0
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert not manifest.exists()
+
+
+def test_a_manifest_of_a_killed_copy_is_nobodys(node: Node) -> None:
+    """A file that has come to its name since is not removed with the copy."""
+    dest = killed(node)
+    (node.path / "input.manifest.jsonl").write_text("notes")
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert ((node.path / "input.manifest.jsonl").read_text(), dest.exists()) == ("notes", False)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="has no such device")
+def test_a_device_is_no_manifest(node: Node) -> None:
+    assert run("stage", "--copy", SOURCE, node.path / "input", "--manifest", "/dev/null").returncode == 2
+    assert not os.path.isfile("/dev/null")
+
+
+def test_what_another_run_has_written_stays(node: Node) -> None:
+    dest = killed(node)
+    (filling := filled(dest, "others")).close()  # as it is left by a kill
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert (dest / "others").exists()
+    assert filling is not None
+    assert json.loads((dest / ".zarrfs-staging/note").read_text())["mark"] == "other"
+
+
+def test_under_a_run_that_goes_on_nothing_is_removed(node: Node) -> None:
+    dest = node.path / "input"
+    assert run("stage", "--copy", SOURCE, dest).returncode == 0
+    filling = filled(dest, "others")
+    before = sorted(os.listdir(dest))
+    done = run("unstage", dest, "--remove-copies")
+    assert (done.returncode, "another run is writing to it" in one_line(done.stderr)) == (1, True)
+    assert sorted(os.listdir(dest)) == before
+    filling.finish(Info("", Kind.DIRECTORY))
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert os.listdir(dest) == ["others"]
+
+
+def test_a_killed_copy_that_another_node_has_taken_up(node: Node) -> None:
+    dest = killed(node)
+    mark = json.loads((dest / ".zarrfs-staging/note").read_text())["mark"]
+    filling = filled(dest, "others", mark)
+    before = sorted(os.listdir(dest))
+    for _ in range(2):
+        done = run("unstage", dest, "--remove-copies")
+        assert (done.returncode, "another run is writing to it" in one_line(done.stderr)) == (1, True)
+        assert sorted(os.listdir(dest)) == before
+    filling.abandon()
+    assert run("unstage", dest, "--remove-copies").returncode == 0
+    assert not dest.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("whose", ["staging", "note", "name", "open"])
+def test_a_note_that_is_not_ours_alone_is_not_believed(whose: str, again: bool, node: Node) -> None:
+    """It would say that everything is ours, and has been since 1970."""
+    dest = killed(node)
+    (dest / "precious").write_text("mine")
+    note = dest / ".zarrfs-staging/note"
+    said = json.loads(note.read_text()) | {"spans": [[0, 9 * 10**18]]}
+    note.write_text(json.dumps(said))
+    before = note.read_text()
+    if whose == "name":
+        os.link(note, node.path / "another name")
+    elif whose == "open":
+        note.parent.chmod(0o777)
+    else:
+        os.chown(note if whose == "note" else note.parent, 1234, 1234)
+    if again:
+        done = run("stage", "--copy", node.path / "source", dest)
+        assert done.returncode == (1 if whose in ("staging", "open") else 2)
+        assert note.read_text() == before or whose in ("staging", "open")
+    run("unstage", dest, "--remove-copies")
+    assert (dest / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("spans", ["[[Infinity, 0]]", "[[1]]", "7", "[[\"a\", 0]]"])
+def test_a_damaged_note(spans: str, node: Node) -> None:
+    dest = killed(node)
+    note = dest / ".zarrfs-staging/note"
+    said = json.loads(note.read_text())
+    said.pop("spans")
+    note.write_text(f'{json.dumps(said)[:-1]}, "spans": {spans}}}')
+    done = run("stage", "--copy", node.path / "source", dest)
+    assert done.returncode == 1
+    assert "is there already" in done.stderr.splitlines()[-1]

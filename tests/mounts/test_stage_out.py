@@ -1,0 +1,251 @@
+"""zarrfs stage-out: what a job wrote, as an archive with blobs, or copied to a URL and seen to be there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, run
+from tests.mounts.mounting import mounted
+from tests.mounts.staging import Node, one_line
+from tests.mounts.staging import node as node
+from tests.servers import S3
+from tests.servers import s3 as s3
+from tests.unit.extracting import snapshot
+
+SOURCE = DATA / "zarr/v2_hier"
+BIG = bytes(range(256)) * 5000
+
+
+def job(node: Node) -> Path:
+    """A staged mount in which a job has written; its upper is `node.path / "upper"`."""
+    dest = node.path / "work"
+    assert run("stage", SOURCE, dest, "-o", f"upperdir={node.path / 'upper'}").returncode == 0
+    (dest / "new").mkdir()
+    (dest / "new/big").write_bytes(BIG)
+    (dest / "new/nämé").write_text("small")
+    (dest / ".zattrs").write_text("{}")
+    (dest / "gzip/.zarray").unlink()
+    subprocess.run(["rm", "-r", dest / "blosc"], check=True)
+    return dest
+
+
+WRITTEN = {"new/big": BIG, "new/nämé": b"small", ".zattrs": b"{}"}
+DELETED = ["blosc", "gzip/.zarray"]
+
+
+def kept(*arguments: object) -> dict[str, object]:
+    """What `zarrfs stage-out` reports."""
+    done = run("stage-out", *arguments, "--report", "-")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, object] = json.loads(done.stdout)
+    return report
+
+
+def values(path: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_an_archive_holds_what_was_written(node: Node) -> None:
+    dest, blobs, archive = job(node), node.path / "blobs", node.path / "result.json"
+    blobs.mkdir()
+    done = run("stage-out", dest, "-o", archive, "--blobs", blobs)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == [f"zarrfs: deleted: {key}" for key in DELETED]
+    with mounted(archive, node.path / "mnt", f"blobs={blobs}") as root:
+        assert values(root) == WRITTEN
+    assert "is there already" in one_line(run("stage-out", dest, "-o", archive, "--blobs", blobs).stderr)
+    assert run("unstage", dest).returncode == 0
+    assert kept("--upperdir", node.path / "upper", "-o", archive, "--inline", "--force")["deleted"] == DELETED
+    with mounted(archive, node.path / "mnt") as root:
+        assert values(root) == WRITTEN
+
+
+def test_an_archive_and_its_blobs_in_one_file(node: Node) -> None:
+    dest, archive = job(node), node.path / "result.tar"
+    assert "a tar has the blobs in it" in one_line(run("stage-out", dest, "-o", archive, "--blobs", node.path).stderr)
+    assert kept(dest, "-o", archive)["deleted"] == DELETED
+    with mounted(archive, node.path / "mnt") as root:
+        assert values(root) == WRITTEN
+
+
+def test_all_that_the_mount_shows(node: Node) -> None:
+    dest, out = job(node), node.path / "out"
+    kept(dest, "--merged", "--to", out)
+    assert values(out) == values(dest)
+    assert {"gzip/.zarray", "blosc/.zarray"}.isdisjoint(values(out))
+    assert values(out).items() >= WRITTEN.items()
+    archive = node.path / "all.json"
+    kept(dest, "--merged", "--inline", "-o", archive)
+    with mounted(archive, node.path / "mnt") as root:
+        assert values(root) == values(dest)
+
+
+def test_files_go_to_s3_once(node: Node, s3: S3) -> None:
+    """Nothing is sent twice, but what has changed, or is not there any more."""
+    dest, url = job(node), f"s3://{s3.bucket}/results/job1"
+    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items())]
+    report = kept(dest, "--to", url, *options)
+    assert (report["files"], report["skipped"], report["deleted"]) == (3, 0, DELETED)
+
+    def there() -> dict[str, bytes]:
+        listed = s3.client.list_objects_v2(Bucket=s3.bucket, Prefix="results/job1/").get("Contents", [])
+        keys = [one["Key"] for one in listed]
+        return {key[13:]: s3.client.get_object(Bucket=s3.bucket, Key=key)["Body"].read() for key in keys}
+
+    assert there() == WRITTEN
+    assert kept(dest, "--to", url, *options)["skipped"] == 3
+    s3.client.delete_object(Bucket=s3.bucket, Key="results/job1/new/big")
+    s3.client.put_object(Bucket=s3.bucket, Key="results/job1/.zattrs", Body=b"cut")  # of another size
+    (dest / "new/nämé").write_text("other")
+    assert kept(dest, "--to", url, *options)["skipped"] == 0
+    assert there() == {**WRITTEN, "new/nämé": b"other"}
+    assert not [name for name in os.listdir(dest) if name.startswith(".zarrfs")]  # what notes this is not shown
+
+
+def test_a_failure_names_its_key(node: Node, s3: S3) -> None:
+    dest = job(node)
+    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items()) + ",retries=0"]
+    done = run("stage-out", dest, "--to", "s3://no-such-bucket/x", *options)
+    assert done.returncode == 1
+    assert any(key in one_line(done.stderr) for key in WRITTEN)
+    done = run("stage-out", dest, "--to", "s3://no-such-bucket/x", *options, "--keep-going", "--report", "-")
+    assert done.returncode == 1
+    assert sorted(bad["key"] for bad in json.loads(done.stdout)["failed"]) == sorted(WRITTEN)
+
+
+def test_what_makes_no_sense(node: Node) -> None:
+    dest = job(node)
+    for said, words in {
+        "say where to": [dest], "say what": ["--to", node.path / "x"], "only one": [dest, "--to", "x", "-o", "x.json"],
+        "nothing is staged there": [node.path / "other", "--to", node.path / "x"],
+        "cannot be written to": [dest, "--to", "https://example.org/x"], "unknown": [dest, "--to", "nosuch://x/y"],
+        "is to be archived": [dest, "-o", node.path / "upper/x.json", "--inline"],
+        "work, which is to be archived": [dest, "-o", dest / "x.json", "--inline"],
+        "is to be copied": [dest, "--to", dest / "in"], "upper, which is": [dest, "--to", node.path / "upper/in"],
+        "--blobs": [dest, "-o", node.path / "x.json"],
+    }.items():
+        done = run("stage-out", *words, "-q")
+        assert done.returncode == (1 if said.startswith("nothing") else 2)
+        assert (said if said != "only one" else "say where to") in one_line(done.stderr)
+    assert sorted(path.name for path in node.path.iterdir()) == ["local", "state", "upper", "work"]
+
+
+def test_another_mount_that_writes_is_waited_for(node: Node) -> None:
+    upper, out = node.path / "upper", node.path / "out"
+    upper.mkdir()
+    with mounted(SOURCE, node.path / "mnt", f"upperdir={upper}") as root:
+        (root / "new").write_text("x")
+        done = run("stage-out", "--upperdir", upper, "--to", out)
+        assert (done.returncode, "in use by another mount" in one_line(done.stderr)) == (1, True)
+        assert not out.exists()
+    kept("--upperdir", upper, "--to", out)
+    assert values(out) == {"new": b"x"}
+
+
+def test_links_are_refused_or_left_out(node: Node, s3: S3) -> None:
+    """Where they are nothing: a URL has no links, and nothing has fifos."""
+    dest, out = job(node), node.path / "out"
+    (dest / "link").symlink_to("new/big")
+    url = (f"s3://{s3.bucket}/links", "--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items()))
+    done = run("stage-out", dest, "--to", *url)
+    assert (done.returncode, "link: neither a file" in one_line(done.stderr)) == (1, True)
+    assert kept(dest, "--to", *url, "--skip-unsupported")["left_out"] == ["link"]
+    assert run("unstage", dest).returncode == 0
+    os.mkfifo(node.path / "upper/fifo")
+    done = run("stage-out", "--upperdir", node.path / "upper", "--to", out)
+    assert (done.returncode, "fifo: neither a file" in one_line(done.stderr)) == (1, True)
+    assert not out.exists()
+    assert kept("--upperdir", node.path / "upper", "--to", out, "--skip-unsupported")["left_out"] == ["fifo"]
+    assert values(out) == {**WRITTEN, "link": BIG}
+    assert os.readlink(out / "link") == "new/big"
+
+
+def furnished(node: Node) -> Path:
+    """A staged mount with what is more than bytes."""
+    dest = job(node)
+    (dest / "empty/inner").mkdir(parents=True)
+    (dest / "new/big").chmod(0o750)
+    (dest / "link").symlink_to("new/big")
+    os.utime(dest / "link", ns=(5, 7_000_000_001), follow_symlinks=False)
+    (dest / "empty/inner").chmod(0o2711)
+    for path, time in (("new/big", 1_500_000_000_123_456_789), ("empty/inner", 9_000_000_003), ("new", -10**9 + 1)):
+        os.utime(dest / path, ns=(time, time))
+    return dest
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_directory_keeps_modes_times_links_and_empty_directories(node: Node, merged: bool) -> None:
+    dest, out = furnished(node), node.path / "deep/out"
+    more = ["--merged"] if merged else []
+    report = kept(dest, "--to", out, *more)
+    assert (report["links"], report["empty_directories"]) == (1, [])
+    found, there = snapshot(out), snapshot(dest)
+    written = {"", "new", "new/big", "new/nämé", ".zattrs", "link", "empty", "empty/inner", "gzip"}
+    expected = there if merged else {key: there[key] for key in written}
+    assert found.keys() == expected.keys()
+    assert {key: one for key, one in found.items() if key} == {key: one for key, one in expected.items() if key}
+    assert not [name for name in os.listdir(out) if "zarrfs" in name]
+
+
+def test_what_is_there_and_the_same_stays(node: Node) -> None:
+    dest, out = furnished(node), node.path / "out"
+    assert kept(dest, "--to", out)["skipped"] == 0
+    known = {path.name: path.stat().st_ino for path in (out / "new").iterdir()}
+    assert kept(dest, "--to", out)["skipped"] == 3
+    assert {path.name: path.stat().st_ino for path in (out / "new").iterdir()} == known
+    os.utime(out / "new/big", (2_000_000_000, 2_000_000_000))  # newer, but another's
+    (out / "new/big").chmod(0o600)
+    (out / ".zattrs").chmod(0o600)
+    (out / "new/nämé").write_text("other")
+    (out / "other").write_text("stays")
+    (out / "empty").chmod(0o700)
+    assert kept(dest, "--to", out)["skipped"] == 0
+    found, there = snapshot(out), snapshot(dest)
+    assert {key: there[key] for key in found if key not in ("", "other")} == {
+        key: one for key, one in found.items() if key not in ("", "other")
+    }
+    assert (out / "other").read_text() == "stays"
+
+
+def test_links_that_are_there_are_not_followed(node: Node) -> None:
+    dest, out, other = job(node), node.path / "out", node.path / "other"
+    other.mkdir()
+    out.mkdir()
+    (out / "new").symlink_to(other)
+    done = run("stage-out", dest, "--to", out)
+    assert (done.returncode, "new: is there already, and is no directory" in one_line(done.stderr)) == (1, True)
+    assert list(other.iterdir()) == []
+    report = json.loads(run("stage-out", dest, "--to", out, "--keep-going", "--report", "-").stdout)
+    assert {one["key"] for one in report["failed"]} == {"new"}
+    assert (out / ".zattrs").read_text() == "{}"
+
+
+def test_a_url_has_no_empty_directories_and_the_report_says_so(node: Node, s3: S3) -> None:
+    dest = furnished(node)
+    (dest / "link").unlink()
+    options = ["--option", ",".join(f"s3.{name}={value}" for name, value in s3.options.items())]
+    done = run("stage-out", dest, "--to", f"s3://{s3.bucket}/empty", *options, "--report", "-")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["empty_directories"] == ["empty/inner"]
+    assert "warning: left out: empty/inner: no URL has empty directories" in done.stderr
+
+
+def test_holes_stay_holes_and_the_directory_of_blobs_is_made(node: Node) -> None:
+    upper = node.path / "changes"
+    upper.mkdir()
+    with (upper / "holes").open("wb") as file:
+        file.truncate(1 << 30)
+        file.write(b"x" * 5000)
+    done = run("stage-out", "--upperdir", upper, "--to", node.path / "out")
+    assert done.returncode == 0, done.stderr
+    status = (node.path / "out/holes").stat()
+    assert (status.st_size, status.st_blocks < 1000) == (1 << 30, True)
+    done = run("stage-out", "--upperdir", upper, "-o", node.path / "a.json", "--blobs", node.path / "blobs")
+    assert done.returncode == 0, done.stderr
+    assert len(os.listdir(node.path / "blobs")) == 1

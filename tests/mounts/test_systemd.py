@@ -1,0 +1,276 @@
+"""The units of systemd/ run by systemd itself, on a machine that has booted for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.booted import Booted
+from tests.conftest import DATA
+from tests.machine import ROOT
+from tests.mounts.staging import eventually
+
+REFS = json.dumps({"version": 1, "refs": {"a": "hello", "b": ["/srv/data/v2.zarr/.zgroup"]}})
+QUICK = "[Service]\nRestartSec=0.3\nTimeoutStopSec=2\n"  # else as the unit says
+OTHERS = "allow_other,allow_path=/srv/data"
+
+
+def configuration(name: str, source: str = "/srv/data/refs.json", options: str = OTHERS) -> str:
+    return f"SOURCE={source}\nMOUNTPOINT=/mnt/{name}\nOPTIONS={options}\n"
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Booted]:
+    """A machine with our units, data in /srv/data and a user."""
+    with Booted({"/srv/data/refs.json": REFS}) as made:
+        made.root(f"{ROOT}/scripts/install-helper --units")
+        shutil.copytree(DATA / "zarr/v2_hier", made.path("/srv/data/v2.zarr"))
+        made.user("ann", runtime=False)
+        made.root("mkdir -p /etc/zarrfs /run/systemd/system/zarrfs@.service.d")
+        made.path("/run/systemd/system/zarrfs@.service.d/quick.conf").write_text(QUICK)
+        made.root("systemctl daemon-reload")
+        yield made
+
+
+def configure(machine: Booted, name: str, **more: str) -> str:
+    """/etc/zarrfs/NAME.conf; the unit's name."""
+    machine.path(f"/etc/zarrfs/{name}.conf").write_text(configuration(name, **more))
+    return f"zarrfs@{name}"
+
+
+def shown(machine: Booted, unit: str, name: str) -> str:
+    """A property of a unit."""
+    return machine.root(f"systemctl show -P {name} {unit}")
+
+
+def journal(machine: Booted, unit: str) -> str:
+    return machine.root(f"journalctl --no-pager -o cat -u {unit}")
+
+
+def test_a_data_set_for_all_users(machine: Booted) -> None:
+    unit = configure(machine, "all")
+    machine.root(f"systemctl start {unit}")
+    assert "/mnt/all" in machine.mounts()  # when start returns, and outside of the service
+    assert machine.run("cat", "/mnt/all/a", user="ann").stdout == "hello"
+    assert machine.run("cat", "/mnt/all/b", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
+    assert eventually(lambda: shown(machine, unit, "StatusText"))
+    assert shown(machine, unit, "StatusText") == "/srv/data/refs.json on /mnt/all: nothing open"
+    machine.path("/srv/data/refs.json").write_text(REFS.replace("hello", "changed"))
+    machine.root(f"systemctl reload {unit}")
+    assert eventually(lambda: machine.root("cat /mnt/all/a") == "changed")
+    assert machine.root(f"systemctl is-active {unit}") == "active"
+    machine.path("/srv/data/refs.json").write_text(REFS)
+    machine.root(f"systemctl stop {unit}")
+    assert shown(machine, unit, "Result") == "success"
+    assert "/mnt/all" not in machine.mounts()
+
+
+def test_a_daemon_that_is_killed_is_started_again(machine: Booted) -> None:
+    unit = configure(machine, "killed")
+    machine.root(f"systemctl start {unit} && systemctl kill -s KILL {unit}")
+    assert eventually(
+        lambda: machine.root(f"systemctl show -P NRestarts -P SubState {unit}").split() == ["1", "running"]
+    )
+    assert machine.root("cat /mnt/killed/a") == "hello"
+    assert machine.mounts().count("/mnt/killed") == 1
+    machine.root(f"systemctl stop {unit}")
+
+
+def test_stop_while_somebody_reads(machine: Booted) -> None:
+    """The reader gets an error and no empty directory; the next start clears what is left."""
+    unit = configure(machine, "busy")
+    machine.root(f"systemctl start {unit}")
+    script = "exec 3</mnt/busy/a; echo open; sleep 1; cd /mnt/busy; until ! ls >/dev/null 2>&1; do sleep 0.1; done; ls"
+    reader = machine.start("sh", "-c", script, user="ann")
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "open\n"
+    machine.root(f"systemctl stop {unit}", check=False)
+    said, error = reader.communicate(timeout=30)
+    assert (said, "not connected" in error) == ("", True)
+    assert "in use by pid" in journal(machine, unit)
+    assert shown(machine, unit, "ActiveState") == "failed"
+    assert machine.mounts().count("/mnt/busy") == 1
+    machine.root(f"systemctl start {unit}")
+    assert machine.root("cat /mnt/busy/a") == "hello"
+    machine.root(f"systemctl stop {unit}")
+
+
+def test_what_cannot_be_mounted(machine: Booted) -> None:
+    """A source may come later; an option that is wrong stays so."""
+    unit = configure(machine, "wrong", options="blob=/x")
+    assert machine.run("systemctl", "start", unit).returncode == 1
+    assert shown(machine, unit, "ActiveState") == "failed"
+    assert "did you mean blobs" in journal(machine, unit)
+    unit = configure(machine, "late", source="/srv/data/late.json")
+    assert machine.run("systemctl", "start", unit).returncode == 1
+    assert shown(machine, unit, "SubState") == "auto-restart"
+    machine.path("/srv/data/late.json").write_text(REFS)
+    assert eventually(lambda: shown(machine, unit, "SubState") == "running")
+    machine.root(f"systemctl stop {unit}; systemctl reset-failed")
+    unit = configure(machine, "none", source="/nonexistent")
+    machine.root("rm /etc/zarrfs/none.conf")
+    assert "Assertion failed" in machine.run("systemctl", "start", unit).stderr
+
+
+def test_what_the_service_needs_is_not_forbidden(machine: Booted) -> None:
+    """Decoders compile nothing at run time; files of users are made, owned and given bits in an upper directory."""
+    view = configure(machine, "view", source="/srv/data/v2.zarr", options="view=arrays")
+    written = configure(machine, "written", options=f"{OTHERS},upperdir=/srv/upper")
+    machine.root(f"mkdir -m 777 /srv/upper && systemctl start {view} {written}")
+    assert machine.root("find /mnt/view -type f | xargs cat | wc -c") != "0"
+    script = "cd /mnt/written && mkdir dir && chmod 2770 dir && echo x >dir/file && mkfifo dir/pipe && rm a"
+    done = machine.run("sh", "-c", script, user="ann")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.root("stat -c '%U %a' /srv/upper/dir /srv/upper/dir/file").split("\n") == ["ann 2770", "ann 644"]
+    machine.root(f"systemctl stop {view} {written}")
+
+
+def test_a_view_of_its_own_hides_the_mount(machine: Booted) -> None:
+    """docs/systemd.md: why PrivateTmp= and its like cannot be used."""
+    unit = configure(machine, "hidden")
+    drop_in = "/run/systemd/system/zarrfs@hidden.service.d/private.conf"
+    machine.root(f"mkdir {Path(drop_in).parent}")
+    # the program may lie beneath /tmp
+    machine.path(drop_in).write_text(f"[Service]\nPrivateTmp=yes\nBindReadOnlyPaths={' '.join(machine.bound)}\n")
+    machine.root(f"systemctl daemon-reload && systemctl start {unit}")
+    assert shown(machine, unit, "SubState") == "running"
+    assert "/mnt/hidden" not in machine.mounts()
+    machine.root(f"systemctl kill -s KILL {unit}; systemctl stop {unit}", check=False)
+    machine.root(f"rm {drop_in} && systemctl daemon-reload")
+
+
+def test_a_line_of_fstab_is_mounted_at_the_first_look(machine: Booted) -> None:
+    options = "ro,nofail,_netdev,allow_other,x-systemd.automount,x-systemd.idle-timeout=1s"
+    machine.path("/etc/fstab").write_text(f"/srv/data/v2.zarr /mnt/looked zarrfs {options} 0 0\n")
+    machine.root("systemctl daemon-reload && systemctl start mnt-looked.automount")
+    assert machine.mounts("autofs").count("/mnt/looked") == 1
+    assert "/mnt/looked" not in machine.mounts()
+    assert machine.run("cat", "/mnt/looked/.zgroup", user="ann").stdout == (DATA / "zarr/v2_hier/.zgroup").read_text()
+    assert "/mnt/looked" in machine.mounts()
+    assert eventually(lambda: "/mnt/looked" not in machine.mounts())
+    assert machine.run("ls", "-A", "/mnt/looked", user="ann").stdout  # and again
+    machine.root("systemctl stop mnt-looked.automount && : >/etc/fstab && systemctl daemon-reload")
+    assert "/mnt/looked" not in machine.mounts()
+
+
+@pytest.mark.promise("S49")
+def test_names_beyond_ascii(machine: Booted) -> None:
+    """A service, and a line of fstab that is mounted at the first look."""
+    name = "Größe, 数据 (e\u0301)"
+    machine.path(f"/srv/data/{name}.json").write_text(REFS)
+    machine.path("/etc/zarrfs/names.conf").write_text(
+        f'SOURCE="/srv/data/{name}.json"\nMOUNTPOINT="/mnt/{name}"\nOPTIONS={OTHERS}\n'
+    )
+    machine.root("systemctl start zarrfs@names")
+    assert machine.run("cat", f"/mnt/{name}/a", user="ann").stdout == "hello"
+    machine.root("systemctl stop zarrfs@names")
+    escaped = name.replace(" ", "\\040")
+    machine.path("/etc/fstab").write_text(
+        f"/srv/data/{escaped}.json /mnt/at\\040first\\040{escaped} zarrfs {OTHERS},noauto,x-systemd.automount 0 0\n"
+    )
+    machine.root("systemctl daemon-reload")
+    unit = machine.root(f"systemd-escape --path --suffix=automount '/mnt/at first {name}'")
+    machine.root(f"systemctl start '{unit}'")
+    assert machine.run("cat", f"/mnt/at first {name}/a", user="ann").stdout == "hello"
+    shown_as = machine.root(f"findmnt -n -o SOURCE -t fuse.zarrfs '/mnt/at first {name}'")
+    assert shown_as == f"/srv/data/{name}.json"
+    machine.root(f"systemctl stop '{unit}' && echo >/etc/fstab && systemctl daemon-reload")
+
+
+def test_the_examples(machine: Booted) -> None:
+    """A pair of units; when the daemon is killed there is an error until it is mounted again."""
+    for example in (ROOT / "systemd/examples").iterdir():
+        text = example.read_text().replace("/data/era5/combined.json", "/srv/data/refs.json")
+        machine.path(f"/etc/systemd/system/{example.name}").write_text(text.replace("/data/era5", "/srv/data"))
+    machine.root("systemctl daemon-reload && systemctl enable --now mnt-era5.automount")
+    assert machine.root("cat /mnt/era5/a") == "hello"
+    assert shown(machine, "mnt-era5.mount", "SubState") == "mounted"
+    machine.root("systemctl kill -s KILL mnt-era5.mount")
+    assert eventually(lambda: "not connected" in machine.run("cat", "/mnt/era5/a").stderr)  # "abort" while it ends
+    machine.root("systemctl restart mnt-era5.mount")
+    assert machine.root("cat /mnt/era5/a") == "hello"
+    machine.root("systemctl disable --now mnt-era5.automount && systemctl stop mnt-era5.mount")
+    assert "/mnt/era5" not in machine.mounts()
+
+
+def test_a_users_own(machine: Booted) -> None:
+    machine.root("loginctl enable-linger ann")
+    directory = f"/run/user/{machine.root('id -u ann')}"
+    assert eventually(machine.path(f"{directory}/systemd/private").exists)
+    lines = "SOURCE=/srv/data/v2.zarr\nMOUNTPOINT=/home/ann/own\nOPTIONS=\n"
+    done = machine.run("sh", "-c", f"mkdir -p .config/zarrfs && echo '{lines}' >.config/zarrfs/own.conf", user="ann")
+    assert done.returncode == 0, done.stderr
+
+    def manager(command: str) -> None:
+        done = machine.run("systemctl", "--user", command, "zarrfs@own", user="ann", XDG_RUNTIME_DIR=directory)
+        assert done.returncode == 0, done.stderr
+
+    manager("start")
+    assert "/home/ann/own" in machine.mounts()
+    assert machine.run("cat", "/home/ann/own/.zgroup", user="ann").stdout
+    manager("reload")
+    manager("stop")
+    assert "/home/ann/own" not in machine.mounts()
+
+
+def test_the_sweep(machine: Booted) -> None:
+    machine.root("systemctl start zarrfs-unstage.timer zarrfs-unstage.service")
+    assert machine.root("systemctl is-active zarrfs-unstage.timer") == "active"
+    assert shown(machine, "zarrfs-unstage.service", "Result") == "success"
+
+
+HELPER = "from zarrfs.cli.mount_helper import main\nraise SystemExit(main())\n"
+CONSUMER = """\
+[Unit]
+Requires=zarrfs@era5.service
+After=zarrfs@era5.service
+RequiresMountsFor=/mnt/line /mnt/era5
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=sh -c 'cat /mnt/era5/a >/shared/at-boot'
+ExecStop=sh -c 'cat /mnt/era5/a >/shared/at-shutdown; cat /mnt/line/a >>/shared/at-shutdown'
+"""
+
+
+def test_boot_and_shutdown(machine: Booted) -> None:
+    """What is mounted at boot is there for who needs it, until he has ended; a line that fails stops nothing."""
+    units, wanted = "/etc/systemd/system", "/etc/systemd/system/multi-user.target.wants"
+    service = (ROOT / "systemd/zarrfs@.service").read_text().replace("/usr/bin/zarrfs", f"{ROOT}/.venv/bin/zarrfs")
+    files: dict[str, str | Path] = {
+        "/srv/data/refs.json": REFS,
+        "/etc/zarrfs/era5.conf": configuration("era5", options=""),
+        f"{units}/zarrfs@.service": service,
+        f"{wanted}/zarrfs@era5.service": Path("../zarrfs@.service"),
+        f"{units}/consumer.service": CONSUMER,
+        f"{wanted}/consumer.service": Path("../consumer.service"),
+        "/usr/sbin/mount.zarrfs": f"#!{ROOT}/.venv/bin/python -I\n{HELPER}",
+        "/etc/fstab": "/srv/data/refs.json /mnt/line zarrfs nofail 0 0\n/gone.json /mnt/gone zarrfs nofail 0 0\n",
+    }
+    with Booted(files, states=("degraded",)) as booted:
+        assert (booted.shared / "at-boot").read_text() == "hello"
+        failed = booted.root("systemctl --failed --plain --no-legend").split()
+        assert failed[0] == "mnt-gone.mount"
+        assert set(booted.mounts()) == {"/mnt/era5", "/mnt/line"}
+        booted.root("systemctl poweroff", check=False)
+        assert booted.ended()
+        assert (booted.shared / "at-shutdown").read_text() == "hellohello"
+
+
+def test_a_machine_that_does_not_end_by_itself_is_ended() -> None:
+    """Who would end it is stopped: neither processes nor files stay, and the test that was at fault is told."""
+    booted = Booted()
+    booted.patience = 1
+    with pytest.raises(subprocess.TimeoutExpired), booted:
+        os.kill(booted._parent.pid, signal.SIGSTOP)
+    assert eventually(lambda: not os.path.exists(f"/proc/{booted.pid}"))
+    assert booted._parent.returncode == -signal.SIGKILL
+    assert not booted.shared.parent.exists()

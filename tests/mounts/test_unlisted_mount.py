@@ -1,0 +1,160 @@
+"""Mounts of stores on a server that cannot list: chunks by the grid of their array, asked for when looked up."""
+
+from __future__ import annotations
+
+import errno
+import http.server
+import io
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import run
+from tests.mounts.mounting import daemon_pid, mounted
+from tests.mounts.test_semantics import error_of
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx"]
+
+
+@pytest.fixture
+def store(nginx: Nginx, tmp_path: Path) -> str:
+    """The URL of a store with a sparse, a dense and a very large array."""
+    name = tmp_path.name
+    group = zarr.open_group(str(nginx.plain.root / name), mode="w", zarr_format=3)
+    sparse = group.create_array("sparse", shape=(40,), chunks=(10,), dtype="i4")
+    sparse[:10], sparse[20:30] = 1, 2
+    group.create_array("dense", shape=(20, 20), chunks=(10, 10), dtype="i4")[:] = 3
+    encoding = {"name": "v2", "separator": "."}
+    large = group.create_array(
+        "large", shape=(1000, 1000), chunks=(1, 1), dtype="u1", chunk_key_encoding=encoding
+    )
+    large[3, 4] = 7
+    zarr.consolidate_metadata(group.store)
+    return f"{nginx.plain.url}/{name}"
+
+
+@pytest.fixture(params=["<title>App</title><a href='/'>Home</a>", "<title>App</title><a href='about'>About</a>"])
+def page_for_all(request: pytest.FixtureRequest, store: str, nginx: Nginx) -> Iterator[str]:
+    """The URL of the store on a server that answers with a page for every name that it does not have."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(nginx.plain.root))
+
+        def log_message(self, *arguments: object) -> None:
+            """Nothing."""
+
+        def send_head(self) -> Any:
+            if os.path.isfile(self.translate_path(self.path)):
+                return super().send_head()
+            page = f"<!doctype html>{request.param}".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            return io.BytesIO(page)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/{store.rpartition('/')[2]}"
+        server.shutdown()
+
+
+@pytest.mark.promise("S54")
+def test_a_server_with_a_page_for_every_name(page_for_all: str, nginx: Nginx, tmp_path: Path) -> None:
+    """Such a page is neither a value, nor a directory, nor what is absent: to read it is EIO, not the fill value."""
+    done = run("ls", page_for_all)
+    assert done.returncode != 0
+    assert not done.stdout
+    assert "no listing" in done.stderr or "HTML page" in done.stderr
+    with mounted(page_for_all, tmp_path / "mnt", "retries=0,cache=none") as root:
+        assert error_of(os.listdir, root) == errno.EIO
+        assert error_of((root / "sparse/c/1").read_bytes) == errno.EIO
+    (nginx.plain.root / page_for_all.rpartition("/")[2] / ".zmetadata").write_text("{}")
+    with mounted(page_for_all, tmp_path / "mnt", "retries=0,cache=none") as root:
+        for name in ("dense/c/7", "dense/c/1/7", "dense/c/x", "sparse/c/1", "none/zarr.json", ".zgroup"):
+            assert error_of((root / name).read_bytes) in (errno.EIO, errno.ENOENT), name
+        assert error_of(os.stat, root / "sparse/c/3") == errno.EIO
+        assert error_of((root / "sparse/c/3").read_bytes) == errno.EIO
+        assert (root / "dense/c/1/1").read_bytes()
+
+
+def requests(nginx: Nginx) -> int:
+    return len(nginx.log.read_text().splitlines())
+
+
+def test_the_grid_is_listed_and_what_is_not_there_is_enoent(store: str, nginx: Nginx, tmp_path: Path) -> None:
+    with mounted(store, tmp_path / "mnt", "negative_timeout=60") as root:
+        assert sorted(os.listdir(root)) == ["dense", "large", "sparse", "zarr.json"]
+        assert os.listdir(root / "sparse/c") == ["0", "1", "2", "3"]
+        assert os.listdir(root / "dense/c") == ["0", "1"]
+        assert os.listdir(root / "dense/c/1") == ["0", "1"]
+        assert (root / "sparse/c/2").stat().st_size == len((root / "sparse/c/2").read_bytes()) > 0
+        for call in (os.stat, lambda path: os.close(os.open(path, os.O_RDONLY))):
+            for name in ("sparse/c/1", "sparse/c/4", "sparse/c/x", "sparse/1"):
+                assert error_of(call, root / name) == errno.ENOENT, name
+        before = requests(nginx)
+        for _ in range(3):
+            assert error_of(os.stat, root / "sparse/c/1") == errno.ENOENT
+        assert requests(nginx) == before
+
+
+def test_zarr_python_through_the_mount(store: str, tmp_path: Path) -> None:
+    with mounted(store, tmp_path / "mnt") as root:
+        group = zarr.open_group(str(root), mode="r")
+        assert sorted(group) == ["dense", "large", "sparse"]
+        sparse = group["sparse"]
+        assert isinstance(sparse, zarr.Array)
+        assert np.array_equal(sparse[:], np.repeat([1, 0, 2, 0], 10))
+        assert sparse.nchunks_initialized == 2
+        assert np.asarray(group["dense"]).min() == 3
+        large = group["large"]
+        assert isinstance(large, zarr.Array)
+        assert np.asarray(large[2:5, 3:6]).tolist() == [[0, 0, 0], [0, 7, 0], [0, 0, 0]]
+
+
+def test_a_grid_of_a_million_chunks(store: str, nginx: Nginx, tmp_path: Path) -> None:
+    """Its names come one after the other, and none of them from the server."""
+    with mounted(store, tmp_path / "mnt") as root:
+        (root / "large/zarr.json").stat()
+        before = requests(nginx)
+        with os.scandir(root / "large") as listing:
+            seen = {entry.name for entry in listing}
+        assert requests(nginx) - before < 50
+        assert len(seen) == 1_000_001
+        assert {"zarr.json", "0.0", "999.999", "3.4"} < seen
+        status = Path(f"/proc/{daemon_pid(root)}/status").read_text()
+        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        assert peak < 400 << 10  # KiB: mostly of the inodes that the kernel holds
+        assert (root / "large/3.4").stat().st_size > 0
+        assert error_of(os.stat, root / "large/3.5") == errno.ENOENT
+
+
+def test_what_tools_do_with_chunks_that_are_not_there(store: str, tmp_path: Path) -> None:
+    """The table in docs/zarr-stores.md: what is there is copied, and the status tells that something was not."""
+    with mounted(store, tmp_path / "mnt") as root:
+        for name, status in (("sparse", 1), ("dense", 0)):
+            done = subprocess.run(["cp", "-r", root / name, tmp_path / name], capture_output=True, check=False)
+            assert done.returncode == status
+        done = subprocess.run(["rsync", "-a", f"{root}/sparse", tmp_path / "r"], capture_output=True, check=False)
+        assert done.returncode == 24
+        for copy in (tmp_path / "sparse", tmp_path / "r/sparse"):
+            assert sorted(str(path.relative_to(copy)) for path in copy.rglob("*")) == ["c", "c/0", "c/2", "zarr.json"]
+
+
+@pytest.mark.parametrize(("grid", "shown"), [("ask", ["c", "c/0", "c/2", "zarr.json"]), ("hide", ["zarr.json"])])
+def test_other_listings(grid: str, shown: list[str], store: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with mounted(store, tmp_path / "mnt", f"grid={grid}") as root:
+        shutil.copytree(root / "sparse", copy)
+        assert sorted(str(path.relative_to(copy)) for path in copy.rglob("*")) == shown
+        assert (root / "sparse/c/0").read_bytes()

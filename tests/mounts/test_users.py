@@ -1,0 +1,370 @@
+"""A plain user: everything through fusermount3, and what a machine says where that is not possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA
+from tests.machine import Machine, interrupt
+from tests.mounts.staging import eventually
+
+SOURCE = DATA / "zarr/v2_hier"
+ARCHIVE, BLOBS = DATA / "archives/flux-list.json", DATA / "archives/blobs"
+HOME = "/home/ann"
+DEFAULT = "# nothing\n#user_allow_other\n"
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Machine]:
+    """A machine with the users ann and bob."""
+    with Machine() as machine:
+        machine.user("ann")
+        machine.user("bob", runtime=False)
+        yield machine
+
+
+@pytest.fixture
+def machine(built: Machine) -> Iterator[Machine]:
+    """The machine, ann with a directory mnt, and nothing mounted."""
+    built.fuse_conf(DEFAULT)
+    built.root(f"install -d -o ann -g ann {HOME}/mnt")
+    yield built
+    for place in built.mounts():
+        built.root(f"umount -l {place}", check=False)
+    built.root("chmod 666 /dev/fuse")
+    assert not built.mounts()
+
+
+def ann(machine: Machine, *command: object, **more: str | None) -> tuple[int, str, str]:
+    done = machine.run(*command, user="ann", **more)
+    return done.returncode, done.stdout, done.stderr
+
+
+def mount(machine: Machine, *more: object, **variables: str | None) -> tuple[int, str]:
+    """ann mounts on mnt; (status, what is said)."""
+    status, _out, err = ann(machine, "zarrfs", "mount", SOURCE, "mnt", *more, **variables)
+    return status, err
+
+
+@pytest.mark.promise("S42")
+def test_a_day_of_a_user(machine: Machine) -> None:
+    assert mount(machine) == (0, "")
+    assert machine.mounts() == [f"{HOME}/mnt"]
+    options = machine.root("awk '/fuse.zarrfs/ {print $6}' /proc/self/mountinfo").split(",")
+    assert {"ro", "nosuid", "nodev"} <= set(options)
+    assert ann(machine, "cat", "mnt/.zgroup") == (0, (SOURCE / ".zgroup").read_text(), "")
+    assert ann(machine, "stat", "-c", "%U:%G %a", "mnt/.zgroup")[1].startswith("ann:ann ")
+    assert ann(machine, "diff", "-r", SOURCE, "mnt") == (0, "", "")
+    assert json.loads(ann(machine, "zarrfs", "stats", "--json", "mnt")[1])["open"] > 10
+    assert ann(machine, "zarrfs", "top", "--once", "--interval", "100ms", "mnt")[0] == 0
+    assert ann(machine, "zarrfs", "umount", "mnt") == (0, "", "")
+    assert mount(machine) == (0, "")
+    assert ann(machine, "fusermount3", "-u", "mnt") == (0, "", "")
+    assert not machine.mounts()
+
+
+@pytest.mark.promise("S38")
+def test_root_refreshes_the_mount_of_a_user_as_that_user(machine: Machine) -> None:
+    assert mount(machine) == (0, "")
+    for command in (["refresh"], ["refresh", "--set", "retries=1"], ["stats"]):
+        done = machine.run("zarrfs", *command, f"{HOME}/mnt")
+        says = f"zarrfs: {HOME}/mnt: permission denied, also for root: run it as the user who mounted it"
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith(says)
+        assert ann(machine, "zarrfs", *command, f"{HOME}/mnt")[::2] == (0, "")
+    assert ann(machine, "zarrfs", "umount", "mnt") == (0, "", "")
+    assert mount(machine, "-o", f"pid_file={HOME}/pid,log_file={HOME}/log") == (0, "")
+    machine.root(f"kill -HUP $(cat {HOME}/pid)")
+    assert eventually(lambda: "refreshed in" in machine.root(f"cat {HOME}/log", check=False))
+
+
+@pytest.mark.promise("S42")
+def test_others_and_root_see_nothing_of_it(machine: Machine) -> None:
+    machine.root(f"chmod 711 {HOME}")
+    assert mount(machine) == (0, "")
+    for user in ("bob", "root"):
+        done = machine.run("ls", f"{HOME}/mnt", user=user)
+        assert (done.returncode, "Permission denied" in done.stderr) == (2, True), user
+    for command in ("stats", "refresh"):
+        done = machine.run("zarrfs", command, f"{HOME}/mnt")
+        assert done.returncode == 1
+        assert "allow_root" in done.stderr
+        assert done.stderr.count("\n") == 1
+    done = machine.run("zarrfs", "umount", f"{HOME}/mnt", user="bob")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert machine.mounts() == [f"{HOME}/mnt"]
+    assert machine.run("zarrfs", "umount", f"{HOME}/mnt").returncode == 0, "root unmounts what he cannot read"
+    assert not machine.mounts()
+    machine.root(f"chmod 700 {HOME}")
+
+
+@pytest.mark.promise("S42")
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        (None, 0o644, 'there is no /etc/fuse.conf with the line "user_allow_other" (root can write it)'),
+        (DEFAULT, 0o644, '/etc/fuse.conf has no line "user_allow_other" (root can add it)'),
+        ("user_allow_other = 1\n", 0o644, '/etc/fuse.conf has no line "user_allow_other" (root can add it)'),
+        ("user_allow_other", 0o644, 'its last line "user_allow_other" does not count without a line feed'),
+        ("user_allow_other\n", 0o640, "/etc/fuse.conf cannot be read (permission denied)"),
+        ("user_allow_other\n", 0o644, ""),
+        (" \tuser_allow_other \t # others, too\nmount_max = 7\n", 0o644, ""),
+        ("user_allow_other\r\n", 0o644, ""),
+    ],
+)
+def test_allow_other_takes_a_line_of_fuse_conf(text: str | None, mode: int, says: str, machine: Machine) -> None:
+    """What we say before anything is prepared is what fusermount3 will say, in more words."""
+    machine.fuse_conf(text, mode)
+    for option in ("allow_other", "allow_root"):
+        done = machine.run("zarrfs", "mount", "/nonexistent.json", "mnt", "-o", option, user="ann")
+        if says:
+            assert done.stderr.startswith(f"zarrfs: option {option}: ")
+            assert says in done.stderr
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        else:
+            assert "/nonexistent.json: no such file" in done.stderr
+    skipping = "from zarrfs.system import requirements; requirements.check = lambda *a: None"
+    skipping += "; from zarrfs.cli import main; main()"
+    done = machine.run("python", "-c", skipping, "mount", SOURCE, "mnt", "-o", "allow_other", user="ann")
+    assert (done.returncode == 0) == (not says), done.stderr
+
+
+def test_who_may_look_where_others_are_allowed(machine: Machine) -> None:
+    machine.root(f"chmod 711 {HOME}")
+    machine.fuse_conf("user_allow_other\n")
+    for option, bob in (("allow_other", 0), ("allow_root", 2)):
+        assert mount(machine, "-o", option) == (0, "")
+        assert machine.run("ls", f"{HOME}/mnt", user="bob").returncode == bob
+        assert machine.run("zarrfs", "stats", f"{HOME}/mnt").returncode == 0
+        assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
+    machine.root(f"chmod 700 {HOME}")
+
+
+@pytest.mark.promise("S42")
+def test_reasons_of_the_machine(machine: Machine) -> None:
+    """One line each, before the source is looked at, and nothing is mounted."""
+    def refused(*words: str, prefix: str = "", command: str = "") -> None:
+        command = command or f"zarrfs mount {SOURCE} mnt"
+        program, _, rest = command.partition(" ")
+        status, _out, err = ann(machine, "sh", "-c", f"{prefix} exec {machine.command(program)[-1]} {rest}")
+        assert (status, err.count("\n")) == (1, 1), err
+        assert all(word in err for word in words), err
+        assert not machine.mounts()
+
+    machine.fuse_conf("mount_max = 0\n")
+    refused("too many mounts of FUSE (0): mount_max is 0, root can raise it in /etc/fuse.conf")
+    refused("too many mounts of FUSE", command=f"zarrfs mount --foreground {SOURCE} mnt")
+    program = machine.command("python")[-1]
+    skipping = "from zarrfs.system import requirements; requirements.check = lambda *a: None"
+    for way in ("", "--foreground "):  # what only fusermount3 knows is in the one line, too
+        late = f"{skipping}; from zarrfs.cli import main; main()"
+        refused("fusermount3: too many FUSE filesystems mounted: mount_max is 0",
+                command=f"{program} -c '{late}' mount {way}{SOURCE} mnt")  # fmt: skip
+    machine.fuse_conf(DEFAULT)
+    machine.root(f"install -d {HOME}/none")
+    refused(f"{HOME}/none: not writable: a user mounts only where he may write", command=f"zarrfs mount {SOURCE} none")
+    refused("/tmp: belongs to another user (sticky)", command=f"zarrfs mount {SOURCE} /tmp")
+    machine.root("chmod 600 /dev/fuse")
+    refused("no permission to use /dev/fuse (mode 0600, owner 0:0): root can chmod 666 /dev/fuse")
+    machine.root("chmod 666 /dev/fuse")
+    refused("no_new_privs", command=f"setpriv --no-new-privs {machine.command('zarrfs')[-1]} mount {SOURCE} mnt")
+    fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"
+    machine.root(f"cp {fusermount} /mnt/plain && chmod 755 /mnt/plain && mount --bind /mnt/plain {fusermount}")
+    try:
+        refused(f"{fusermount} is not set-user-ID root", f"chmod u+s {fusermount}")
+    finally:
+        machine.root(f"umount {fusermount}")
+    machine.root("mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3")
+    try:
+        refused("there is no /dev/fuse", "--device /dev/fuse --cap-add SYS_ADMIN (docs/containers.md)")
+        done = machine.run("zarrfs", "mount", SOURCE, f"{HOME}/mnt")
+        assert "there is no /dev/fuse" in done.stderr
+        machine.root("mknod -m 666 /dev/fuse c 240 229")
+        refused("the kernel has no FUSE: modprobe fuse")
+    finally:
+        machine.root("umount /dev")
+    assert mount(machine) == (0, "")
+
+
+def test_root_without_the_right_to_mount(machine: Machine) -> None:
+    """As in a container that was given the device alone."""
+    bare = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", machine.command("zarrfs")[-1])
+    done = machine.run(*bare, "mount", SOURCE, f"{HOME}/mnt")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "CAP_SYS_ADMIN" in done.stderr
+    assert "--cap-add SYS_ADMIN" in done.stderr
+
+
+def test_without_fusermount3(machine: Machine) -> None:
+    path = shutil.which("fusermount3") or "/usr/bin/fusermount3"
+    directory = os.path.dirname(path)
+    machine.root(f"mkdir -p /mnt/up /mnt/up-work && mknod /mnt/up/{os.path.basename(path)} c 0 0 && mount -t overlay "
+                 f"-o lowerdir={directory},upperdir=/mnt/up,workdir=/mnt/up-work none {directory}")  # fmt: skip
+    try:
+        status, err = mount(machine)
+        assert (status, err.count("\n")) == (1, 1)
+        assert "fusermount3 is not installed (Debian: apt install fuse3)" in err
+    finally:
+        machine.root(f"umount -l {directory}")
+    done = ann(machine, "sh", "-c", f"PATH=/nonexistent exec {machine.command('zarrfs')[-1]} mount {SOURCE} mnt")
+    assert done == (0, "", ""), "it is found without PATH"
+
+
+def test_places_of_a_user(machine: Machine) -> None:
+    """Indexes, records and logs go where XDG says, and mounting works where there is no place for them."""
+    job, blobs = ("zarrfs", "mount", ARCHIVE, "mnt", "-o", f"blobs={BLOBS}"), f"{HOME}/mnt/job/inputs"
+
+    def works(where: str | None, **variables: str | None) -> None:
+        assert ann(machine, *job, **variables) == (0, "", ""), variables
+        assert ann(machine, "ls", blobs)[0] == 0
+        assert ann(machine, "zarrfs", "umount", "mnt", **variables)[0] == 0
+        if where is not None:
+            found = list(machine.path(where).glob("*.index"))
+            assert found, where
+            assert {one.stat().st_mode & 0o022 for one in found} == {0}
+
+    works(f"{HOME}/.cache/zarrfs/index")
+    works(f"{HOME}/other/zarrfs/index", XDG_CACHE_HOME=f"{HOME}/other")
+    works(None, HOME=None)
+    works(None, HOME="/nonexistent")
+    works(None, HOME="/proc")  # nobody can write there
+    assert not list(machine.path("/tmp").glob("zarrfs-*/*.index")), "a temporary one goes with its mount"
+    runtime = f"/run/user/{machine.root('id -u ann')}"
+    for state, variables in (
+        (f"{runtime}/zarrfs", {"XDG_RUNTIME_DIR": runtime}),
+        (f"{HOME}/state", {"ZARRFS_STATE_DIR": f"{HOME}/state"}),
+    ):
+        assert ann(machine, "zarrfs", "stage", SOURCE, f"{HOME}/in", **variables)[0] == 0
+        assert len(list(machine.path(state).glob("staged/*.json"))) == 1
+        assert ann(machine, "diff", "-r", SOURCE, f"{HOME}/in")[0] == 0
+        done = ann(machine, "zarrfs", "unstage", f"{HOME}/in", **variables)
+        assert done[0] == 0, done
+    assert ann(machine, "zarrfs", "run", SOURCE, "--", "cat", "{}/.zgroup")[1] == (SOURCE / ".zgroup").read_text()
+
+
+def test_writing_archiving_and_caching(machine: Machine) -> None:
+    ann(machine, "mkdir", "up", "work", "cache")
+    assert mount(machine, "-o", "upperdir=up") == (0, "")
+    script = "cd mnt && echo new > new && echo more >> .zattrs && rm .zgroup && mkdir -m 700 dir && mv new dir"
+    assert ann(machine, "sh", "-c", script) == (0, "", "")
+    assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
+    assert ann(machine, "sh", "-c", "stat -c %U up/.zattrs; cat up/dir/new")[1] == "ann\nnew\n"
+    assert ann(machine, "zarrfs", "commit", "--upperdir", "up", "-o", "committed.json", SOURCE)[0] == 0
+    assert ann(machine, "zarrfs", "archive", "create", "-C", "up", "-o", "a.json", "--blobs", "blobs", ".")[0] == 0
+    assert ann(machine, "zarrfs", "archive", "extract", "a.json", "-C", "work", "--blobs", "blobs")[0] == 0
+    assert ann(machine, "cat", "work/dir/new")[1] == "new\n"
+    assert mount(machine, "-o", "cache_dir=cache") == (0, "")
+    assert ann(machine, "zarrfs", "cache", "ls", "--cache-dir", "cache")[0] == 0
+    assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
+    status, err = mount(machine, "-o", "upperdir=up,uid=0")
+    assert (status, "option uid=0: only root can give that" in err) == (2, True)
+
+
+def test_nothing_is_said_of_what_a_user_may_not(machine: Machine) -> None:
+    """Priority and read-ahead are root's to raise: they are left alone, unless they were asked for."""
+    log = machine.path(f"{HOME}/log")
+    assert mount(machine, "-o", f"log_file={HOME}/log") == (0, "")
+    assert ann(machine, "md5sum", "mnt/.zmetadata")[0] == 0
+    assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
+    assert "not permitted" not in log.read_text()
+    assert mount(machine, "-o", f"nice=-5,log_file={HOME}/log") == (0, "")
+    assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
+    assert "-o nice=-5: not permitted" in log.read_text()
+
+
+def test_ctrl_c_in_the_foreground(machine: Machine) -> None:
+    process = machine.start("zarrfs", "mount", "--foreground", SOURCE, "mnt", user="ann")
+    try:
+        assert eventually(machine.mounts)
+        time.sleep(0.2)
+        interrupt(process)
+        _out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert not machine.mounts(), err
+    assert "Traceback" not in err
+
+
+def test_a_killed_daemon_and_who_holds_a_mount(machine: Machine) -> None:
+    assert mount(machine) == (0, "")
+    holder = machine.start("sh", "-c", "cd mnt && echo in && sleep 60", user="ann")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "in\n"
+    status, _out, err = ann(machine, "zarrfs", "umount", "mnt")
+    assert (status, "in use by pid " in err, "(sleep)" in err or "(sh)" in err) == (1, True, True), err
+    machine.root("pkill -u ann sleep; pkill -u ann -x sh", check=False)
+    holder.communicate()
+    daemon = json.loads(ann(machine, "getfattr", "--only-values", "-n", "user.zarrfs.mount", "mnt")[1])["pid"]
+    machine.root(f"kill -9 {daemon}")
+    assert eventually(lambda: "not connected" in ann(machine, "ls", "mnt")[2])
+    assert ann(machine, "zarrfs", "umount", "mnt")[0] == 0
+    assert mount(machine) == (0, "")
+    daemon = json.loads(ann(machine, "getfattr", "--only-values", "-n", "user.zarrfs.mount", "mnt")[1])["pid"]
+    machine.root(f"kill -9 {daemon}")
+    assert eventually(lambda: "not connected" in ann(machine, "ls", "mnt")[2])
+    assert mount(machine) == (0, f"zarrfs: {HOME}/mnt: cleared a mount whose daemon had died\n")
+
+
+def test_the_helper_of_mount_as_a_user(machine: Machine) -> None:
+    """One line, with mount's status, for what is asked before."""
+    machine.fuse_conf(DEFAULT)
+    helper = ("python", "-I", "-m", "zarrfs.cli.mount_helper", SOURCE, f"{HOME}/mnt", "-o")
+    done = machine.run(*helper, "rw,allow_other,user", user="ann")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"mount.zarrfs: {HOME}/mnt: option allow_other: "
+        '/etc/fuse.conf has no line "user_allow_other" (root can add it)\n',
+    )
+    machine.fuse_conf("mount_max = 0\n")
+    done = machine.run(*helper, "rw,user", user="ann")
+    assert (done.returncode, done.stderr.count("\n")) == (32, 1)
+    assert "mount_max" in done.stderr
+
+
+def test_root_of_a_user_namespace(machine: Machine) -> None:
+    """Who is root there mounts without fusermount3, and has his own places."""
+    if ann(machine, "unshare", "-Urm", "true")[0]:
+        pytest.skip("users may make no namespaces here")
+    fusermount = shutil.which("fusermount3") or "/usr/bin/fusermount3"
+    machine.root(f"mount --bind /bin/false {fusermount}")
+    zarrfs = machine.command("zarrfs")[-1]
+    try:
+        script = f"{zarrfs} mount {ARCHIVE} mnt -o blobs={BLOBS},allow_other && ls mnt/job && {zarrfs} umount mnt"
+        status, out, err = ann(machine, "unshare", "-Urm", "sh", "-c", script, HOME=f"{HOME}/within")
+        assert (status, out.split()[0], err) == (0, "bin", "")
+    finally:
+        machine.root(f"umount {fusermount}")
+    assert list(machine.path(f"{HOME}/within/.cache/zarrfs/index").glob("*.index"))
+
+
+def test_what_sudo_leaves_of_a_user(machine: Machine) -> None:
+    """root's mount with the user's HOME, as sudo has it where it is told so: nothing of root's is left in it."""
+    before = machine.root(f"find {HOME} -xdev -uid 0 | sort")
+    done = machine.run("zarrfs", "mount", ARCHIVE, f"{HOME}/mnt", "-o", f"blobs={BLOBS}", HOME=HOME, SUDO_UID="1000")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert machine.run("zarrfs", "umount", f"{HOME}/mnt", HOME=HOME).returncode == 0
+    assert machine.root(f"find {HOME} -xdev -uid 0 | sort") == before
+    assert Path(machine.path("/var/cache/zarrfs/index")).is_dir()
+
+
+def test_a_target_that_cannot_be_read_is_no_link(machine: Machine) -> None:
+    """Else the job would be the first to know. What only its owner may remove is removed, whatever its mode."""
+    machine.root("umask 22; mkdir -p /srv/d/b; echo bytes >/srv/d/b/c; chmod 600 /srv/d/b/c")
+    machine.root("""umask 22; echo '{"b/c": ["/srv/d/b/c"]}' >/srv/r.json""")
+    for source in ("/srv/r.json", "/srv/d"):
+        machine.root("chmod 600 /srv/d/b/c")
+        status, _, err = ann(machine, "zarrfs", "stage", "--link", source, "in")
+        assert (status, "permission denied" in err) == (1, True), err
+        machine.root("chmod 644 /srv/d/b/c")
+        status, _, err = ann(machine, "zarrfs", "stage", "--link", source, "in")
+        assert (status, machine.root(f"readlink {HOME}/in/b/c")) == (0, "/srv/d/b/c"), err
+        machine.root(f"chmod 500 {HOME}/in/b")
+        assert ann(machine, "zarrfs", "unstage", "in", "--remove-copies") == (0, "", "")
+        assert machine.root(f"find {HOME}/in /srv/d/b -mindepth 1 2>/dev/null", check=False) == "/srv/d/b/c"

@@ -1,0 +1,268 @@
+"""-o view=v2 and view=v3, mounted: today's readers see every genuine store as what its makers read from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.conftest import run
+from tests.mounts.mounting import log_of, mounted, until
+from tests.zarrsamples import DRAFT, ROOT, SAMPLES, Sample
+
+VERSIONS = 2, 3
+UNDEFINED = "v0_bytes48_08", "v0_datetime64_s_010", "v1_bytes48_08"  # no fill value, and chunks that nobody wrote
+SNAPPY = "v0_pickled_snappy", "v1_float64_05", "v1_float64_15"  # which numcodecs is built without
+LATER = 2_000_000_000  # seconds since 1970
+EXCEPTIONS = {
+    2: {"v3_hier-shard": "left out"},
+    3: dict[str, str](),
+}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def view(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+    """(version, a mount of all genuine stores as one hierarchy of that version)."""
+    place = tmp_path_factory.mktemp("samples")
+    with mounted(ROOT, place / "mnt", f"view=v{request.param}") as mountpoint:
+        yield request.param, mountpoint
+
+
+def opened(version: int, path: Path) -> zarr.Array[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # data types and codecs that zarr-python says v3 does not have
+        return zarr.open_array(str(path), mode="r", zarr_format=version)  # type: ignore[arg-type]
+
+
+def digest(values: Any, dtype: str | list[Any]) -> str:
+    found = np.asarray(values)
+    if isinstance(dtype, str) and not dtype.startswith("|V"):  # structured types are recorded as bytes
+        found = found.astype(dtype)
+    return hashlib.sha256(found.tobytes("C")).hexdigest()
+
+
+def read(version: int, mountpoint: Path, sample: Sample) -> str:
+    """What became of a sample: "equal", or why it was not."""
+    path = mountpoint / sample.store.name / sample.path
+    if not any((path / name).exists() for name in ("zarr.json", ".zarray")):
+        return "left out"
+    array = opened(version, path)
+    assert array.shape == sample.shape
+    try:
+        found = digest(array[...], sample.dtype)
+    except RuntimeError as exc:
+        return str(exc).partition(":")[0]
+    if sample.label in UNDEFINED:
+        return "undefined"
+    assert found == sample.sha256, sample.label
+    if sample.attributes is not None:
+        assert dict(array.attrs) == sample.attributes
+    return "equal"
+
+
+def test_every_array_of_every_generation_is_what_its_makers_read(view: tuple[int, Path]) -> None:
+    version, mountpoint = view
+    found = {sample.label: read(version, mountpoint, sample) for sample in SAMPLES}
+    undefined = dict.fromkeys(UNDEFINED, "undefined")
+    snappy = dict.fromkeys(SNAPPY, "error during blosc decompression")
+    not_equal = {label: what for label, what in found.items() if what != "equal"}
+    assert not_equal == undefined | snappy | EXCEPTIONS[version]
+    assert len(found) - len(not_equal) >= {2: 67, 3: 68}[version]
+
+
+def test_a_fill_value_that_v2_does_not_have_is_left_out(tmp_path: Path) -> None:
+    """zarr-python would read another NaN, and nobody would see it."""
+    group = zarr.open_group(tmp_path / "v3.zarr", mode="w", zarr_format=3)
+    for name, fill in (("usual", "NaN"), ("odd", "0xfff8000000000001")):
+        group.create_array(name, shape=4, chunks=2, dtype="f8")
+        document = tmp_path / "v3.zarr" / name / "zarr.json"
+        document.write_text(json.dumps(json.loads(document.read_text()) | {"fill_value": fill}))
+    with mounted(tmp_path / "v3.zarr", tmp_path / "mnt", "view=v2") as mountpoint:
+        assert np.isnan(zarr.open_array(mountpoint / "usual", mode="r")[...]).all()
+        assert os.listdir(mountpoint / "odd") == []
+        reasons = json.loads(os.getxattr(mountpoint / "odd", "user.zarrfs.left_out"))
+        assert "0xfff8000000000001, a NaN with a sign or bits of its own" in reasons["odd"]
+
+
+@pytest.mark.promise("S34")
+def test_what_is_left_out_can_be_asked_for(tmp_path: Path) -> None:
+    with mounted(ROOT / "v3_hier", tmp_path / "mnt", "view=v2") as mountpoint:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            names = set(zarr.open_group(str(mountpoint), mode="r", use_consolidated=False).array_keys())
+        assert "raw" in names
+        assert "shard" not in names
+        assert any("shard" in str(warning.message) for warning in told)
+        reasons = json.loads(os.getxattr(mountpoint / "shard", "user.zarrfs.left_out"))
+        assert reasons == {"shard": "chunks in shards, which Zarr v2 does not have"}
+        assert json.loads(os.getxattr(mountpoint, "user.zarrfs.left_out")) == reasons
+        assert "user.zarrfs.left_out" in os.listxattr(mountpoint / "shard")
+        with pytest.raises(OSError, match="No data"):
+            os.getxattr(mountpoint / "raw", "user.zarrfs.left_out")
+        assert os.listdir(mountpoint / "shard") == []
+    told_of = [line for line in log_of(mountpoint).splitlines() if "left out" in line]
+    assert len(told_of) == 1
+    assert "shard: left out of view=v2: chunks in shards" in told_of[0]
+
+
+def test_strict_does_not_mount_what_cannot_all_be_shown(tmp_path: Path) -> None:
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    done = run("mount", ROOT / "v3_hier", mountpoint, "-o", "view=v2,strict")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "shard: view=v2 cannot show it: chunks in shards" in done.stderr
+    assert not os.path.ismount(mountpoint)
+    with mounted(ROOT / "v3_hier", mountpoint, "view=v3", "strict"):
+        assert (mountpoint / "shard/zarr.json").exists()
+
+
+def test_a_view_is_written_to_in_an_upper_alone(tmp_path: Path) -> None:
+    for name in "mnt", "upper":
+        (tmp_path / name).mkdir()
+    done = run("mount", ROOT / "v2_hier", tmp_path / "mnt", "-o", "rw,view=v3")
+    assert done.returncode == 2
+    assert "option view: a view is not written to; with upperdir=DIR changes go to DIR" in done.stderr
+    before = {path: path.stat().st_mtime_ns for path in (ROOT / "v2_hier").rglob("*")}
+    with mounted(ROOT / "v2_hier", tmp_path / "mnt", "view=v3", f"upperdir={tmp_path}/upper") as mountpoint:
+        group = zarr.open_group(str(mountpoint), mode="r+", zarr_format=3, use_consolidated=False)
+        raw = group["raw"]
+        assert isinstance(raw, zarr.Array)
+        raw[:6] = 7
+        group.create_array("new", data=np.arange(5))
+        os.unlink(mountpoint / "zstd/0.0.0")
+    with mounted(ROOT / "v2_hier", tmp_path / "mnt", "view=v3", f"upperdir={tmp_path}/upper", "ro") as mountpoint:
+        group = zarr.open_group(str(mountpoint), mode="r", zarr_format=3, use_consolidated=False)
+        assert np.asarray(group["new"][:]).tolist() == [0, 1, 2, 3, 4]  # type: ignore[index]
+        assert (np.asarray(group["raw"][:6]) == 7).all()  # type: ignore[index]
+        assert not (mountpoint / "zstd/0.0.0").exists()
+    assert {path: path.stat().st_mtime_ns for path in (ROOT / "v2_hier").rglob("*")} == before
+
+
+@pytest.mark.promise("S34")
+def test_a_bad_document_is_eio_and_the_rest_is_read(tmp_path: Path) -> None:
+    store = shutil.copytree(ROOT / "v2_hier", tmp_path / "store")
+    (store / "raw/.zarray").write_text('{"zarr_format": 2, "shape": [-1]}')
+    with mounted(store, tmp_path / "mnt", "view=v3") as mountpoint:
+        assert os.listdir(mountpoint / "raw") == ["zarr.json"]
+        for call in (os.stat, Path.read_bytes):
+            with pytest.raises(OSError, match="Input/output error"):
+                call(mountpoint / "raw/zarr.json")
+        assert opened(3, mountpoint / "zstd").shape == (6, 7, 8)
+    assert "raw/zarr.json" in log_of(mountpoint)
+
+
+@pytest.mark.promise("S33")
+def test_changes_of_the_source_are_seen_and_chunks_keep_their_identity(tmp_path: Path) -> None:
+    store = shutil.copytree(ROOT / "v0_int32_01", tmp_path / "store")
+    with mounted(store, tmp_path / "mnt", "view=v3", "attr_timeout=0") as mountpoint:
+        chunk, source = mountpoint / "0.0", store / "__zdata__/0.0.blosc"
+        where = json.loads(os.getxattr(chunk, "user.zarrfs.source"))
+        assert where == {"url": source.as_uri()}
+        with open(chunk, "rb") as file:
+            first = file.read(4)
+            source.with_name("new").write_bytes(b"other bytes")
+            os.rename(source.with_name("new"), source)  # as Zarr writes
+            assert file.read() == (ROOT / "v0_int32_01/__zdata__/0.0.blosc").read_bytes()[len(first) :]
+        assert chunk.read_bytes() == b"other bytes"
+        about = json.loads((store / "__zmeta__").read_text())
+        (store / "__zmeta__").write_text(json.dumps(about | {"shape": [1100, 8]}))
+        os.utime(store / "__zmeta__", (LATER, LATER))
+        deadline = time.monotonic() + 30
+        while json.loads((mountpoint / "zarr.json").read_text())["shape"] != [1100, 8]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        status = (mountpoint / "zarr.json").stat()
+        assert (status.st_size, status.st_mtime) == (len((mountpoint / "zarr.json").read_bytes()), LATER)
+
+
+@pytest.mark.parametrize(("store", "version"), [("v2_hier", 3), ("v2_hier", 2), ("v3_hier", 3), ("v3_hier", 2)])
+def test_consolidated_metadata_is_what_the_documents_say(tmp_path: Path, store: str, version: Literal[2, 3]) -> None:
+    with mounted(ROOT / store, tmp_path / "mnt", f"view=v{version}") as mountpoint, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        of_all = zarr.open_consolidated(str(mountpoint), zarr_format=version)
+        of_each = zarr.open_group(str(mountpoint), mode="r", zarr_format=version, use_consolidated=False)
+        members = dict(of_each.members(max_depth=None))
+        assert dict(of_all.members(max_depth=None)).keys() == members.keys()
+        assert len(members) > 10
+        for path, node in members.items():
+            same = of_all[path]
+            assert same.attrs.asdict() == node.attrs.asdict()
+            if isinstance(node, zarr.Array):
+                assert isinstance(same, zarr.Array)
+                assert repr(same.metadata) == repr(node.metadata)  # a NaN is not itself
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_experimental_v3_of_zarr_python_2(tmp_path: Path, version: int) -> None:
+    assert DRAFT
+    store = DRAFT[0].store
+    with mounted(store, tmp_path / "mnt", f"view=v{version}") as mountpoint:
+        for sample in DRAFT:
+            assert read(version, mountpoint.parent, sample._replace(store=mountpoint)) == "equal", sample.label
+        found = {str(path.relative_to(mountpoint)) for path in mountpoint.rglob("*")}
+    assert not any(key.startswith(("meta", "data/root")) for key in found)
+
+
+def test_the_experimental_v3_below_a_plain_directory(tmp_path: Path) -> None:
+    """Beside other stores, at any depth, and behind a link: its documents and data are no groups of their own."""
+    base, paths = tmp_path / "base", ("exp.zarr", "deep/er/exp.zarr", "link.zarr")
+    for path in paths[:2]:
+        shutil.copytree(DRAFT[0].store, base / path)
+    (base / "link.zarr").symlink_to("deep/er/exp.zarr")
+    shutil.copytree(ROOT / "v3_hier", base / "v3.zarr")
+    for version in VERSIONS:
+        with mounted(base, tmp_path / "mnt", f"view=v{version}") as mountpoint:
+            assert set(os.listdir(mountpoint)) >= {"exp.zarr", "deep", "link.zarr", "v3.zarr"}
+            for path in paths:
+                assert set(os.listdir(mountpoint / path)).isdisjoint({"meta", "data"})
+                for sample in DRAFT:
+                    there = sample._replace(store=mountpoint / path)
+                    assert read(version, there.store.parent, there) == "equal", (path, sample.label)
+    with mounted(base, tmp_path / "mnt", "view=arrays") as mountpoint:
+        sample = next(sample for sample in DRAFT if sample.path == "sub/big")
+        values = np.load(mountpoint / "exp.zarr/sub/big.npy")
+        assert hashlib.sha256(values.tobytes()).hexdigest() == sample.sha256
+    with mounted(base, tmp_path / "mnt") as mountpoint:
+        for path in (path for path in DRAFT[0].store.rglob("*") if path.is_file()):
+            key = path.relative_to(DRAFT[0].store)
+            assert (mountpoint / "exp.zarr" / key).read_bytes() == path.read_bytes()
+    (base / "link.zarr").unlink()
+    for command in ("info", "check"):
+        done = run(command, "--json", base)
+        assert done.returncode == 0, done.stdout
+        found = json.loads(done.stdout)
+        nodes = found["nodes" if command == "info" else "arrays"]
+        assert {node["path"] for node in nodes} >= {f"{path}/{sample.path}" for path in paths[:2] for sample in DRAFT}
+        assert not [node["path"] for node in nodes if "/root" in node["path"]]
+
+
+def test_an_experimental_store_that_becomes_another_one(tmp_path: Path) -> None:
+    """In its place a group of v3, and an entry point that nobody knows: no empty groups, but an error."""
+    shutil.copytree(DRAFT[0].store, tmp_path / "base/exp.zarr")
+    with mounted(tmp_path / "base", tmp_path / "mnt", "view=v3") as mountpoint:
+        exp = mountpoint / "exp.zarr"
+        assert "delta" in os.listdir(exp)
+        shutil.move(tmp_path / "base/exp.zarr", tmp_path / "old")
+        shutil.copytree(ROOT / "v3_hier", tmp_path / "base/exp.zarr")
+        until(lambda: "raw" in os.listdir(exp), 10)
+        assert zarr.open_group(str(exp), mode="r", use_consolidated=False)["raw"].shape == (21, 18)
+        shutil.rmtree(tmp_path / "base/exp.zarr")
+        shutil.copytree(tmp_path / "old", tmp_path / "base/exp.zarr")
+        until(lambda: "delta" in os.listdir(exp), 10)
+        entry = json.loads((tmp_path / "old/zarr.json").read_text())
+        entry["zarr_format"] = "https://example.org/protocol/4.0"
+        (tmp_path / "base/exp.zarr/zarr.json").write_text(json.dumps(entry))
+        until(lambda: os.listdir(exp) == ["zarr.json"], 10)
+        with pytest.raises(OSError, match="Input/output"):
+            (exp / "zarr.json").read_bytes()
+        assert "zarr_format 'https://example.org/protocol/4.0' is not known" in log_of(mountpoint)

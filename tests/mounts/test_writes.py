@@ -1,0 +1,502 @@
+"""A writable mount does what POSIX says: over a reference set with an upper directory, and of a plain directory."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import mmap
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.mounts.mounting import alive, log_of, mounted
+
+LOWER = {"v/.zgroup": '{"zarr_format": 2}', "v/a/0": "zero", "v/a/1": "one", "v/b/0": "bee", "top": "top"}
+NOREPLACE, EXCHANGE = 1, 2
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def source_of(directory: Path) -> Path:
+    """A reference set with the keys of LOWER."""
+    path = directory / "refs.json"
+    path.write_text(json.dumps({"version": 1, "refs": LOWER}))
+    return path
+
+
+@pytest.fixture(params=["merged", "plain"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A mount that has the keys of LOWER, for all users."""
+    more = "allow_other,dev,suid"
+    for above in (tmp_path, *tmp_path.parents):
+        if not above.stat().st_mode & 0o001:
+            above.chmod(0o755)
+    if request.param == "merged":
+        (tmp_path / "upper").mkdir()
+        with mounted(source_of(tmp_path), tmp_path / "mnt", more, f"upperdir={tmp_path / 'upper'}") as at:
+            yield at
+    else:
+        for key, text in LOWER.items():
+            (tmp_path / "plain" / key).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "plain" / key).write_text(text)
+        with mounted(tmp_path / "plain", tmp_path / "mnt", more, "rw") as at:
+            yield at
+    assert "ERROR" not in log_of(tmp_path / "mnt")  # whatever is refused on purpose is no failure
+
+
+@pytest.fixture
+def over(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """(mount, upper) over a reference set."""
+    upper = tmp_path / "upper"
+    upper.mkdir()
+    with mounted(source_of(tmp_path), tmp_path / "mnt", f"upperdir={upper}") as at:
+        yield at, upper
+
+
+def renameat2(old: Path, new: Path, flags: int) -> int:
+    """0 or an errno."""
+    return ctypes.get_errno() if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags) else 0
+
+
+def code_of(call: object, *arguments: object) -> int:
+    with pytest.raises(OSError) as caught:  # noqa: PT011
+        call(*arguments)  # type: ignore[operator]
+    return caught.value.errno or 0
+
+
+def as_user(program: str, uid: int = 1234) -> None:
+    """Run Python code as another user."""
+    code = f"import os\nos.setgroups([]); os.setgid({uid}); os.setuid({uid})\n{program}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+# -- files
+
+
+def test_write_append_truncate(root: Path) -> None:
+    (root / "new").write_bytes(b"abc")
+    with open(root / "new", "ab") as one, open(root / "new", "ab") as other:
+        for file in (one, other, one):
+            file.write(b"+")
+            file.flush()
+    assert (root / "new").read_bytes() == b"abc+++"
+    os.truncate(root / "new", 2)
+    os.truncate(root / "new", 5)
+    assert (root / "new").read_bytes() == b"ab\0\0\0"
+    (root / "v/a/0").write_text("other")
+    with open(root / "v/a/1", "a") as file:
+        file.write(" and more")
+    assert ((root / "v/a/0").read_text(), (root / "v/a/1").read_text()) == ("other", "one and more")
+    assert code_of(os.open, root / "new", os.O_CREAT | os.O_EXCL) == errno.EEXIST
+    assert code_of(os.open, root / "v/b/0", os.O_CREAT | os.O_EXCL) == errno.EEXIST
+    assert code_of(os.open, root / "v", os.O_WRONLY) == errno.EISDIR
+
+
+@pytest.mark.promise("S24")
+def test_a_reader_sees_what_is_written_after_it_opened(root: Path) -> None:
+    reader = os.open(root / "v/a/0", os.O_RDONLY)
+    assert os.pread(reader, 10, 0) == b"zero"
+    with open(root / "v/a/0", "r+b") as file:
+        file.write(b"Z")
+        file.flush()
+        os.fsync(file.fileno())
+    os.posix_fadvise(reader, 0, 0, os.POSIX_FADV_DONTNEED)  # the kernel asks again
+    assert os.pread(reader, 10, 0) == b"Zero"
+    (root / "v/a/0").unlink()
+    assert os.pread(reader, 10, 0) == b"Zero"
+    assert os.fstat(reader).st_nlink == 0
+    os.close(reader)
+
+
+@pytest.mark.promise("S22")
+def test_unlinked_while_open(root: Path) -> None:
+    new = os.open(root / "new", os.O_RDWR | os.O_CREAT, 0o644)
+    old = os.open(root / "v/a/1", os.O_RDONLY)
+    for name in ("new", "v/a/1"):
+        (root / name).unlink()
+    (root / "new").write_text("another")
+    os.write(new, b"kept")
+    os.ftruncate(new, 3)
+    os.fchmod(new, 0o600)
+    found = os.fstat(new)
+    assert (found.st_nlink, found.st_size, stat.S_IMODE(found.st_mode)) == (0, 3, 0o600)
+    assert Path(f"/proc/self/fd/{new}").read_bytes() == b"kep"
+    assert (os.pread(old, 9, 0), os.fstat(old).st_nlink) == (b"one", 0)
+    assert (root / "new").read_text() == "another"
+    os.close(new)
+    os.close(old)
+
+
+def test_mappings_reach_the_file_also_of_who_appends(root: Path) -> None:
+    descriptor = os.open(root / "new", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    os.write(descriptor, b"." * 10_000)
+    with mmap.mmap(descriptor, 10_000) as mapping:
+        mapping[5_000:5_005] = b"HELLO"
+        mapping.flush()
+    os.fsync(descriptor)
+    os.close(descriptor)
+    expected = b"." * 5_000 + b"HELLO" + b"." * 4_995
+    assert (root / "new").read_bytes() == expected
+
+
+def test_locks(root: Path) -> None:
+    with open(root / "top", "r+") as one, open(root / "top", "r+") as other:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert code_of(fcntl.flock, other, fcntl.LOCK_EX | fcntl.LOCK_NB) == errno.EAGAIN
+
+
+def test_threads_append_and_none_is_lost(root: Path) -> None:
+    def work(number: int) -> None:
+        for step in range(50):
+            path = root / f"t{number}.{step}"
+            path.write_text(str(step))
+            path.rename(root / f"final{number}.{step}")
+            with open(root / "shared", "a") as file:
+                file.write(f"{number} {step}\n")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = (root / "shared").read_text().splitlines()
+    assert sorted(lines) == sorted(f"{number} {step}" for number in range(8) for step in range(50))
+    assert len([name for name in os.listdir(root) if name.startswith("final")]) == 400
+
+
+# -- attributes
+
+
+def test_attributes(root: Path) -> None:
+    for name in ("v/a/0", "v/a"):
+        path = root / name
+        inode = path.stat().st_ino
+        os.chmod(path, 0o750)
+        os.chown(path, 12, 34)
+        os.utime(path, ns=(1_000_000_001, 2_000_000_002))
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (12, 34, 0o750)
+        assert (found.st_atime_ns, found.st_mtime_ns, found.st_ino) == (1_000_000_001, 2_000_000_002, inode)
+    subprocess.run(["touch", "-m", "-d", "2001-02-03", root / "v/a/0"], check=True)  # UTIME_OMIT
+    assert (root / "v/a/0").stat().st_atime_ns == 1_000_000_001
+    assert (root / "v/a/0").read_text() == "zero"
+    os.symlink("v/a/0", root / "link")
+    os.chown(root / "link", 56, 78, follow_symlinks=False)
+    os.utime(root / "link", ns=(5, 6), follow_symlinks=False)
+    found = os.lstat(root / "link")
+    assert (found.st_uid, found.st_mtime_ns, (root / "v/a/0").stat().st_uid) == (56, 6, 12)
+
+
+@pytest.mark.promise("S28")
+def test_files_belong_to_who_makes_them(root: Path) -> None:
+    work = root / "work"
+    work.mkdir()
+    os.chown(work, 1234, 1234)
+    as_user(f"os.umask(0o27); os.chdir({str(work)!r}); open('f', 'w').close(); os.mkdir('d'); os.symlink('f', 's')")
+    for name, mode in (("f", 0o640), ("d", 0o750), ("s", 0o777)):
+        found = os.lstat(work / name)
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (1234, 1234, mode)
+    os.chmod(work, 0o2777)
+    os.chown(work, -1, 77)
+    as_user(f"os.chdir({str(work)!r}); open('g', 'w').close(); os.mkdir('e')")
+    assert (os.stat(work / "g").st_gid, os.stat(work / "e").st_gid) == (77, 77)
+    assert os.stat(work / "e").st_mode & stat.S_ISGID
+    as_user(f"os.chdir({str(work)!r}); os.umask(0); os.open('p', os.O_CREAT, 0o4755); os.mknod('n', 0o104711)")
+    assert [stat.S_IMODE(os.stat(work / name).st_mode) for name in "pn"] == [0o4755, 0o4711]
+    denied = "try: open('w', 'w')\nexcept PermissionError: pass\nelse: raise SystemExit('written')"
+    as_user(f"os.chdir({str(root / 'v')!r})\n{denied}")
+
+
+@pytest.mark.promise("S28")
+def test_a_user_who_writes_takes_set_uid_away(root: Path) -> None:
+    for name, call in (("w", "os.write(f, b'x')"), ("t", "os.ftruncate(f, 0)")):
+        (root / name).write_text("text")
+        os.chown(root / name, 1234, 1234)
+        os.chmod(root / name, 0o6777)
+        as_user(f"f = os.open({str(root / name)!r}, os.O_RDWR); {call}")
+        assert stat.S_IMODE((root / name).stat().st_mode) == 0o777
+        os.chmod(root / name, 0o6777)
+        with open(root / name, "a") as file:  # root keeps them
+            file.write("x")
+        assert stat.S_IMODE((root / name).stat().st_mode) == 0o6777
+
+
+def test_extended_attributes(root: Path) -> None:
+    for name in ("v/a/0", "v/a", "new"):
+        path = root / name
+        if name == "new":
+            path.touch()
+        os.setxattr(path, "user.one", b"1")
+        os.setxattr(path, "user.two", b"")
+        assert {"user.one", "user.two"} <= set(os.listxattr(path))
+        assert os.getxattr(path, "user.one") == b"1"
+        os.removexattr(path, "user.one")
+        assert code_of(os.getxattr, path, "user.one") == errno.ENODATA
+        assert code_of(os.removexattr, path, "user.one") == errno.ENODATA
+        assert code_of(os.setxattr, path, "user.two", b"", os.XATTR_CREATE) == errno.EEXIST
+        assert code_of(os.setxattr, path, "user.zarrfs.source", b"") == errno.EOPNOTSUPP
+    assert (root / "v/a/0").read_text() == "zero"
+
+
+# -- names
+
+
+def test_special_files(root: Path) -> None:
+    os.mkfifo(root / "fifo", 0o600)
+    os.mknod(root / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "socket"))
+    assert stat.S_ISFIFO(os.stat(root / "fifo").st_mode)
+    assert stat.S_ISSOCK(os.stat(root / "socket").st_mode)
+    assert os.stat(root / "null").st_rdev == os.makedev(1, 3)
+    (root / "null").write_text("gone")
+    assert (root / "null").read_text() == ""
+
+
+def test_links(root: Path) -> None:
+    os.link(root / "v/a/0", root / "hard")
+    one, other = (root / "v/a/0").stat(), (root / "hard").stat()
+    assert (one.st_ino, one.st_nlink) == (other.st_ino, 2)
+    (root / "hard").write_text("both")
+    assert (root / "v/a/0").read_text() == "both"
+    (root / "v/a/0").unlink()
+    os.rename(root / "hard", root / "v/a/0")
+    assert ((root / "v/a/0").read_text(), (root / "v/a/0").stat().st_nlink) == ("both", 1)
+    os.symlink("../nowhere", root / "soft")
+    os.link(root / "soft", root / "soft2", follow_symlinks=False)
+    assert os.readlink(root / "soft2") == "../nowhere"
+    assert code_of(os.link, root / "top", root / "v") == errno.EEXIST
+
+
+def test_directories(root: Path) -> None:
+    assert code_of(os.rmdir, root / "v/b") == errno.ENOTEMPTY
+    (root / "v/b/0").unlink()
+    handle = os.open(root / "v/b", os.O_RDONLY)
+    (root / "v/b").rmdir()
+    os.fstat(handle)
+    os.close(handle)
+    assert sorted(os.listdir(root / "v")) == [".zgroup", "a"]
+    (root / "v/b").mkdir()
+    assert os.listdir(root / "v/b") == []
+    assert code_of(os.mkdir, root / "v/b") == errno.EEXIST
+    assert code_of(os.rmdir, root / "top") == errno.ENOTDIR
+    assert code_of(os.unlink, root / "v/b") == errno.EISDIR
+    shutil.rmtree(root / "v")
+    assert os.listdir(root) == ["top"]
+
+
+def test_rename(root: Path) -> None:
+    tree = root / "tree"
+    (tree / "deep/er").mkdir(parents=True)
+    (tree / "deep/er/file").write_text("file")
+    inside, inode = os.open(tree / "deep/er/file", os.O_RDONLY), (tree / "deep").stat().st_ino
+    os.rename(tree / "deep", root / "moved")
+    assert (os.read(inside, 9), (root / "moved").stat().st_ino) == (b"file", inode)
+    os.close(inside)
+    assert (root / "moved/er/file").read_text() == "file"
+    os.rename(root / "v/a/0", root / "v/a/1")  # over one of the lower store
+    assert ((root / "v/a/1").read_text(), os.listdir(root / "v/a")) == ("zero", ["1"])
+    assert renameat2(root / "top", root / "v/a/1", NOREPLACE) == errno.EEXIST
+    assert renameat2(root / "top", root / "v/a/2", NOREPLACE) == 0
+    assert renameat2(root / "v/a/2", root / "moved", EXCHANGE) == 0
+    assert ((root / "moved").read_text(), (root / "v/a/2/er/file").read_text()) == ("top", "file")
+    (root / "v/b/0").unlink()
+    os.rename(root / "v/a/2", root / "v/b")  # over an empty directory
+    assert os.listdir(root / "v/b") == ["er"]
+    (root / "new").mkdir()
+    assert code_of(os.rename, root / "new", root / "v/b") == errno.ENOTEMPTY
+    assert code_of(os.rename, root / "new", root / "new/below") == errno.EINVAL
+
+
+def test_a_listing_stays_stable_while_entries_go(root: Path) -> None:
+    names = {f"n{number}" for number in range(1500)}
+    for name in names:
+        (root / name).touch()
+    seen = set()
+    with os.scandir(root) as listing:
+        for entry in listing:
+            if entry.name in names:
+                seen.add(entry.name)
+                os.unlink(root / entry.name)
+    assert seen == names
+    assert sorted(os.listdir(root)) == ["top", "v"]
+
+
+def test_a_listing_does_not_bring_back_old_attributes(root: Path) -> None:
+    descriptor = os.open(root, os.O_RDONLY)
+    for number in range(300):
+        (root / f"n{number:03}").touch()
+    with os.scandir(descriptor) as listing:
+        first = next(listing).name
+        for number in range(300):
+            os.truncate(root / f"n{number:03}", 7)
+        names = [first, *(entry.name for entry in listing)]
+    os.close(descriptor)
+    assert len(names) == 302
+    assert {os.stat(root / name).st_size for name in names if name[0] == "n"} == {7}
+
+
+def test_long_and_reserved_names(root: Path, tmp_path: Path) -> None:
+    assert code_of(os.mkdir, root / ("x" * 256)) == errno.ENAMETOOLONG
+    (root / ("x" * 255)).touch()
+    assert code_of(os.mkdir, root / ".zarrfs-upper") == errno.EINVAL
+    if (tmp_path / "upper").exists():
+        assert code_of(os.mkdir, root / ".wh.x") == errno.EINVAL
+        assert "reserved" in log_of(root)
+
+
+def test_paths_longer_than_one_system_call_takes(root: Path) -> None:
+    name, here = "x" * 250, os.getcwd()
+    try:
+        os.chdir(root)
+        for _ in range(18):
+            os.mkdir(name)
+            os.chdir(name)
+        Path("file").write_text("deep")
+        os.rename("file", "moved")
+        assert (Path("moved").read_text(), os.listdir(".")) == ("deep", ["moved"])
+    finally:
+        os.chdir(here)
+    shutil.rmtree(root / name)
+    assert sorted(os.listdir(root)) == ["top", "v"]
+
+
+def test_what_others_do_in_a_directory_is_seen(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "a").write_text("old")
+    with mounted(plain, tmp_path / "mnt", "rw", "attr_timeout=0") as root:
+        held = os.open(root / "a", os.O_RDWR)
+        (plain / "beside").write_text("another")
+        (plain / "beside").rename(plain / "a")
+        assert (root / "a").read_text() == "another"
+        assert (os.pread(held, 9, 0), os.fstat(held).st_size) == (b"old", 3)
+        os.close(held)
+        with open(root / "a", "a") as file:
+            file.write(" one")
+        (plain / "a").rename(plain / "b")
+        assert ((root / "b").read_text(), os.listdir(root)) == ("another one", ["b"])
+        os.rename(root / "b", root / "c")
+        (plain / "c").unlink()
+        assert code_of(os.stat, root / "c") == errno.ENOENT
+
+
+# -- an upper
+
+
+@pytest.mark.promise("S27")
+def test_a_lower_directory_is_copied_not_renamed(over: tuple[Path, Path]) -> None:
+    root, upper = over
+    assert code_of(os.rename, root / "v", root / "w") == errno.EXDEV
+    assert renameat2(root / "v", root / "top", EXCHANGE) == errno.EXDEV
+    done = subprocess.run(["mv", root / "v", root / "w"], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stderr == ""
+    assert (root / "w/a/0").read_text() == "zero"
+    assert sorted(os.listdir(upper)) == [".wh.v", ".zarrfs-upper", "w"]
+
+
+def test_the_upper_is_a_layer(over: tuple[Path, Path]) -> None:
+    root, upper = over
+    (root / "v/a/0").unlink()
+    (root / "v/a/1").write_text("changed")
+    (root / "top").unlink()
+    (root / "top").mkdir()
+    found = {str(path.relative_to(upper)) for path in upper.rglob("*") if path.is_file()}
+    assert found == {".zarrfs-upper", "v/a/.wh.0", "v/a/1", ".wh.top"}
+    (root / "v/a/1").unlink()
+    (root / "v/a").rmdir()
+    assert sorted(os.listdir(upper / "v")) == [".wh.a"]
+
+
+@pytest.mark.promise("S24")
+def test_truncating_open_reads_nothing(tmp_path: Path) -> None:
+    source, upper = tmp_path / "refs.json", tmp_path / "upper"
+    source.write_text(json.dumps({"gone": ["/nowhere/at/all", 0, 1000], "kept": "kept"}))
+    upper.mkdir()
+    with mounted(source, tmp_path / "mnt", f"upperdir={upper}") as root:
+        assert code_of(os.open, root / "gone", os.O_RDWR) == errno.EIO  # it cannot be copied up
+        (root / "gone").write_text("there now")
+        assert (root / "gone").read_text() == "there now"
+    assert (upper / "gone").read_text() == "there now"
+
+
+# -- mounting
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    source, upper, other = source_of(tmp_path), tmp_path / "upper", tmp_path / "other"
+    for directory in (upper, other):
+        directory.mkdir()
+    with mounted(source, tmp_path / "mnt", f"upperdir={upper}") as root:
+        (root / "new").touch()
+        for more in ("rw", "ro"):
+            done = run("mount", source, other, "-o", f"upperdir={upper}", "-o", more)
+            assert (done.returncode, "in use by another mount" in done.stderr) == (1, True)
+    shared = f"upperdir={upper},ro"
+    with mounted(source, tmp_path / "mnt", shared) as one, mounted(source, other, shared) as two:
+        for root in (one, two):
+            assert sorted(os.listdir(root)) == ["new", "top", "v"]
+            assert code_of(os.mkdir, root / "x") == errno.EROFS
+
+
+def test_places_that_cannot_be_an_upper(tmp_path: Path) -> None:
+    source, plain, mountpoint = source_of(tmp_path), tmp_path / "plain", tmp_path / "upper/mnt"
+    mountpoint.mkdir(parents=True)
+    (plain / "inside").mkdir(parents=True)
+    (mountpoint / "below").mkdir()
+    for what, at, upper, said in (
+        (source, mountpoint, tmp_path / "upper", "lies inside upperdir="),
+        (source, mountpoint, mountpoint / "below", "lies inside the mount point"),
+        (plain, mountpoint, plain / "inside", "lies inside the source"),
+        (plain, mountpoint, tmp_path / "missing", "no upper directory"),
+    ):
+        done = run("mount", what, at, "-o", f"upperdir={upper}")
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
+    assert not (plain / ".zarrfs-upper").exists()
+
+
+def test_an_upper_that_is_the_source(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    with mounted(plain, tmp_path / "mnt", f"upperdir={plain}") as root:
+        (root / ".wh.x").write_text("a name like any other here")
+        assert (plain / ".wh.x").read_text() == (root / ".wh.x").read_text()
+        pid = int(json.loads(os.getxattr(root, "user.zarrfs.mount"))["pid"])
+        assert alive(pid)
+    assert os.listdir(plain) == [".wh.x"]
+
+
+def test_what_mount_says_rw_or_ro_for(tmp_path: Path) -> None:
+    """mount(8) says rw where a line of fstab says neither: that is no wish to write, but an upper directory is."""
+    plain, upper = tmp_path / "plain", tmp_path / "upper"
+    for directory in (plain, upper):
+        directory.mkdir()
+    for source, options, writable in (
+        (plain, "rw", False),
+        (source_of(tmp_path), f"rw,upperdir={upper}", True),
+        (source_of(tmp_path), f"ro,upperdir={upper}", False),
+    ):
+        mountpoint = tmp_path / "mnt"
+        mountpoint.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "zarrfs.cli.mount_helper"]
+        subprocess.run([*command, source, mountpoint, "-o", options], check=True, timeout=30)
+        try:
+            assert os.access(mountpoint, os.W_OK) == writable
+            for flag, status in (("ro", 0), ("rw", 0 if writable else 1)):
+                done = subprocess.run(
+                    [*command, source, mountpoint, "-o", f"remount,{flag}"], check=False, timeout=30
+                )
+                assert done.returncode == status
+                assert os.access(mountpoint, os.W_OK) == (writable and flag == "rw")
+        finally:
+            run("umount", mountpoint)

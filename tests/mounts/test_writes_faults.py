@@ -1,0 +1,347 @@
+"""Writable mounts on disks that are full or go away, and with daemons that are killed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.faultproxy import FaultProxy, proxy
+from tests.mounts.mounting import alive, daemon_pid, mount_lines, mounted, until
+from tests.mounts.test_semantics import DEAD, document, error_of
+from tests.mounts.treemodel import differences, snapshot
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx", "proxy"]
+
+LARGE = 4 << 20
+KILLS = 12
+
+
+def sample(directory: Path, size: int = LARGE) -> Path:
+    """A reference set with a large file and small ones."""
+    target = directory / "target.bin"
+    target.write_bytes(os.urandom(size))
+    return document(directory, {"d/large": [str(target), 0, size], "d/small": "text", "d/sub/x": "x", "e/y": "y"})
+
+
+def upper(directory: Path) -> str:
+    (directory / "upper").mkdir(exist_ok=True)
+    return f"upperdir={directory}/upper"
+
+
+def names_in(directory: Path) -> list[str]:
+    """Names of the files and directories of an upper, without what is zarrfs' own."""
+    found = (str(path.relative_to(directory)) for path in directory.rglob("*"))
+    return sorted(name for name in found if not name.startswith(".zarrfs-"))
+
+
+def start(source: Path, mountpoint: Path, *options: str) -> int:
+    """Mount, and the daemon's process id; not unmounted afterwards."""
+    mountpoint.mkdir(exist_ok=True)
+    done = run("mount", source, mountpoint, "-o", ",".join((*options, f"log_file={mountpoint}.log")))
+    assert done.returncode == 0, done.stderr
+    return daemon_pid(mountpoint)
+
+
+def kill(pid: int, mountpoint: Path) -> None:
+    """End the daemon as a crash does; whoever waits for it gets an error."""
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid))
+    while mount_lines(mountpoint):
+        subprocess.run(["umount", "-l", str(mountpoint)], check=True)
+
+
+# -- disks
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB, for 60 files."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=60", "none", str(path)], check=True)
+    (path / "upper").mkdir()
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(path: Path) -> bytes:
+    """Write until it fails with ENOSPC; what was written before, and is on the disk."""
+    synced = b""
+    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:  # of the last piece close() may say it
+        for number in range(1000):
+            piece = bytes([number % 251]) * 10_000
+            try:
+                file.write(piece)
+                os.fsync(file.fileno())
+            except OSError as exc:
+                if exc.errno != errno.ENOSPC:
+                    raise
+                return synced
+            synced += piece
+    raise AssertionError("the disk is never full")
+
+
+@pytest.mark.promise("S30")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(small_disk)
+    large = (tmp_path / "target.bin").read_bytes()
+    with mounted(source, tmp_path / "mnt", options) as root:
+        (root / "d/before").write_bytes(b"before")
+        written = fill(root / "d/filler")
+        assert len(written) > 1_000_000
+        assert (root / "d/filler").read_bytes().startswith(written)
+        assert (small_disk / "upper/d/filler").read_bytes().startswith(written)
+        assert error_of(os.truncate, root / "d/large", LARGE - 1) == errno.ENOSPC
+        assert error_of(os.open, root / "d/large", os.O_RDWR) == errno.ENOSPC
+        assert (root / "d/large").read_bytes() == large  # the source's, and reads go on
+        assert (root / "d/before").read_bytes() == b"before"
+        assert names_in(small_disk / "upper") == ["d", "d/before", "d/filler"]
+        (root / "d/filler").unlink()
+        (root / "d/small").write_text("more")
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert sorted(os.listdir(root / "d")) == ["before", "large", "small", "sub"]
+        assert (root / "d/small").read_text() == "more"
+        assert (root / "d/large").read_bytes() == large
+
+
+@pytest.mark.promise("S30")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_disk_without_room_for_another_file(small_disk: Path, tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(small_disk)
+    with mounted(source, tmp_path / "mnt", options) as root:
+        made = [f"file{n}" for n in range(70) if error_of((root / f"file{n}").write_bytes, b"") is None]
+        assert 40 < len(made) < 60
+        before = snapshot(root)
+        for call, *arguments in (
+            (os.mkdir, root / "new"), (os.symlink, "a", root / "new"), (os.mkfifo, root / "new"),
+            (os.unlink, root / "d/small"), (os.truncate, root / "d/small", 1), (os.chmod, root / "d/small", 0o600),
+            (os.rename, root / "d/small", root / "new"), (os.link, root / "d/small", root / "new"),
+            (os.rename, root / "file0", root / "d/sub/x"), (os.utime, root / "e", (1, 1)),
+        ):  # fmt: skip
+            assert error_of(call, *arguments) == errno.ENOSPC, (call, arguments)
+            assert differences(snapshot(root), before) == [], (call, arguments)
+        for name in made[:10]:
+            (root / name).unlink()
+        (root / "d/small").unlink()
+        (root / "file10").rename(root / "d/sub/x")
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert sorted(os.listdir(root / "d")) == ["large", "sub"]
+        assert (root / "d/sub/x").read_bytes() == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_disk_that_becomes_read_only(small_disk: Path, tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(small_disk)
+    large = (tmp_path / "target.bin").read_bytes()
+    with mounted(source, tmp_path / "mnt", options) as root:
+        (root / "d/own").write_bytes(b"own")
+        command = ["mount", "-o", "remount,ro", str(small_disk)]
+        until(lambda: subprocess.run(command, capture_output=True, check=False).returncode == 0)
+        try:
+            for call, *arguments in (
+                ((root / "d/own").write_bytes, b"x"), ((root / "d/small").write_bytes, b"x"),
+                ((root / "new").write_bytes, b"x"), (os.unlink, root / "d/own"), (os.unlink, root / "e/y"),
+                (os.mkdir, root / "new"), (os.rename, root / "d/own", root / "new"), (os.chmod, root / "e", 0o700),
+            ):  # fmt: skip
+                assert error_of(call, *arguments) == errno.EROFS, (call, arguments)
+            assert (root / "d/own").read_bytes() == b"own"
+            assert (root / "d/large").read_bytes() == large
+            assert (root / "e/y").read_text() == "y"
+        finally:
+            subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+        (root / "d/own").write_bytes(b"again")
+        assert (root / "d/own").read_bytes() == b"again"
+
+
+def test_an_upper_that_vanishes(tmp_path: Path) -> None:
+    """The source can still be read; writes fail; the daemon lives."""
+    with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
+        (root / "d/own").write_bytes(b"own")
+        shutil.rmtree(tmp_path / "upper")
+        assert error_of((root / "d/new").write_bytes, b"x") in (errno.EIO, errno.ENOENT, errno.ESTALE)
+        assert error_of((root / "d/small").write_bytes, b"x") in (errno.EIO, errno.ENOENT, errno.ESTALE)
+        assert error_of(os.mkdir, root / "new") in (errno.EIO, errno.ENOENT, errno.ESTALE)
+        assert (root / "e/y").read_text() == "y"
+        assert (root / "d/large").read_bytes() == (tmp_path / "target.bin").read_bytes()
+
+
+# -- kill -9
+
+
+@pytest.mark.promise("S25")
+@pytest.mark.timeout(300)
+def test_what_was_fsynced_survives_a_killed_daemon(tmp_path: Path) -> None:
+    """A writer appends records and replaces a file by rename; after the kill all that it was told is there."""
+    source, options = sample(tmp_path), upper(tmp_path)
+    chance, synced, renamed, died = random.Random(2), 0, 0, 0
+    for _ in range(KILLS):
+        pid = start(source, tmp_path / "mnt", options)
+        root = tmp_path / "mnt"
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write_until_it_fails, root, synced, renamed)
+            until(lambda: (tmp_path / "upper/log").exists())
+            time.sleep(chance.uniform(0, 0.2))
+            kill(pid, root)
+            synced, renamed = writing.result()
+        died += 1
+        with mounted(source, root, options):
+            data = (root / "log").read_bytes()
+            records = data[: len(data) // 8 * 8]
+            numbers = [int(records[at : at + 8]) for at in range(0, len(records), 8)]
+            assert numbers == list(range(len(numbers)))
+            assert len(numbers) >= synced
+            os.truncate(root / "log", len(records))
+            synced = len(numbers)
+            if renamed:
+                whole = (root / "d/small").read_bytes()
+                assert len({whole[at : at + 8] for at in range(0, len(whole), 8)}) == 1
+                assert len(whole) == 80_000
+                assert int(whole[:8]) >= renamed
+                renamed = int(whole[:8])
+            leftovers = [name for name in os.listdir(root) if name.startswith("temporary")]
+            assert len(leftovers) <= 1
+    assert died == KILLS
+    assert synced > KILLS
+    assert renamed > KILLS
+
+
+def write_until_it_fails(root: Path, synced: int, renamed: int) -> tuple[int, int]:
+    """(records that were fsynced, number of the last file that was renamed)."""
+    try:
+        with open(root / "log", "ab", buffering=0) as log:
+            while True:
+                log.write(b"%08d" % synced)
+                os.fsync(log.fileno())
+                synced += 1
+                (root / "temporary").write_bytes(b"%08d" % (renamed + 1) * 10_000)
+                os.rename(root / "temporary", root / "d/small")
+                renamed += 1
+    except OSError as exc:
+        # EIO: what the kernel had of a file can no longer be written; ENOENT: the bare directory, after the unmount
+        if exc.errno not in (*DEAD, errno.EIO, errno.ENOENT):
+            raise
+    return synced, renamed
+
+
+@pytest.mark.promise("S24")
+@pytest.mark.timeout(300)
+def test_a_copy_that_is_cut_short_leaves_the_source_file(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """The bytes come from a server that stops in the middle; then the daemon is killed."""
+    data = os.urandom(12 << 20)
+    (nginx.plain.root / "copied.bin").write_bytes(data)
+    source = document(tmp_path, {"d/x": [f"{proxy.url}/copied.bin", 0, len(data)], "e": "e"})
+    options, root = f"{upper(tmp_path)},part_size=1MiB,prefetch=0B", tmp_path / "mnt"
+    for _ in range(3):
+        pid = start(source, root, options)
+        (root / "d/x").open("rb").read(10)
+        proxy.hold()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(error_of, os.open, root / "d/x", os.O_RDWR)
+            assert proxy.held.wait(20)
+            assert "d/x" not in names_in(tmp_path / "upper")
+            (root / "other").write_bytes(b"others go on")
+            assert (root / "d/x").stat().st_size == len(data)
+            kill(pid, root)
+            assert opening.result() in DEAD
+        proxy.release()
+        assert "d/x" not in names_in(tmp_path / "upper")
+    with mounted(source, root, options):
+        assert (root / "d/x").read_bytes() == data
+        with (root / "d/x").open("r+b") as file:
+            file.write(b"new")
+        assert (root / "d/x").read_bytes() == b"new" + data[3:]
+        held = subprocess.run(["du", "-sB1", tmp_path / "upper"], capture_output=True, text=True, check=True).stdout
+        assert int(held.split()[0]) < len(data) * 1.5  # what the killed ones left is gone
+    assert (tmp_path / "upper/d/x").read_bytes() == b"new" + data[3:]
+
+
+@pytest.mark.promise("S24")
+@pytest.mark.timeout(300)
+def test_copies_of_local_files_are_whole_or_not_there(tmp_path: Path) -> None:
+    source, options, root = sample(tmp_path, 24 << 20), upper(tmp_path), tmp_path / "mnt"
+    data, chance, outcomes = (tmp_path / "target.bin").read_bytes(), random.Random(4), set()
+    for number in itertools.count():
+        if number == 10 or (number >= 4 and len(outcomes) == 2):
+            break
+        pid = start(source, root, options)
+        timer = threading.Timer(chance.uniform(0, 0.2), kill, (pid, root))
+        timer.start()
+        error = error_of(os.utime, root / "d/large", (1, 1))
+        timer.join()
+        assert error in (None, *DEAD)
+        there = "d/large" in names_in(tmp_path / "upper")
+        outcomes.add(there)
+        assert there or error is not None
+        with mounted(source, root, options, "ro"):
+            assert (root / "d/large").read_bytes() == data
+        if there:
+            shutil.rmtree(tmp_path / "upper/d")
+    assert outcomes, "nothing was tried"
+
+
+# -- many at a time
+
+
+def work(root: Path, number: int, size: int) -> dict[str, bytes]:
+    """Random operations on names that no other worker uses, in directories that all use; what must be left."""
+    chance, own = random.Random(number), {}
+    for step in range(60):
+        directory = chance.choice(["d", "d/sub", "e", "shared"])
+        name, data = f"{directory}/w{number}-{step}", b"%d" % step * chance.randrange(500)
+        with contextlib.suppress(FileExistsError):
+            (root / "shared").mkdir()
+        (root / name).write_bytes(data)
+        own[name] = data
+        victim = chance.choice(sorted(own))
+        what = chance.randrange(4)
+        if what == 0:
+            (root / victim).unlink()
+            del own[victim]
+        elif what == 1:
+            moved = f"{chance.choice(['d', 'e', 'shared'])}/w{number}-{step}-moved"
+            os.rename(root / victim, root / moved)
+            own[moved] = own.pop(victim)
+        elif what == 2:
+            with open(root / victim, "ab") as file:
+                file.write(b"more")
+            own[victim] += b"more"
+        with open(root / "d/large", "r+b") as file:  # all change one file of the source, each its own bytes
+            file.seek((step * 8 + number) * size)
+            file.write(bytes([number + 1]) * size)
+        assert (root / victim).exists() == (victim in own)
+        os.listdir(root / directory)
+    return own
+
+
+def test_many_write_at_a_time(tmp_path: Path) -> None:
+    source, options, size = sample(tmp_path), upper(tmp_path), 1000
+    expected = bytearray((tmp_path / "target.bin").read_bytes())
+    for at in range(60 * 8):
+        expected[at * size : (at + 1) * size] = bytes([at % 8 + 1]) * size
+    with mounted(source, tmp_path / "mnt", options) as root, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        left = {}
+        for own in pool.map(lambda number: work(root, number, size), range(8)):
+            left.update(own)
+        for _ in range(2):
+            found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")}
+            assert found == left
+            assert (root / "d/large").read_bytes() == expected
+    with mounted(source, tmp_path / "mnt", options) as root:
+        assert {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*/w*")} == left
+        assert (root / "d/large").read_bytes() == expected

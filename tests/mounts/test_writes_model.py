@@ -1,0 +1,371 @@
+"""A writable mount and a plain directory agree after every step of random operations, also over kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.conftest import run
+from tests.mounts.mounting import alive, daemon_pid, mount_lines, mounted, until
+from tests.mounts.treemodel import EXCHANGE, NOREPLACE, NOW, OLD, OMIT, Outcome, Tree, attempt, differences, snapshot
+
+NAMES = ("a", "b", "d", "e", "sub", "n", "läng er", "no\udcffutf-8")
+PAGE = 4096
+OFFSETS = st.one_of(st.sampled_from([0, 1, PAGE - 1, PAGE, 2 * PAGE + 1, 70_000]), st.integers(0, 9000))
+BYTES = st.one_of(
+    st.binary(max_size=20), st.builds(lambda byte, n: bytes([byte]) * n, st.integers(0, 255), st.integers(0, 9000))
+)
+MODES = st.sampled_from([0o644, 0o600, 0o755, 0o000, 0o444, 0o4755, 0o2755, 0o1777, 0o2070])
+MTIMES = st.one_of(st.integers(0, OLD - 1), st.sampled_from([NOW, OMIT]))
+KINDS = st.sampled_from([stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFREG])
+TARGETS = st.sampled_from(["a", "d", "d/sub", "../d", "../e/n", "sub/c", "nowhere", ".", "e/a"])
+WRITE_FLAGS = st.sampled_from(
+    [0, os.O_CREAT, os.O_CREAT | os.O_EXCL, os.O_TRUNC, os.O_CREAT | os.O_TRUNC, os.O_APPEND, os.O_CREAT | os.O_APPEND]
+)
+OPEN_FLAGS = st.one_of(
+    st.sampled_from([os.O_RDONLY, os.O_RDWR, os.O_WRONLY, os.O_WRONLY | os.O_APPEND, os.O_RDONLY | os.O_DIRECTORY]),
+    st.sampled_from([os.O_RDWR | os.O_CREAT, os.O_RDWR | os.O_TRUNC, os.O_RDWR | os.O_CREAT | os.O_EXCL]),
+)
+ATTRIBUTES = st.sampled_from(["user.one", "user.two"])
+MAX_HANDLES, MAX_REMOUNTS = 4, 2
+
+
+# -- the sources
+
+
+def write_references(directory: Path) -> Path:
+    (directory / "target.bin").write_bytes(bytes(range(256)) * 400)
+    target = str(directory / "target.bin")
+    os.utime(target, (10**9, 10**9))
+    refs = {"a": "text", "d/a": [target, 10, 9000], "d/b": "", "d/sub/c": [target, 0, 70_000], "d/sub/deep/x": "x",
+            "e/n": [target], "e/.zarray": "{}"}  # fmt: skip
+    (directory / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    os.utime(directory / "refs.json", (10**9, 10**9))
+    return directory / "refs.json"
+
+
+def write_archive(directory: Path) -> Path:
+    def entry(path: str, mode: int, **more: object) -> dict[str, object]:
+        return {"path": path, "mode": mode, "mtime": 10**9 + len(path), "ctime": 10**9, **more}
+
+    def text(path: str, mode: int, data: str) -> dict[str, object]:
+        return entry(path, mode | stat.S_IFREG, data=data, size=len(data), encoding="utf-8")
+
+    entries = [
+        text("a", 0o600, "text"), text("d/b", 0o755, "#!/bin/sh\n" * 900), text("d/sub/c", 0o4711, "c"),
+        entry("e", 0o755 | stat.S_IFDIR), entry("e/n", 0o640 | stat.S_IFREG, size=20_000),
+        entry("d", 0o2750 | stat.S_IFDIR), entry("d/sub", 0o700 | stat.S_IFDIR),
+        entry("sub", 0o777 | stat.S_IFLNK, data="d/sub"), entry("d/e", 0o777 | stat.S_IFLNK, data="../a"),
+        entry("b", 0o1777 | stat.S_IFDIR),
+    ]  # fmt: skip
+    (directory / "archive.json").write_text(json.dumps(entries))
+    return directory / "archive.json"
+
+
+class WritableMount:
+    """The mount of one example: mounted, ended, killed, mounted again."""
+
+    def __init__(self, source: Path, mountpoint: Path, options: str) -> None:
+        self.source, self.mountpoint, self.options = source, mountpoint, options
+
+    def start(self) -> None:
+        self.mountpoint.mkdir(exist_ok=True)
+        options = f"{self.options},log_file={self.mountpoint}.log"
+        done = run("mount", self.source, self.mountpoint, "-o", options)
+        assert done.returncode == 0, done.stderr
+
+    def stop(self) -> None:
+        pid = daemon_pid(self.mountpoint)
+        done = run("umount", self.mountpoint)
+        assert done.returncode == 0, done.stderr
+        assert not alive(pid)
+
+    def kill(self) -> None:
+        """End the daemon as a crash does, and take away what is mounted there still."""
+        pid = daemon_pid(self.mountpoint)
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        while mount_lines(self.mountpoint):
+            subprocess.run(["umount", "-l", str(self.mountpoint)], check=True)
+
+
+class Machine(RuleBasedStateMachine):
+    """Subclasses, made by machine_for(), say what is mounted."""
+
+    original: Path  # a plain copy of the source
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Path(tempfile.mkdtemp(prefix="zarrfs-model-"))
+        subprocess.run(["cp", "-a", "--sparse=never", self.original, self.place / "plain"], check=True)
+        self.mount = self.prepare(self.place)
+        self.mount.start()
+        self.found, self.plain = Tree(self.mount.mountpoint), Tree(self.place / "plain")
+        self.remounts = self.opened = 0
+        self.lower = self.lower_directories()
+        self.keys = sorted(snapshot(self.plain.root))
+
+    def prepare(self, place: Path) -> WritableMount:
+        raise NotImplementedError
+
+    def lower_directories(self) -> set[str]:
+        return {str(path.relative_to(self.plain.root)) for path in self.plain.root.rglob("*") if is_directory(path)}
+
+    def teardown(self) -> None:
+        try:
+            for tree in (self.found, self.plain):
+                for handle in list(tree.handles):
+                    tree.close(handle)
+        finally:
+            self.mount.kill()
+        shutil.rmtree(self.place)
+
+    # -- one step
+
+    def both(self, name: str, *arguments: object) -> Outcome:
+        """Do it on the mount and on the plain directory; the outcomes must agree."""
+        found = attempt(lambda: getattr(self.found, name)(*arguments))
+        plain = attempt(lambda: getattr(self.plain, name)(*arguments))
+        assert found == plain, f"{name}{arguments!r}: {found} and not {plain}"
+        return plain
+
+    def key(self, data: st.DataObject) -> str:
+        """Most often a name that is there, or a new one in a directory that is there."""
+        below = [key + "/" for key in self.keys if (self.plain.root / key).is_dir()] + [""]
+        new = st.builds(lambda directory, name: directory + name, st.sampled_from(below), st.sampled_from(NAMES))
+        anything = st.builds("/".join, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
+        there = [st.sampled_from(self.keys)] * 2 if self.keys else []
+        return str(data.draw(st.one_of(*there, new, new, anything), label="key"))
+
+    def real(self, key: str) -> str:
+        """`key` without links on its way."""
+        root, name = os.path.realpath(self.plain.root), os.path.basename(key)
+        parent = os.path.realpath(self.plain.path(os.path.dirname(key)))
+        return os.path.relpath(os.path.join(parent, name), root)
+
+    @invariant()
+    def the_trees_agree(self) -> None:
+        expected = snapshot(self.plain.root)
+        self.keys = sorted(expected)
+        lines = differences(snapshot(self.found.root), expected)
+        assert not lines, "\n".join(lines)
+        for handle in self.plain.handles:
+            self.both("pread", handle, 0, 9000)
+            self.both("fstat", handle)
+
+    # -- names
+
+    @rule(data=st.data(), mode=MODES)
+    def mkdir(self, data: st.DataObject, mode: int) -> None:
+        self.both("mkdir", self.key(data), mode)
+
+    @rule(data=st.data())
+    def rmdir(self, data: st.DataObject) -> None:
+        key = self.key(data)
+        gone = self.real(key)
+        if self.both("rmdir", key)[0] == "done":
+            self.lower.discard(gone)
+
+    @rule(data=st.data())
+    def unlink(self, data: st.DataObject) -> None:
+        self.both("unlink", self.key(data))
+
+    @rule(data=st.data(), text=TARGETS)
+    def symlink(self, data: st.DataObject, text: str) -> None:
+        self.both("symlink", text, self.key(data))
+
+    @rule(data=st.data())
+    def link(self, data: st.DataObject) -> None:
+        self.both("link", self.key(data), self.key(data))
+
+    @rule(data=st.data(), kind=KINDS)
+    def mknod(self, data: st.DataObject, kind: int) -> None:
+        self.both("mknod", self.key(data), kind)
+
+    @rule(data=st.data(), flags=st.sampled_from([0, 0, 0, NOREPLACE, EXCHANGE]))
+    def rename(self, data: st.DataObject, flags: int) -> None:
+        key, new = self.key(data), self.key(data)
+        moved, replaced = self.real(key), self.real(new)
+        if moved in self.lower or (flags == EXCHANGE and replaced in self.lower):
+            # a directory of the lower store is not renamed: what the plain directory says, or EXDEV
+            outcome = attempt(lambda: self.found.rename(key, new, flags))
+            if outcome == ("failed", "EXDEV"):
+                return
+            assert outcome == attempt(lambda: self.plain.rename(key, new, flags)), f"{key} to {new}: {outcome}"
+            assert outcome[0] == "failed" or moved == replaced, f"{key} was renamed to {new}"
+        elif self.both("rename", key, new, flags)[0] == "done":
+            self.lower.discard(replaced)
+
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        self.both("look", self.key(data))
+
+    # -- attributes
+
+    @rule(data=st.data(), mode=MODES)
+    def chmod(self, data: st.DataObject, mode: int) -> None:
+        self.both("chmod", self.key(data), mode)
+
+    @rule(data=st.data(), uid=st.sampled_from([-1, 0, 1234]), gid=st.sampled_from([-1, 0, 4321]))
+    def chown(self, data: st.DataObject, uid: int, gid: int) -> None:
+        self.both("chown", self.key(data), uid, gid)
+
+    @rule(data=st.data(), mtime=MTIMES)
+    def utimens(self, data: st.DataObject, mtime: int) -> None:
+        self.both("utimens", self.key(data), mtime)
+
+    @rule(data=st.data(), name=ATTRIBUTES, value=st.binary(max_size=9), flags=st.sampled_from([0, 1, 2]))
+    def setxattr(self, data: st.DataObject, name: str, value: bytes, flags: int) -> None:
+        self.both("setxattr", self.key(data), name, value, flags)
+
+    @rule(data=st.data(), name=ATTRIBUTES)
+    def removexattr(self, data: st.DataObject, name: str) -> None:
+        self.both("removexattr", self.key(data), name)
+
+    # -- bytes
+
+    @rule(data=st.data(), flags=WRITE_FLAGS, mode=MODES, offset=OFFSETS, value=BYTES)
+    def write(self, data: st.DataObject, flags: int, mode: int, offset: int, value: bytes) -> None:
+        self.both("write", self.key(data), flags, mode, offset, value)
+
+    @rule(data=st.data(), size=OFFSETS)
+    def truncate(self, data: st.DataObject, size: int) -> None:
+        self.both("truncate", self.key(data), size)
+
+    @precondition(lambda self: len(self.plain.handles) < MAX_HANDLES)
+    @rule(data=st.data(), flags=OPEN_FLAGS)
+    def open(self, data: st.DataObject, flags: int) -> None:
+        self.opened += 1
+        self.both("open", self.opened, self.key(data), flags)
+
+    @precondition(lambda self: len(self.plain.handles) < MAX_HANDLES)
+    @rule(data=st.data(), how=st.sampled_from(["write", "truncate", "unlink"]), offset=OFFSETS)
+    def change_what_a_reader_has_open(self, data: st.DataObject, how: str, offset: int) -> None:
+        key = self.key(data)
+        self.opened += 1
+        if self.both("open", self.opened, key, os.O_RDONLY)[0] == "done":
+            self.both("pread", self.opened, 0, 100)
+            arguments = {"write": (0, 0o644, offset, b"changed"), "truncate": (offset,), "unlink": ()}[how]
+            self.both(how, key, *arguments)
+
+    def linked(self, handle: int) -> bool:
+        return os.fstat(self.plain.handles[handle]).st_nlink > 0
+
+    def handle(self, data: st.DataObject) -> int:
+        return int(data.draw(st.sampled_from(sorted(self.plain.handles)), label="handle"))
+
+    @precondition(lambda self: self.plain.handles)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        self.both("close", self.handle(data))
+
+    @precondition(lambda self: self.plain.handles)
+    @rule(data=st.data(), name=st.sampled_from(["pread", "fstat", "names", "fsync"]), offset=OFFSETS)
+    def use(self, data: st.DataObject, name: str, offset: int) -> None:
+        self.both(name, self.handle(data), *((offset, 9000) if name == "pread" else ()))
+
+    @precondition(lambda self: self.plain.handles)
+    @rule(data=st.data(), name=st.sampled_from(["pwrite", "append", "map_write"]), offset=OFFSETS, value=BYTES)
+    def change(self, data: st.DataObject, name: str, offset: int, value: bytes) -> None:
+        if name == "map_write":
+            value = value or b"x"
+        self.both(name, self.handle(data), *([] if name == "append" else [offset]), value)
+
+    @precondition(lambda self: self.plain.handles)
+    @rule(data=st.data(), size=OFFSETS)
+    def ftruncate(self, data: st.DataObject, size: int) -> None:
+        self.both("ftruncate", self.handle(data), size)
+
+    @precondition(lambda self: self.plain.handles)
+    @rule(data=st.data(), mode=MODES, name=ATTRIBUTES)
+    def set_by_handle(self, data: st.DataObject, mode: int, name: str) -> None:
+        handle = self.handle(data)
+        # a file of the source that was removed while open is still the source's, whose set-ID bits are not shown
+        self.both("fchmod", handle, mode if self.linked(handle) else mode & 0o1777)
+        if self.linked(handle):  # a file of the source that was removed while open has nowhere to keep attributes
+            self.both("fsetxattr", handle, name, b"by handle")
+
+    @precondition(lambda self: self.plain.handles)
+    @rule(data=st.data(), method=st.sampled_from(["create_at", "unlink_at"]), name=st.sampled_from(NAMES))
+    def in_open_directory(self, data: st.DataObject, method: str, name: str) -> None:
+        self.both(method, self.handle(data), name)
+
+    # -- mounts
+
+    @precondition(lambda self: not self.plain.handles and self.remounts < MAX_REMOUNTS)
+    @rule(kill=st.booleans())
+    def remount(self, kill: bool) -> None:
+        self.remounts += 1
+        (self.mount.kill if kill else self.mount.stop)()
+        self.mount.start()
+
+
+def is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def run_machine(machine: type[Machine], original: Path, examples: int = 7, **more: Any) -> None:
+    named = type(machine.__name__, (machine,), {"original": original, **more})
+    health = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    found = [Phase.explicit, Phase.reuse, Phase.generate]  # to shrink an example takes minutes, with real mounts
+    bounds = settings(max_examples=examples, stateful_step_count=60, deadline=None, suppress_health_check=health)
+    run_state_machine_as_test(named, settings=settings(bounds, phases=found))
+
+
+class Merged(Machine):
+    """An upper directory over a source."""
+
+    source: Path
+
+    def prepare(self, place: Path) -> WritableMount:
+        (place / "upper").mkdir()
+        return WritableMount(self.source, place / "mnt", f"upperdir={place}/upper,suid")
+
+
+class OwnUpper(Machine):
+    """A local directory, mounted with rw: nothing is merged, so every directory can be renamed."""
+
+    def prepare(self, place: Path) -> WritableMount:
+        subprocess.run(["cp", "-a", self.original, place / "source"], check=True)
+        return WritableMount(place / "source", place / "mnt", "rw,suid")
+
+    def lower_directories(self) -> set[str]:
+        return set()
+
+
+@pytest.mark.promise("S22")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("write_source", [write_references, write_archive], ids=["references", "archive"])
+def test_a_merged_tree_is_a_plain_tree(write_source: Callable[[Path], Path], tmp_path: Path) -> None:
+    source = write_source(tmp_path)
+    modes = "file_mode=0644,dir_mode=0755" if write_source is write_references else "ro"
+    with mounted(source, tmp_path / "mnt", modes) as root:
+        subprocess.run(["cp", "-a", "--sparse=never", root, tmp_path / "original"], check=True)
+    run_machine(Merged, tmp_path / "original", source=source)
+
+
+@pytest.mark.promise("S22")
+@pytest.mark.timeout(600)
+def test_a_directory_mounted_rw_is_a_plain_tree(tmp_path: Path) -> None:
+    with mounted(write_archive(tmp_path), tmp_path / "mnt") as root:
+        subprocess.run(["cp", "-a", "--sparse=never", root, tmp_path / "original"], check=True)
+    run_machine(OwnUpper, tmp_path / "original")

@@ -1,0 +1,94 @@
+"""What happens to a file while it is being copied up, and what the clock says of what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mounts.mounting import mounted
+from tests.mounts.remotevalues import wait_for
+from tests.servers import Nginx, nginx
+
+__all__ = ["nginx"]
+
+
+def replace(root: Path) -> None:
+    (root / "tmp").write_bytes(b"another")
+    (root / "tmp").rename(root / "big")
+
+
+def make_again(root: Path) -> None:
+    (root / "big").unlink()
+    (root / "big").write_bytes(b"another")
+
+
+@pytest.mark.parametrize("change", [replace, make_again])
+def test_another_file_takes_the_name_during_a_copy(
+    change: Callable[[Path], None], nginx: Nginx, tmp_path: Path
+) -> None:
+    """It is a file of its own from then on; who has the old one open reads the old one, or fails."""
+    data = os.urandom(48 << 20)
+    (nginx.late.root / "copied.bin").write_bytes(data)
+    refs = {"big": [f"{nginx.late.url}/copied.bin", 0, len(data)], "small": "text"}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    (tmp_path / "upper").mkdir()
+    staging = tmp_path / "upper/.zarrfs-staging"
+    options = f"upperdir={tmp_path}/upper,memory_limit=64MiB,prefetch=0B"
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
+        reader = os.open(root / "big", os.O_RDONLY)
+        outcomes: list[int] = []
+
+        def write() -> None:
+            try:
+                os.close(os.open(root / "big", os.O_RDWR))
+                outcomes.append(0)
+            except OSError as exc:
+                outcomes.append(exc.errno or 0)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        wait_for(lambda: staging.is_dir() and any(staging.iterdir()))
+        assert stat.S_IMODE(staging.stat().st_mode) == 0o700, "nobody else can change what is copied"
+        change(root)
+        writer.join()
+        assert outcomes in ([0], [errno.ESTALE], [errno.ENOENT])
+        assert os.stat(root / "big").st_size == 7
+        assert (root / "big").read_bytes() == b"another"
+        with open(root / "big", "ab") as file:
+            file.write(b" one")
+        assert (root / "big").read_bytes() == b"another one"
+        for at in (0, 20 << 20, len(data) - 4096):
+            with contextlib.suppress(OSError):
+                assert os.pread(reader, 4096, at) == data[at : at + 4096]
+        os.close(reader)
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
+        assert (root / "big").read_bytes() == b"another one"
+
+
+def test_times_stay_as_they_were_seen(tmp_path: Path) -> None:
+    """Also with the kernel's writeback cache, which writes later than the program."""
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": {"a": "text"}}))
+    (tmp_path / "upper").mkdir()
+    seen = {}
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", f"upperdir={tmp_path}/upper") as root:
+        for number in range(5):
+            descriptor = os.open(root / f"new{number}", os.O_CREAT | os.O_WRONLY)
+            os.write(descriptor, b"x" * 5000)
+            time.sleep(0.1)
+            os.close(descriptor)
+        with open(root / "a", "ab") as file:
+            file.write(b" and more")
+        (root / "new0").rename(root / "renamed")
+        for path in root.iterdir():
+            seen[path.name] = path.stat().st_mtime_ns
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", f"upperdir={tmp_path}/upper") as root:
+        assert {path.name: path.stat().st_mtime_ns for path in root.iterdir()} == seen

@@ -1,0 +1,359 @@
+"""Upper directories that cannot be used, names that cannot be made, and what a write must never reach."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import DATA, run
+from tests.mounts.mounting import daemon_pid, log_of, mount_lines, mounted
+from tests.mounts.test_semantics import document, error_of
+from tests.mounts.test_writes_faults import kill, names_in, sample, start, upper
+
+
+def refused(source: Path, mountpoint: Path, *options: str) -> str:
+    """The one line that says why this is not mounted."""
+    mountpoint.mkdir(exist_ok=True)
+    done = run("mount", source, mountpoint, "-o", ",".join(options))
+    try:
+        assert done.returncode != 0, "it was mounted"
+    finally:
+        while mount_lines(mountpoint):
+            subprocess.run(["umount", "-l", str(mountpoint)], check=True)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in lines[0]
+    return lines[0]
+
+
+def contents(directory: Path) -> dict[str, tuple[object, ...]]:
+    """Hash, mode and times of all files below a directory."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted([directory, *directory.rglob("*")]):
+        status = path.lstat()
+        text = hashlib.sha256(path.read_bytes()).hexdigest() if stat.S_ISREG(status.st_mode) else ""
+        text = os.readlink(path) if stat.S_ISLNK(status.st_mode) else text
+        attributes = os.listxattr(path, follow_symlinks=False)
+        found[str(path)] = (text, status.st_mode, status.st_mtime_ns, status.st_ctime_ns, status.st_uid, attributes)
+    return found
+
+
+# -- who may write
+
+
+@pytest.mark.promise("S26")
+@pytest.mark.parametrize("own", [False, True], ids=["upperdir", "rw"])
+def test_one_mount_writes_at_a_time(own: bool, tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(tmp_path)
+    if own:
+        (tmp_path / "directory").mkdir()
+        source, options = tmp_path / "directory", "rw"
+    place = str(tmp_path / ("directory" if own else "upper"))
+    pid = start(source, tmp_path / "one", options)
+    try:
+        line = refused(source, tmp_path / "two", options)
+        assert place in line
+        assert str(pid) in line
+        (tmp_path / "one/new").write_text("new")
+    finally:
+        kill(pid, tmp_path / "one")
+    with mounted(source, tmp_path / "two", options) as root:  # the lock of a dead process is none
+        assert (root / "new").read_text() == "new"
+        (root / "new").write_text("newer")
+    with mounted(source, tmp_path / "one", options) as root:
+        assert (root / "new").read_text() == "newer"
+
+
+@pytest.mark.promise("S26")
+def test_readers_share_an_upper(tmp_path: Path) -> None:
+    """With each other; not with a writer, as they keep what they have seen in the kernel's caches."""
+    source, options = sample(tmp_path), upper(tmp_path)
+    with mounted(source, tmp_path / "one", options) as root:
+        (root / "new").write_text("new")
+        assert "in use" in refused(source, tmp_path / "two", options, "ro")
+    with mounted(source, tmp_path / "one", options, "ro") as one, mounted(source, tmp_path / "two", options, "ro"):
+        for root in (one, tmp_path / "two"):
+            assert (root / "new").read_text() == "new"
+            assert error_of((root / "new").write_text, "x") == errno.EROFS
+        assert f"{tmp_path}/upper" in refused(source, tmp_path / "three", options)
+
+
+def test_a_directory_over_itself_is_rw(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with mounted(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/source") as root:
+        (root / ".wh.x").write_text("no whiteout: nothing lies below")
+        (root / "x").write_text("x")
+        (root / "x").unlink()
+        assert os.listdir(root) == [".wh.x"]
+    assert os.listdir(tmp_path / "source") == [".wh.x"]
+
+
+def test_reading_changes_nothing_in_an_upper(tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(tmp_path)
+    with mounted(source, tmp_path / "mnt", options, "ro") as root:
+        assert error_of((root / "d/small").write_text, "x") == errno.EROFS
+        assert error_of(os.mkdir, root / "new") == errno.EROFS
+        assert (root / "d/small").read_text() == "text"
+    assert os.listdir(tmp_path / "upper") == []
+
+
+# -- directories that are no upper
+
+
+def test_a_directory_of_something_else(tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(tmp_path)
+    (tmp_path / "upper/precious").write_text("x")
+    assert f"{tmp_path}/upper" in refused(source, tmp_path / "mnt", options)
+    assert os.listdir(tmp_path / "upper") == ["precious"]
+
+
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"zarrfs_upper": 99}', "\x00\xff", "null"])
+def test_a_record_file_that_is_none(record: str, tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(tmp_path)
+    (tmp_path / "upper/.zarrfs-upper").write_text(record)
+    (tmp_path / "upper/other").write_text("x")
+    line = refused(source, tmp_path / "mnt", options)
+    assert f"{tmp_path}/upper" in line
+
+
+def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
+    source = sample(tmp_path)
+    for path in (source, tmp_path / "nothing/at/all"):
+        assert str(path) in refused(source, tmp_path / "mnt", f"upperdir={path}")
+
+
+@pytest.mark.parametrize("place", ["mnt", "mnt/below", "source/below", "."])
+def test_an_upper_that_would_show_itself(place: str, tmp_path: Path) -> None:
+    """In the mount point, in the source, or around them."""
+    (tmp_path / "source/below").mkdir(parents=True)
+    (tmp_path / "source/file").write_text("x")
+    (tmp_path / "mnt/below").mkdir(parents=True)
+    path = os.path.normpath(tmp_path / place)
+    line = refused(tmp_path / "source", tmp_path / "mnt", f"upperdir={path}")
+    assert path in line
+    assert not list(tmp_path.rglob(".zarrfs*"))
+
+
+def test_an_upper_through_a_link_into_the_source(tmp_path: Path) -> None:
+    (tmp_path / "source/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("source/below")
+    refused(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/link")
+    assert os.listdir(tmp_path / "source/below") == []
+
+
+def test_a_source_that_has_changed(tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(tmp_path)
+    with mounted(source, tmp_path / "mnt", options) as root:
+        (root / "d/own").write_text("own")
+    refs = json.loads(source.read_text())
+    refs["refs"]["d/new"] = "new"
+    before = contents(tmp_path / "upper")
+    source.write_text(json.dumps(refs))
+    line = refused(source, tmp_path / "mnt", options)
+    assert "changed" in line
+    assert str(source) in line
+    assert contents(tmp_path / "upper") == before
+
+
+def test_another_source(tmp_path: Path) -> None:
+    with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
+        (root / "d/own").write_text("own")
+    other = document(tmp_path, {"other": "x"}, "other.json")
+    line = refused(other, tmp_path / "mnt", upper(tmp_path))
+    assert str(other) in line
+    assert str(tmp_path / "refs.json") in line
+
+
+def test_rw_of_what_cannot_be_written(tmp_path: Path) -> None:
+    """A reference set without an upper stays read-only, as it always was, and a line says so."""
+    (tmp_path / "mnt").mkdir()
+    done = run("mount", sample(tmp_path), tmp_path / "mnt", "-o", "rw")
+    if done.returncode == 0:
+        assert "read-only" in done.stderr
+        assert error_of((tmp_path / "mnt/x").write_text, "x") == errno.EROFS
+        assert run("umount", tmp_path / "mnt").returncode == 0
+    else:
+        assert "upper" in done.stderr
+
+
+# -- names
+
+
+RESERVED = (".wh.x", ".wh.", ".wh..wh..opq", ".zarrfs-upper", ".zarrfs-staging")
+
+
+@pytest.mark.promise("S29")
+def test_reserved_names(tmp_path: Path) -> None:
+    with mounted(sample(tmp_path), tmp_path / "mnt", upper(tmp_path)) as root:
+        (root / "d/own").write_text("own")
+        for directory in (root, root / "d", root / "d/sub"):
+            for name in RESERVED:
+                path = directory / name
+                makers: list[Callable[[], object]] = [
+                    lambda path=path: path.write_text("x"), path.mkdir, lambda path=path: path.symlink_to("a"),
+                    lambda path=path: os.mkfifo(path), lambda path=path: os.rename(root / "d/own", path),
+                    lambda path=path: os.rename(root / "d/small", path),
+                    lambda path=path: os.link(root / "d/own", path),
+                ]
+                assert [error_of(call) for call in makers] == [errno.EINVAL] * len(makers), path
+                assert error_of(os.stat, path) == errno.ENOENT
+                assert error_of(os.unlink, path) == errno.ENOENT
+        assert sorted(os.listdir(root)) == ["d", "e"]
+        assert "reserved" in log_of(root)
+    assert names_in(tmp_path / "upper") == ["d", "d/own"]
+
+
+def test_a_name_of_the_source_that_is_too_long_for_a_whiteout(tmp_path: Path) -> None:
+    """It can be changed, but neither removed nor renamed, and then nothing has happened."""
+    name = "n" * 252
+    with mounted(document(tmp_path, {f"d/{name}": "x", "d/y": "y"}), tmp_path / "mnt", upper(tmp_path)) as root:
+        assert error_of(os.unlink, root / "d" / name) == errno.ENAMETOOLONG
+        assert error_of(os.rename, root / "d" / name, root / "d/new") == errno.ENAMETOOLONG
+        assert sorted(os.listdir(root / "d")) == [name, "y"]
+        (root / "d" / name).write_text("changed")
+        assert error_of(os.unlink, root / "d" / name) == errno.ENAMETOOLONG
+        assert (root / "d" / name).read_text() == "changed"
+        (root / "d" / name[1:]).write_text("new")
+        (root / "d" / name[1:]).unlink()
+
+
+# -- links in an upper
+
+
+def attacked(directory: Path) -> tuple[Path, Path]:
+    """A source, and an upper that was in use once; and a directory outside that nobody may touch."""
+    source, outside = sample(directory), directory / "outside"
+    with mounted(source, directory / "mnt", upper(directory)) as root:
+        (root / "e/own").write_text("own")
+    outside.mkdir()
+    (outside / "small").write_text("precious")
+    (outside / "sub").mkdir()
+    return source, outside
+
+
+def changes_in(directory: int, own: Path) -> list[Callable[[], object]]:
+    """Everything that can be tried in an open directory; `own` is a file beside it."""
+    return [
+        lambda: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=directory)),
+        lambda: os.mkdir("new", dir_fd=directory), lambda: os.symlink("a", "new", dir_fd=directory),
+        lambda: os.unlink("small", dir_fd=directory), lambda: os.rmdir("sub", dir_fd=directory),
+        lambda: os.close(os.open("small", os.O_WRONLY | os.O_TRUNC, dir_fd=directory)),
+        lambda: os.chmod("small", 0o777, dir_fd=directory), lambda: os.utime("small", dir_fd=directory),
+        lambda: os.rename("small", "moved", src_dir_fd=directory, dst_dir_fd=directory),
+        lambda: os.link(own, "linked", dst_dir_fd=directory),
+        lambda: os.rename(own, "moved", dst_dir_fd=directory),
+        lambda: os.setxattr(directory, "user.x", b"1"), lambda: os.fchmod(directory, 0o700),
+    ]
+
+
+@pytest.mark.promise("S31")
+def test_a_directory_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
+    """The kernel still takes it for a directory, and asks for names in it."""
+    source, outside = attacked(tmp_path)
+    with mounted(source, tmp_path / "mnt", upper(tmp_path), "entry_timeout=100s", "attr_timeout=100s") as root:
+        (root / "d/own").write_text("own")
+        (root / "d/sub/own").write_text("own")
+        before = contents(outside)
+        for place in ("d/sub", "d"):
+            directory = os.open(root / place, os.O_RDONLY | os.O_DIRECTORY)
+            shutil.rmtree(tmp_path / "upper" / place)
+            (tmp_path / "upper" / place).symlink_to(outside)
+            for call in changes_in(directory, root / "e/own"):
+                error_of(call)
+            os.close(directory)
+            assert contents(outside) == before, place
+        assert (root / "e/y").read_text() == "y"
+
+
+@pytest.mark.promise("S31")
+def test_a_file_is_replaced_by_a_link_under_the_mount(tmp_path: Path) -> None:
+    source, outside = attacked(tmp_path)
+    with mounted(source, tmp_path / "mnt", upper(tmp_path), "entry_timeout=100s", "attr_timeout=100s") as root:
+        before = contents(outside)
+        for name in ("e/own", "d/small"):
+            (root / name).write_text("changed")
+            descriptor = os.open(root / name, os.O_PATH | os.O_NOFOLLOW)
+            (tmp_path / "upper" / name).unlink()
+            (tmp_path / "upper" / name).symlink_to(outside / "small")
+            itself = f"/proc/self/fd/{descriptor}"  # by its name, the kernel would follow the link on our behalf
+            changes: list[tuple[Callable[..., object], object]] = [
+                (os.truncate, 0), (os.open, os.O_WRONLY), (os.open, os.O_RDWR | os.O_TRUNC), (os.chmod, 0o777),
+                (os.utime, (1, 1)),
+            ]  # fmt: skip
+            for call, argument in changes:
+                assert error_of(call, itself, argument) is not None, call
+            assert error_of(os.chown, itself, 1, 1) is not None
+            assert error_of(os.setxattr, itself, "user.x", b"1") is not None
+            os.close(descriptor)
+            assert contents(outside) == before, name
+
+
+@pytest.mark.promise("S31")
+@pytest.mark.parametrize("name", [".zarrfs-staging", "d/.wh.small", "d/.wh..wh..opq", "d/.wh.sub"])
+def test_links_with_the_names_of_our_own_files(name: str, tmp_path: Path) -> None:
+    source, outside = attacked(tmp_path)
+    target = outside if name == ".zarrfs-staging" else outside / "small"
+    if os.path.lexists(tmp_path / "upper" / name):
+        shutil.rmtree(tmp_path / "upper" / name)
+    (tmp_path / "upper/d").mkdir(exist_ok=True)
+    (tmp_path / "upper" / name).symlink_to(target)
+    before = contents(outside)
+    (tmp_path / "mnt").mkdir(exist_ok=True)
+    done = run("mount", source, tmp_path / "mnt", "-o", upper(tmp_path))
+    if done.returncode:
+        assert str(tmp_path / "upper") in done.stderr
+        return
+    root = tmp_path / "mnt"
+    try:
+        for call in (
+            lambda: (root / "d/large").open("r+b").close(), lambda: (root / "d/small").write_text("x"),
+            lambda: (root / "d/small").unlink(), lambda: shutil.rmtree(root / "d/sub"),
+            lambda: (root / "d/sub").mkdir(), lambda: (root / "d/small").write_text("y"),
+        ):  # fmt: skip
+            error_of(call)
+        assert contents(outside) == before
+        assert daemon_pid(root)
+    finally:
+        assert run("umount", root).returncode == 0
+    assert contents(outside) == before
+
+
+def test_a_record_file_that_is_a_link(tmp_path: Path) -> None:
+    source, options = sample(tmp_path), upper(tmp_path)
+    (tmp_path / "outside").write_text("precious")
+    (tmp_path / "upper/.zarrfs-upper").symlink_to(tmp_path / "outside")
+    assert f"{tmp_path}/upper" in refused(source, tmp_path / "mnt", options)
+    assert (tmp_path / "outside").read_text() == "precious"
+    (tmp_path / "outside").unlink()
+    assert f"{tmp_path}/upper" in refused(source, tmp_path / "mnt", options)
+    assert not (tmp_path / "outside").exists()
+
+
+# -- the source
+
+
+@pytest.mark.promise("S23")
+def test_the_source_is_never_touched(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "zarr/v2_hier", tmp_path / "source", symlinks=True)
+    (tmp_path / "source/link").symlink_to(".zgroup")
+    before = contents(tmp_path / "source")
+    with mounted(tmp_path / "source", tmp_path / "mnt", upper(tmp_path)) as root:
+        for number, path in enumerate(sorted(root.rglob("*"), reverse=True)):
+            change = (lambda path: path.unlink(), lambda path: path.write_bytes(b"x"), lambda path: path.chmod(0o700),
+                      lambda path: os.utime(path, (1, 1)), lambda path: path.rename(f"{path}.moved"),
+                      lambda path: os.link(path, f"{path}.linked"), lambda path: os.chown(path, 1, 1),
+                      lambda path: os.setxattr(path, "user.x", b"1"))  # fmt: skip
+            error_of(change[number % len(change)], path)
+        assert error_of(shutil.rmtree, root / sorted(os.listdir(root))[-1]) in (None, errno.ENOTDIR)
+        (root / "link").unlink()
+    assert contents(tmp_path / "source") == before
+    assert names_in(tmp_path / "upper")

@@ -1,0 +1,357 @@
+"""Ordinary programs write through a writable mount: databases, git, rsync, tar, h5py, locks, stressors."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.conftest import DATA
+from tests.mounts.mounting import mounted
+from tests.mounts.test_semantics import document
+from tests.mounts.treemodel import differences, snapshot
+
+GSUTIL = os.path.join(os.path.dirname(sys.executable), "gsutil")
+
+
+class Place:
+    """A reference set with an upper directory, mounted as often as a test likes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "upper").mkdir()
+        (directory / "target.bin").write_bytes(os.urandom(300_000))
+        target = str(directory / "target.bin")
+        day = DATA / "references/data/day0.nc"
+        refs = {"d/a": "text", "d/sub/large": [target, 0, 300_000], "d/sub/part": [target, 1000, 100_000],
+                "e/x": "x" * 5000, "day0.nc": [str(day), 0, day.stat().st_size]}  # fmt: skip
+        self.source = document(directory, refs)
+
+    def mounted(self) -> contextlib.AbstractContextManager[Path]:
+        return mounted(self.source, self.directory / "mnt", f"upperdir={self.directory}/upper")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One mount for all tests that need no second one."""
+    with Place(tmp_path_factory.mktemp("tools")).mounted() as root:
+        yield root
+
+
+def sh(*command: object, cwd: Path | None = None, home: Path | None = None) -> str:
+    environment = {**os.environ, "HOME": str(home or cwd or "/"), "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, cwd=cwd, env=environment, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def same(found: Path, expected: Path) -> None:
+    assert differences(snapshot(found), snapshot(expected)) == []
+
+
+# -- SQLite
+
+
+def rows(path: Path) -> list[tuple[int, int]]:
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        found = database.execute("SELECT count(*), sum(length(value)) FROM t").fetchall()
+    database.close()
+    return found
+
+
+WRITER = """
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1], timeout=60)
+database.execute("PRAGMA mmap_size=1000000")
+for n in range(100):
+    with database:
+        database.execute("INSERT INTO t VALUES (?, ?)", (None, "v" * (n * 13 % 3000)))
+        database.execute("UPDATE t SET value = value || 'w' WHERE key % 7 = 0")
+"""
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete", "truncate", "persist"])
+def test_sqlite(journal: str, place: Place) -> None:
+    """Two processes write and one reads at a time; the file is whole afterwards, and after a remount."""
+    with place.mounted() as root:
+        path = root / "d/base.sqlite"
+        database = sqlite3.connect(path, timeout=60)
+        assert database.execute(f"PRAGMA journal_mode={journal}").fetchone() == (journal,)
+        database.execute("CREATE TABLE t (key INTEGER PRIMARY KEY, value TEXT)")
+        database.commit()
+        writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) for _ in range(2)]
+        while any(writer.poll() is None for writer in writers):
+            database.execute("SELECT count(*) FROM t").fetchall()
+        assert [writer.wait() for writer in writers] == [0, 0]
+        database.close()
+        [(count, size)] = rows(path)
+        assert count == 200
+    with place.mounted() as root:
+        assert rows(root / "d/base.sqlite") == [(count, size)]
+    assert rows(place.directory / "upper/d/base.sqlite") == [(count, size)]
+
+
+def test_sqlite_changes_a_database_of_the_source(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "upper").mkdir()
+    with sqlite3.connect(tmp_path / "source/base.sqlite") as database:
+        database.execute("CREATE TABLE t (key INTEGER PRIMARY KEY, value TEXT)")
+        database.executemany("INSERT INTO t VALUES (?, ?)", [(n, "x" * n) for n in range(500)])
+    database.close()
+    before = (tmp_path / "source/base.sqlite").read_bytes()
+    with mounted(tmp_path / "source", tmp_path / "mnt", f"upperdir={tmp_path}/upper") as root:
+        with sqlite3.connect(root / "base.sqlite") as database:
+            database.execute("DELETE FROM t WHERE key % 2 = 0")
+        database.close()
+        assert rows(root / "base.sqlite")[0][0] == 250
+    assert (tmp_path / "source/base.sqlite").read_bytes() == before
+
+
+# -- trees
+
+
+def test_git(place: Place) -> None:
+    with place.mounted() as root:
+        work = root / "d"
+        identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+        sh("git", "init", "-q", cwd=work)
+        sh("git", "add", ".", cwd=work)
+        sh("git", *identity, "commit", "-q", "-m", "one", cwd=work)
+        for number in range(40):
+            (work / f"file{number % 10}").write_text(f"{number}\n" * 50)
+            sh("git", "add", "-A", cwd=work)
+            sh("git", *identity, "commit", "-q", "-m", str(number), cwd=work)
+        sh("git", "clone", "-q", work, root / "clone", cwd=root)
+        sh("git", "gc", "-q", "--aggressive", "--prune=now", cwd=work)
+        sh("mv", "sub", "moved", cwd=work)  # it is of the source, so that rename, and git mv with it, says EXDEV
+        sh("git", "add", "-A", cwd=work)
+        sh("git", *identity, "commit", "-q", "-m", "moved", cwd=work)
+    with place.mounted() as root:
+        for directory in (root / "d", root / "clone"):
+            sh("git", "fsck", "--full", "--strict", cwd=directory)
+            assert sh("git", "status", "--porcelain", cwd=directory) == ""
+        assert len(sh("git", "log", "--oneline", cwd=root / "d").splitlines()) == 42
+        sh("git", "pull", "-q", cwd=root / "clone")
+        assert (root / "clone/moved/part").read_bytes() == (root / "d/moved/part").read_bytes()
+
+
+def write_tree(root: Path) -> None:
+    """Files of all kinds, old times, odd modes."""
+    root.mkdir()
+    chance = np.random.default_rng(5)
+    for number in range(60):
+        directory = root / f"d{number % 7}" / f"e{number % 3}"
+        directory.mkdir(parents=True, exist_ok=True)
+        path = directory / f"file {number}"
+        path.write_bytes(chance.bytes(number * 777))
+        path.chmod([0o644, 0o600, 0o4755, 0o444, 0][number % 5])
+        os.setxattr(path, "user.number", str(number).encode())
+        os.chown(path, number, number + 1)
+        os.utime(path, ns=(10**18, 10**18 + number * 1_000_001))
+    os.link(root / "d0/e0/file 0", root / "d1/linked")
+    os.symlink("../d1/linked", root / "d2/link")
+    os.symlink("nowhere", root / "d2/dangling")
+    os.mkfifo(root / "d3/fifo")
+    (root / "empty").mkdir(0o2775)
+    with (root / "sparse").open("wb") as file:
+        file.truncate(20 << 20)
+        file.seek(10 << 20)
+        file.write(b"here")
+    for path in [*root.rglob("*")]:
+        if not path.is_symlink() and path.stat().st_mtime > 1.1e9:
+            os.utime(path, ns=(10**18, 10**18))
+        elif path.is_symlink():
+            os.utime(path, ns=(10**18, 10**18), follow_symlinks=False)
+
+
+def test_tar(place: Place, tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree")
+    sh("tar", "--xattrs", "-S", "-C", tmp_path, "-cf", tmp_path / "t.tar", "tree")
+    with place.mounted() as root:
+        sh("tar", "--xattrs", "-S", "-C", root / "d", "-xpf", tmp_path / "t.tar")
+        sh("tar", "--xattrs", "-C", root / "d", "-df", tmp_path / "t.tar")
+        same(root / "d/tree", tmp_path / "tree")
+        assert (root / "d/tree/sparse").stat().st_blocks < 100
+    with place.mounted() as root:
+        same(root / "d/tree", tmp_path / "tree")
+    same(tmp_path / "upper/d/tree", tmp_path / "tree")
+
+
+@pytest.mark.parametrize("options", [[], ["--inplace"], ["--inplace", "--no-whole-file"]], ids=" ".join)
+def test_rsync(options: list[str], place: Place, tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree")
+    with place.mounted() as root:
+        sh("rsync", "-aHAX", *options, f"{tmp_path}/tree/", root / "d", "--delete")
+        same(root / "d", tmp_path / "tree")
+        for number in (3, 9):
+            path = tmp_path / f"tree/d{number % 7}/e0/file {number}"
+            path.write_bytes(path.read_bytes() + b"more")
+            os.utime(path, ns=(10**18, 10**18))
+        shutil.rmtree(tmp_path / "tree/d4")
+        sh("rsync", "-aHAX", *options, f"{tmp_path}/tree/", root / "d", "--delete", "--checksum")
+        same(root / "d", tmp_path / "tree")
+    with place.mounted() as root:
+        same(root / "d", tmp_path / "tree")
+        assert sh("rsync", "-aHAXin", "--checksum", f"{tmp_path}/tree/", root / "d", "--delete") == ""
+
+
+def test_rsync_changes_a_file_of_the_source_in_place(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "target.bin"
+    wanted = bytearray(target.read_bytes())
+    wanted[150_000:150_004] = b"here"
+    (tmp_path / "large").write_bytes(wanted)
+    with place.mounted() as root:
+        sh("rsync", "--inplace", "--no-whole-file", "--ignore-times", tmp_path / "large", root / "d/sub/large")
+        assert (root / "d/sub/large").read_bytes() == wanted
+    assert target.read_bytes() != wanted
+
+
+def test_gsutil_copies_into_the_mount(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "tree/sub").mkdir(parents=True)
+    for name in ("a", "sub/b"):
+        (tmp_path / "tree" / name).write_bytes(os.urandom(5000))
+    gsutil = [GSUTIL, "-o", "GSUtil:parallel_process_count=1", "-o", "GSUtil:parallel_thread_count=1"]
+    sh(*gsutil, "cp", "-r", tmp_path / "tree", shared / "e", home=tmp_path)
+    for name in ("a", "sub/b"):
+        assert (shared / "e/tree" / name).read_bytes() == (tmp_path / "tree" / name).read_bytes()
+
+
+def test_mv_of_a_directory_of_the_source(place: Place, tmp_path: Path) -> None:
+    """rename says EXDEV, so mv copies and removes."""
+    with place.mounted() as root:
+        sh("cp", "-a", root / "d", tmp_path / "expected")
+        sh("mv", root / "d", root / "moved")
+        assert sorted(os.listdir(root)) == ["day0.nc", "e", "moved"]
+        same(root / "moved", tmp_path / "expected")
+        sh("mv", root / "moved", root / "again")  # and this one is a rename
+        same(root / "again", tmp_path / "expected")
+    with place.mounted() as root:
+        assert sorted(os.listdir(root)) == ["again", "day0.nc", "e"]
+        same(root / "again", tmp_path / "expected")
+        sh("rm", "-r", root / "again", root / "e")
+        assert os.listdir(root) == ["day0.nc"]
+
+
+# -- h5py, shared memory, locks
+
+
+def test_h5py_appends_to_a_file_of_the_source(place: Place) -> None:
+    with place.mounted() as root:
+        with h5py.File(root / "day0.nc", "a") as file:
+            file["added"] = np.arange(50_000).reshape(500, 100)
+            file["added"].attrs["units"] = "m"
+            growing = file.create_dataset("growing", shape=(0,), maxshape=(None,), chunks=(100,), dtype="f8")
+            for number in range(20):
+                growing.resize(((number + 1) * 50,))
+                growing[number * 50 :] = number
+        with h5py.File(root / "new.h5", "w", libver="latest") as file:
+            file["x"] = np.arange(1000)
+    with (
+        place.mounted() as root,
+        h5py.File(root / "day0.nc") as shown,
+        h5py.File(root / "new.h5") as new,
+        h5py.File(DATA / "references/data/day0.nc") as own,
+    ):
+        assert set(shown) == {*own, "added", "growing"}
+        np.testing.assert_array_equal(shown["t2m"][...], own["t2m"][...])
+        np.testing.assert_array_equal(shown["added"][...], np.arange(50_000).reshape(500, 100))
+        np.testing.assert_array_equal(shown["growing"][...], np.repeat(np.arange(20.0), 50))
+        np.testing.assert_array_equal(new["x"][...], np.arange(1000))
+
+
+@pytest.mark.promise("S32")
+@pytest.mark.parametrize("name", ["d/sub/large", "new"])
+def test_shared_memory(name: str, place: Place) -> None:
+    with place.mounted() as root:
+        path = root / name
+        if name == "new":
+            path.write_bytes((root / "d/sub/large").read_bytes())
+        expected = bytearray(path.read_bytes())
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+            for at in (0, 4095, 100_000, len(expected) - 3):
+                memory[at : at + 3] = expected[at : at + 3] = b"new"
+                assert path.read_bytes() == expected  # read(2), without msync
+            with path.open("rb") as other, mmap.mmap(other.fileno(), 0, prot=mmap.PROT_READ) as second:
+                memory[5000:5003] = expected[5000:5003] = b"two"
+                assert second[5000:5003] == b"two"
+            os.pwrite(file.fileno(), b"three", 200_000)
+            expected[200_000:200_005] = b"three"
+            assert memory[200_000:200_005] == b"three"
+        assert (place.directory / "upper" / name).read_bytes() == expected  # it was closed
+    with place.mounted() as root:
+        assert (root / name).read_bytes() == expected
+
+
+LOCKER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+getattr(fcntl, sys.argv[2])(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.promise("S32")
+@pytest.mark.parametrize("kind", ["flock", "lockf"])
+def test_locks_between_processes(kind: str, shared: Path) -> None:
+    lock: Callable[..., None] = getattr(fcntl, kind)
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKER, str(shared / "e/x"), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        with (shared / "e/x").open("r+b") as file:
+            with pytest.raises(BlockingIOError):
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(BlockingIOError):
+                lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            holder.kill()
+            holder.wait()
+            lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# -- stressors
+
+STRESSORS = ("chmod", "chown", "dentry", "dir", "dirdeep", "fcntl", "filename", "flock", "fstat", "getdent", "hdd",
+             "link", "lockf", "mknod", "rename", "seek", "symlink", "touch", "utime", "xattr")  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_stress_ng(shared: Path) -> None:
+    """All at a time, for a short time; with --verify, what they read is what they wrote."""
+    before = os.stat(shared).st_dev
+    (shared / "stress").mkdir()
+    stressors = [part for name in STRESSORS for part in (f"--{name}", "1")]
+    bounds = ["--timeout", "5", "--hdd-bytes", "8m", "--dentries", "200", "--dirdeep-inodes", "200"]
+    sh("stress-ng", "--verify", "--temp-path", shared / "stress", *stressors, *bounds)
+    assert os.stat(shared).st_dev == before
+    assert os.listdir(shared / "stress") == []
+
+
+@pytest.mark.parametrize("engine", ["psync", "mmap", "libaio"])
+def test_fio_verify(engine: str, shared: Path) -> None:
+    directory = shared / f"fio-{engine}"
+    directory.mkdir()
+    blocks = "--bsrange=4k-64k" if engine == "mmap" else "--bsrange=512-64k"
+    options = [blocks, "--rw=randrw", "--size=8m", "--numjobs=2", "--verify=crc32c", "--do_verify=1",
+               "--verify_fatal=1", "--fallocate=none", "--fsync=64", "--minimal"]  # fmt: skip
+    sh("fio", "--name=job", f"--directory={directory}", f"--ioengine={engine}", *options, cwd=directory)

@@ -1,0 +1,198 @@
+"""zarr-python writes through a writable mount, and its own tests of stores pass there."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
+from zarr.abc.store import Store
+from zarr.core.buffer import Buffer, cpu
+from zarr.storage import LocalStore
+from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
+from zarr.testing.store import StoreTests
+
+from tests.conftest import DATA
+from tests.mounts.mounting import mounted
+from tests.mounts.treemodel import differences, snapshot
+
+BOUNDS = settings(
+    max_examples=10,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def upper(directory: Path) -> str:
+    (directory / "upper").mkdir(exist_ok=True)
+    return f"upperdir={directory}/upper"
+
+
+# -- the same program on a mount and on a plain directory
+
+
+def write_everything(root: Path, version: int) -> None:
+    """Groups, arrays, attributes, resize, overwrite, delete, consolidate."""
+    group = zarr.open_group(root, mode="a", zarr_format=version, path="new")  # type: ignore[arg-type]
+    data = np.arange(10_000, dtype="<i4").reshape(100, 100)
+    whole = group.create_array("whole", shape=data.shape, chunks=(30, 30), dtype=data.dtype, fill_value=-1)
+    whole[...] = data
+    whole.attrs["units"] = "m"
+    inner = group.create_group("inner")
+    inner.attrs.update({"title": "täst"})
+    gone = inner.create_array("gone", shape=(10,), chunks=(3,), dtype="f8")
+    gone[...] = 1.5
+    del inner["gone"]
+    small = inner.create_array("small", shape=(40,), chunks=(7,), dtype="<i2", fill_value=0)
+    small[...] = np.arange(40)
+    small.resize((13,))
+    small.append(np.arange(5, dtype="<i2"))
+    small[2:9] = 77
+    group.create_array("replaced", shape=(4,), chunks=(2,), dtype="u1")[...] = 9
+    group.create_array("replaced", shape=(6,), chunks=(3,), dtype="u1", overwrite=True)[...] = 8
+    zarr.consolidate_metadata(root, path="new", zarr_format=version)  # type: ignore[arg-type]
+
+
+def read_everything(root: Path, version: int) -> None:
+    group = zarr.open_consolidated(root, path="new", zarr_format=version)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(group["whole"][...], np.arange(10_000).reshape(100, 100))  # type: ignore[index]
+    expected = np.concatenate([np.arange(13), np.arange(5)])
+    expected[2:9] = 77
+    np.testing.assert_array_equal(group["inner/small"][...], expected)  # type: ignore[index]
+    np.testing.assert_array_equal(group["replaced"][...], np.full(6, 8))  # type: ignore[index]
+    assert group["whole"].attrs["units"] == "m"
+    assert group["inner"].attrs["title"] == "täst"
+    assert "gone" not in group["inner"]  # type: ignore[operator]
+
+
+def without_times(root: Path) -> dict[str, dict[str, object]]:
+    return {key: {**about, "mtime": None} for key, about in snapshot(root).items()}
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("version", [2, 3])
+def test_new_arrays_over_a_reference_set(version: int, references: Path, tmp_path: Path) -> None:
+    source = references / "combined_v1.json"
+    with mounted(source, tmp_path / "mnt", "file_mode=0644,dir_mode=0755") as root:  # as it is to be under an upper
+        subprocess.run(["cp", "-a", "--sparse=never", root, tmp_path / "plain"], check=True)
+    write_everything(tmp_path / "plain", version)
+    for write in (True, False):
+        with mounted(source, tmp_path / "mnt", upper(tmp_path)) as root:
+            if write:
+                write_everything(root, version)
+            read_everything(root, version)
+            assert differences(without_times(root), without_times(tmp_path / "plain")) == []
+
+
+def change_existing(root: Path) -> None:
+    """What there is of a v2 hierarchy: metadata, chunks, whole arrays."""
+    group = zarr.open_group(root, mode="r+")
+    for number, (name, array) in enumerate(sorted(group.arrays())):
+        if number % 4 == 0:
+            del group[name]
+        elif number % 4 == 1:
+            array.attrs["patched"] = number
+        elif number % 4 == 2 and array.ndim and array.dtype.kind in "iuf":
+            array[0] = 7
+    group.attrs["patched"] = True
+
+
+@pytest.mark.parametrize("name", ["v2_hier", "v3_hier"])
+@pytest.mark.parametrize("option", ["upperdir", "rw"])
+def test_existing_arrays_change(option: str, name: str, tmp_path: Path) -> None:
+    for copy in ("source", "plain"):
+        subprocess.run(["cp", "-a", DATA / "zarr" / name, tmp_path / copy], check=True)
+    before = snapshot(tmp_path / "source")
+    change_existing(tmp_path / "plain")
+    options = upper(tmp_path) if option == "upperdir" else "rw"
+    for write in (True, False):
+        with mounted(tmp_path / "source", tmp_path / "mnt", options) as root:
+            if write:
+                change_existing(root)
+            assert differences(without_times(root), without_times(tmp_path / "plain")) == []
+    if option == "upperdir":
+        assert snapshot(tmp_path / "source") == before
+    else:
+        assert differences(without_times(tmp_path / "source"), without_times(tmp_path / "plain")) == []
+
+
+# -- zarr's own tests
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("stores")
+    with mounted(DATA / "archives/flux-list.json", directory / "mnt", upper(directory),
+                 f"blobs={DATA / 'archives/blobs'}") as root:  # fmt: skip
+        yield root
+
+
+def as_function(test: Callable[..., Any]) -> Callable[..., None]:
+    """A coroutine of a test class as a function that pytest can call."""
+
+    @functools.wraps(test)
+    def function(*arguments: Any, **more: Any) -> None:
+        asyncio.run(test(*arguments, **more))
+
+    return function
+
+
+class TestLocalStore(StoreTests[LocalStore, cpu.Buffer]):
+    """On a directory of the mount."""
+
+    store_cls = LocalStore
+    buffer_cls = cpu.Buffer
+
+    async def get(self, store: LocalStore, key: str) -> Buffer:
+        return self.buffer_cls.from_bytes((store.root / key).read_bytes())
+
+    async def set(self, store: LocalStore, key: str, value: Buffer) -> None:
+        (store.root / key).parent.mkdir(parents=True, exist_ok=True)
+        (store.root / key).write_bytes(value.to_bytes())
+
+    @pytest.fixture
+    def store_kwargs(self, place: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
+        directory = place / f"store-{abs(hash(request.node.name))}"
+        directory.mkdir()
+        return {"root": str(directory)}
+
+    @pytest.fixture
+    def store(self, open_kwargs: dict[str, Any]) -> Store:  # type: ignore[override]
+        return asyncio.run(self.store_cls.open(**open_kwargs))
+
+    @pytest.fixture
+    def store_not_open(self, store_kwargs: dict[str, Any]) -> Store:  # type: ignore[override]
+        return self.store_cls(**store_kwargs)
+
+    def test_store_repr(self, store: LocalStore) -> None:
+        assert str(store) == f"file://{store.root.as_posix()}"
+
+    def test_store_supports_writes(self, store: LocalStore) -> None:
+        assert store.supports_writes
+
+    def test_store_supports_listing(self, store: LocalStore) -> None:
+        assert store.supports_listing
+
+
+for _name, _test in inspect.getmembers(StoreTests, inspect.iscoroutinefunction):
+    if _name.startswith("test_"):
+        setattr(TestLocalStore, _name, as_function(_test))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("machine", [ZarrStoreStateMachine, ZarrHierarchyStateMachine])
+@pytest.mark.filterwarnings("ignore")
+def test_zarrs_model_of_a_store(machine: Callable[[Store], RuleBasedStateMachine], place: Path) -> None:
+    directory = place / getattr(machine, "__name__", "")
+    directory.mkdir()
+    run_state_machine_as_test(lambda: machine(LocalStore(directory)), settings=BOUNDS)
