@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.cache.diskblocks import MIB, ONE, TWO, blocks, found, taken, write
 from tests.conftest import run
-from tests.unit.diskblocks import MIB, ONE, TWO, blocks, found, taken, write
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT
 

@@ -14,12 +14,12 @@ import pytest
 
 from tests.conftest import DATA
 from tests.machine import Machine
+from tests.net.test_tls import Server
+from tests.net.test_tls import authority as authority
+from tests.net.test_tls import server as server
 from tests.pages import DOCS, run_script, unmount_all
 from tests.servers import Faulty, free_port
 from tests.servers import faulty as faulty
-from tests.unit.test_tls import Server
-from tests.unit.test_tls import authority as authority
-from tests.unit.test_tls import server as server
 
 MESSAGES = re.findall(r"^### `(.+)`$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
 # What begins a script: "m" mounts with a log, "killed" ends the daemon and waits until the kernel knows,

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from tests.unit.diskblocks import MIB, ONE, TWO, blocks, found, write
+from tests.cache.diskblocks import MIB, ONE, TWO, blocks, found, write
 from zarrfs.cache import disk
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import clear

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.diskblocks import MIB, ONE, TWO, blocks, content, found, write
+from tests.cache.diskblocks import MIB, ONE, TWO, blocks, content, found, write
 from zarrfs.cache import disk
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import clear

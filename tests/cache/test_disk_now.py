@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import trio_test
 
-from tests.unit.diskblocks import MIB, ONE, TWO, blocks, content, found, write
+from tests.cache.diskblocks import MIB, ONE, TWO, blocks, content, found, write
 from zarrfs.cache import diskfiles
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Damaged, Layout

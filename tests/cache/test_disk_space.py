@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cache.diskblocks import MIB, ONE, TWO, blocks, churn, content, found, ranges, taken, write
 from tests.conftest import tmpfs
-from tests.unit.diskblocks import MIB, ONE, TWO, blocks, churn, content, found, ranges, taken, write
 from zarrfs.cache import disk, diskspace
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import LAYOUT, Layout

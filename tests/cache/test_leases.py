@@ -111,7 +111,7 @@ def test_the_claim_of_a_killed_process_is_given_up_and_one_goes_on(tmp_path: Pat
 
 def test_the_claim_of_a_process_of_this_machine_that_has_ended_is_given_up_at_once(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from tests.unit.test_claims import *\n"
+        "import os, sys; from tests.cache.test_leases import *\n"
         "held = node(Path(sys.argv[1])); taken(held); print(os.getpid(), flush=True); sys.stdin.read(); os._exit(0)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
