@@ -1,0 +1,19 @@
+"""Records of these tests are in a directory of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zarrfs.jobs import records
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(records.VARIABLE, str(tmp_path / "state"))
+    for variable in ("SLURM_TMPDIR", "FLUX_JOB_TMPDIR", "TMPDIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    yield
+    assert not list(tmp_path.glob("state/staged/*.new"))
