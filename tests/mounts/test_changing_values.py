@@ -251,6 +251,8 @@ def put(web: Web, value: bytes, age: float = 60.0) -> Path:
     if not (root / "v/.zarray").exists():
         (root / ".zgroup").write_text('{"zarr_format": 2}')
         (root / "v/.zarray").write_text(json.dumps(METADATA))
+        for document in (root / ".zgroup", root / "v/.zarray"):  # a time of this very second would not be a version
+            os.utime(document, (time.time() - 3600,) * 2)
     (root / "v/new").write_bytes(value)
     then = time.time() - age
     os.utime(root / "v/new", (then, then))
