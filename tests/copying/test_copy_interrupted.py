@@ -31,7 +31,6 @@ from zarrfs.copying.destination_journal import forget
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.store.api import Info, Kind, Store, Value
 from zarrfs.store.directory import FileSystemStore
-from zarrfs.store.values import KeyedValue
 
 KILLS = int(os.environ.get("ZARRFS_KILLS", "10"))  # of one command; more than in CI with ZARRFS_KILLS=100
 
@@ -265,18 +264,26 @@ class Odd(Store):
             yield found._replace(size=None) if prefix else found
 
     async def open(self, key: str) -> Value:
-        return KeyedValue(self, key, await self.info(key))
+        return OddValue(self, key, await self.info(key))
 
     async def aclose(self) -> None:
         pass
 
-    async def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        if key == "d/a":
-            self.failed.set()
+
+class OddValue(Value):
+    """A file of an Odd store: reading `d/a` fails, and the other one is read after that."""
+
+    def __init__(self, store: Odd, key: str, info: Info) -> None:
+        super().__init__(info)
+        self._failed, self._fails = store.failed, key == "d/a"
+
+    async def read(self, start: int, length: int) -> bytes:
+        if self._fails:
+            self._failed.set()
             raise RuntimeError("odd")
-        await self.failed.wait()
+        await self._failed.wait()
         await trio.testing.wait_all_tasks_blocked(0.2)
-        return bytes([1]) * (length or 0)
+        return bytes([1]) * length
 
 
 def test_what_nobody_expected_is_a_failure_like_any_other(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,3 +18,12 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(variable, raising=False)
     yield
     assert not list(tmp_path.glob("state/staged/*.new"))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a child of this process that zarrfs did not start, as a shell that ran `exec zarrfs` may have one."""
+    child = subprocess.Popen(["sleep", "100"])
+    yield child
+    child.kill()
+    child.wait()

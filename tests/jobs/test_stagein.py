@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
 from tests.jobs.staged import add_record
 from zarrfs.errors import MountError
 from zarrfs.jobs import stagein
-
-
-@pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A child of this process: as one of a shell that has become zarrfs by exec."""
-    child = subprocess.Popen(["sleep", "100"])
-    yield child
-    child.kill()
-    child.wait()
 
 
 def test_an_earlier_child_is_not_killed(sleeper: subprocess.Popen[bytes]) -> None:

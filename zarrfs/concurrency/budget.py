@@ -21,6 +21,6 @@ class MemoryBudget:
         return count
 
     def give(self, count: int) -> None:
-        """MemoryBudget that is free again."""
+        """Give back `count` bytes."""
         self._free += count
         self._waiting.unpark_all()

@@ -117,8 +117,7 @@ async def _count_absent_records(store: Store, key: str, report: CheckReport) -> 
 
 async def _expect(store: Store, key: str, report: CheckReport) -> None:
     """Set the expected counts, and the entries that the compiler left out, if the store knows them."""
-    usage = await store.usage()
-    if usage.counted and not key:
+    if not key and (usage := await store.usage()).counted:
         report.expected_files, report.expected_bytes = usage.files, usage.bytes
     problems = [
         (entry, rule)

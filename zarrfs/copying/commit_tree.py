@@ -118,6 +118,8 @@ class MergedTree:
             return [(region["start"], region["start"] + region["length"]) for region in place["regions"]]
         if "hole" in place:
             return []
+        if lower.remote:  # no local file, whose holes could be asked for
+            return [(0, size)]
         with contextlib.closing(await lower.open(node.key)) as value:
             descriptor = value.fileno()
             return [(0, size)] if descriptor is None else data_extents(descriptor, size)

@@ -8,10 +8,11 @@ module fetches all other bytes, many values at once, and threads write them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import trio
@@ -31,7 +32,7 @@ from zarrfs.copying.destination_directory import (
     broken_rule,
     ends_all,
 )
-from zarrfs.errors import ReadError, SourceError, StoreError, TargetChanged, UsageError, ZarrfsError
+from zarrfs.errors import ReadError, SourceError, StoreError, UsageError, ZarrfsError
 from zarrfs.store.api import Info, Kind, Part, Store, Value, join_key, ordinary_mode
 from zarrfs.store.destination import sync_file_system
 from zarrfs.store.keyglobs import Picking
@@ -44,7 +45,8 @@ log = logging.getLogger("zarrfs")
 
 _BATCH, _BATCH_BYTES = 128, LARGE  # entries, and bytes, that a thread writes in one call
 _IN_FLIGHT = 4  # batches that are fetched over a network while others are written
-_MEMORY = 64 << 20  # bytes that wait to be written
+_MEMORY = 64 << 20  # bytes that wait to be written,
+_WAITING = 256  # and files, each of which may hold a descriptor
 _UNKNOWN = 256 << 10  # bytes assumed for a file of unknown size
 _PIECE = 4 << 20  # bytes of a large file that are requested at once
 _PIECES = 4  # of a large file, at once
@@ -116,8 +118,7 @@ class _Copy:
 
     async def everything(self, root: Info) -> None:
         """Write all selected entries; raise the first failure that ends the run as itself, outside of any group."""
-        usage = await self._store.usage()
-        if usage.counted and self._picking.everything:
+        if self._picking.everything and (usage := await self._store.usage()).counted:
             self._report.expected_files, self._report.expected_bytes = usage.files, usage.bytes
         send, receive = trio.open_memory_channel[tuple[Item, int]](4 * _BATCH)
         with self._scope:
@@ -352,7 +353,7 @@ class _Copy:
                 item.info = item.info._replace(size=(await self._store.info(item.key)).size)
             large = data_bytes(item.info) > LARGE
             if not large:
-                room = await self._budget.take(data_bytes(item.info))
+                room = await self._budget.take(max(data_bytes(item.info), _MEMORY // _WAITING))
                 with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
                     descriptor = value.fileno()
                     if descriptor is not None:
@@ -380,19 +381,24 @@ class _Copy:
 
     async def _write_fetched(self, receive: trio.MemoryReceiveChannel[tuple[Item, int]]) -> None:
         """Write fetched items, all that are waiting in one batch."""
+
+        def waiting() -> Iterator[tuple[Item, int]]:
+            with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+                while True:
+                    yield receive.receive_nowait()
+
         async with receive:
-            async for item, room in receive:
-                batch = [item]
-                while len(batch) < _BATCH:
+            try:
+                async for first in receive:
+                    batch = [first, *itertools.islice(waiting(), _BATCH - 1)]
+                    items = [item for item, _ in batch]
                     try:
-                        item, more = receive.receive_nowait()
-                    except (trio.WouldBlock, trio.EndOfChannel):
-                        break
-                    batch.append(item)
-                    room += more
-                self._account(await self._written(batch))
-                batch.clear()
-                self._budget.give(room)
+                        self._account(await self._written(items))
+                    finally:
+                        close_all(items)
+                    self._budget.give(sum(room for _, room in batch))
+            finally:  # a run that ends early leaves items with open files in the channel
+                close_all([item for item, _ in waiting()])
 
     # -- large files
 
@@ -404,15 +410,12 @@ class _Copy:
         error: Exception | None = None
         digest: str | None = None
         try:
-            with contextlib.closing(await self._store.open(item.key)) as value:
+            with contextlib.closing(await open_sized(self._store, item.key, item.info.size or 0)) as value:
                 descriptor = value.fileno()
                 if descriptor is not None:
                     begun.item.info = begun.item.info._replace(size=value.size)
                     pause = trio.from_thread.check_cancelled
                     await self._in_thread(copy_data, descriptor, begun.staged.descriptor, value.size, pause)
-                elif value.size != (item.info.size or 0):
-                    rule = f"has changed: it has {value.size} bytes, and had {item.info.size}"
-                    error = TargetChanged(item.key, rule)
                 else:
                     error = await self._pieces(begun, value)
             if error is None:

@@ -352,7 +352,7 @@ class Operations(pyfuse3.Operations):
             else:
                 assert file.value is not None
                 data = await file.value.read(off, size)
-                if off == 0 and file.value.info.identity is None and not version.store.immutable:
+                if off == 0 and self._options.stale == "reread" and file.value.info.identity is None:
                     await self._grown(version, file.key, file.inode, file.value)
         except NotFound:  # it was there when it was opened: to a Zarr reader ENOENT would be the fill value
             raise ReadError(file.key, "removed while open") from None

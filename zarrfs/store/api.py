@@ -11,7 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.errors import InvalidKey, NameTooLong, ReadError
+from zarrfs.errors import InvalidKey, NameTooLong, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
@@ -173,7 +173,18 @@ class Store(abc.ABC):
         """Open the present version of a value. NotFound, IsDirectory, ReadError."""
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
-        """Return the bytes [start, start + length) of a value, cut at its end; without a length all the rest."""
+        """Return the bytes [start, start + length) of a value, cut at its end; without a length all the rest.
+
+        They are of one version: where another one came after the value was opened, it is opened and read anew, once.
+        """
+        try:
+            return await self._open_and_read(key, start, length)
+        except (TargetChanged, TargetMissing, OutOfRange):
+            if self.immutable:
+                raise
+        return await self._open_and_read(key, start, length)
+
+    async def _open_and_read(self, key: str, start: int, length: int | None) -> Buffer:
         value = await self.open(key)
         try:
             return await value.read(start, max(0, value.size - start) if length is None else length)

@@ -120,8 +120,7 @@ class FileSystemStore(WritableStore):
                 descriptor = self._open_value(key, path, cached=True)
             except BlockingIOError:
                 descriptor = await trio.to_thread.run_sync(self._open_value, key, path)
-        status = os.fstat(descriptor)
-        return _LocalValue(_info(split_key(key)[1], status, None), descriptor, status)
+            return _LocalValue(key, descriptor)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         path = _path_of_key(prefix, root=True)
@@ -605,8 +604,14 @@ def _answers(key: str, writing: bool = False) -> Iterator[None]:
 
 
 class _LocalValue(FileValue):
+    __slots__ = ("_key",)
+
+    def __init__(self, key: str, descriptor: int) -> None:
+        super().__init__(descriptor, lambda status: _info(split_key(key)[1], status, None))
+        self._key = key
+
     async def read(self, start: int, length: int) -> Buffer:
-        with _answers(self.info.name):
+        with _answers(self._key):
             return await super().read(start, length)
 
 

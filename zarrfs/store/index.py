@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import trio
@@ -240,7 +240,7 @@ class IndexStore(Store):
         return self._targets.stats()
 
     def blocking(self) -> BlockingReader:
-        return _IndexReader(self._db, self._directory, self._row, lambda: self.mtime_ns, self._targets)
+        return _IndexReader(self)
 
     async def aclose(self) -> None:
         self._db.close()
@@ -438,20 +438,17 @@ class _IndexValue(Value):
 
 
 class _IndexReader(BlockingReader):
-    def __init__(
-        self, db: sqlite3.Connection, directory: Callable[[str], int], row: Callable[[str], _Row],
-        usual_ns: Callable[[], int | None], targets: TargetReader,
-    ) -> None:  # fmt: skip
-        self._db, self._directory, self._row, self._usual_ns, self._targets = db, directory, row, usual_ns, targets
-        self.serves_most = targets.has_whole and not targets.remote
+    def __init__(self, store: IndexStore) -> None:
+        self._store, self._targets = store, store._targets
+        self.serves_most = self._targets.has_whole and not self._targets.remote
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         # also raises sqlite3.Error
-        yield from entries_of(self._db, self._directory(prefix), self._usual_ns())
+        yield from entries_of(self._store._db, self._store._directory(prefix), self._store.mtime_ns)
 
     def parts_in(self, prefix: str, names: Sequence[str]) -> dict[str, list[Part] | None]:
         found: dict[str, list[Part] | None] = {}
-        for entry in entries_of(self._db, self._directory(prefix), self._usual_ns(), names):
+        for entry in entries_of(self._store._db, self._store._directory(prefix), self._store.mtime_ns, names):
             parts = None if entry[7] is None else [Part(*part) for part in entry[7]]
             if parts and parts[0].data is None and not self._targets.has_whole:
                 parts = None
@@ -459,13 +456,13 @@ class _IndexReader(BlockingReader):
         return found
 
     def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
-        row = self._row(key)
+        row = self._store._row(key)
         if row.place == Place.HOLE:
             return []
         if row.place != Place.REGIONS or not self._targets.has_whole:
             return None
         found = []
-        for at, length, url, offset in self._db.execute(_PARTS, (row.ref, stop, start)):
+        for at, length, url, offset in self._store._db.execute(_PARTS, (row.ref, stop, start)):
             low, high = max(at, start), min(at + length, stop)
             found.append(Part(low, high - low, None, url, offset + low - at))
         return found

@@ -320,8 +320,7 @@ class Overlay(WritableStore):
         if not stat.S_ISREG(found.status.st_mode):
             raise NotFound(key)
         descriptor = self.upper.open(key, os.O_RDONLY | os.O_NONBLOCK)
-        status = os.fstat(descriptor)
-        return FileValue(self._info_of(key, split_key(key)[1], status), descriptor, status)
+        return FileValue(descriptor, lambda status: self._info_of(key, split_key(key)[1], status))
 
     async def locate(self, key: str) -> dict[str, Any]:
         found = await self.find(key)

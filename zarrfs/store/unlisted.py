@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import AsyncIterator, Container, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -32,6 +32,8 @@ from zarrfs.zarr.grid import Grid
 from zarrfs.zarr.jsontext import load_json
 from zarrfs.zarr.keys import KeyTemplate
 from zarrfs.zarr.model import ArrayMetadata, nested
+
+T = TypeVar("T")
 
 _KNOWN = 65_536  # names whose nature is remembered
 _ASKED = 256  # names that the server is asked about at a time
@@ -89,17 +91,21 @@ class UnlistedStore(Store):
         return Info(split_key(key)[1], Kind.DIRECTORY)
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
+        return await self._of_file(key, lambda: self._store.get(key, start, length))
+
+    async def open(self, key: str) -> Value:
+        return await self._of_file(key, lambda: self._store.open(key))
+
+    async def _of_file(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what `call` returns for a file; raise IsDirectory or NotFound for any other key."""
         if not self._is_known_directory(key):
             try:
                 if await self._find(key):
-                    return await self._store.get(key, start, length)
+                    return await call()
             except NotFound as exc:
                 if not await self._is_directory(key, exc):
                     raise
         raise IsDirectory(key)
-
-    async def open(self, key: str) -> Value:
-        return await self._store.open(key)
 
     async def list_dir(self, prefix: str, after: str = "") -> AsyncIterator[Info]:
         """As Store.list_dir; where the server does not list: documents and nodes, then chunks, both sorted."""

@@ -11,7 +11,7 @@ import importlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
@@ -33,7 +33,6 @@ from zarrfs.store.api import (
     name_rule,
     split_key,
 )
-from zarrfs.store.values import KeyedValue
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap
 from zarrfs.views.decoded_cache import DecodedCache
@@ -128,7 +127,7 @@ class ArraysView(WrappingStore):
         info = await self.info(key)
         if info.kind is Kind.DIRECTORY:
             raise IsDirectory(key)
-        return KeyedValue(self, key, info, None if info.mtime_ns is None else (info.size, info.mtime_ns))
+        return _ArrayValue(self, key, info, None if info.mtime_ns is None else (info.size, info.mtime_ns))
 
     async def get(self, key: str, start: int = 0, length: int | None = None) -> Buffer:
         entry = await self._find(key)
@@ -301,6 +300,19 @@ class ArraysView(WrappingStore):
         if mtime is not None and entry.items:
             mtime = max(mtime, self._seen.get(node.path, (0.0, 0))[1])
         return Info(name, Kind.FILE, entry.size, node.mode, mtime)
+
+
+class _ArrayValue(Value):
+    """A flat file of the view. Its chunks are looked up at every read, so it is only as constant as its source."""
+
+    __slots__ = ("_key", "_view")
+
+    def __init__(self, view: ArraysView, key: str, info: Info, version: Hashable | None) -> None:
+        super().__init__(info, version)
+        self._view, self._key = view, key
+
+    async def read(self, start: int, length: int) -> Buffer:
+        return await self._view.get(self._key, start, length)
 
 
 def _description(array: ArrayMetadata, fortran: bool) -> JSON:
