@@ -183,7 +183,7 @@ def _import_all() -> None:
         text = Path(str(spec.origin)).read_text()
         if not module.name.endswith(".__main__") and not re.search(r"(?m)^(?:import|from) (?:numpy|pyarrow)\b", text):
             importlib.import_module(module.name)
-    for name in ("aiohttp", "fsspec.implementations.http", "fsspec.implementations.local"):
+    for name in ("yarl", "fsspec.implementations.local"):
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a module of zarrfs imports what starts threads: leave it out"
 

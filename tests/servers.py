@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from zarrfs.net import direct
-
 _START_SECONDS = 20.0
 
 
@@ -449,27 +447,15 @@ def _post(url: str, body: bytes) -> None:
 # -- clients
 
 
-_WITHOUT = {  # what a program runs first, so that it has neither DirectWeb nor obstore
-    "obstore": "import re\nfrom zarrfs.net import direct\ndirect._URL = re.compile('(?!)')\n",
-    "fsspec": "import sys\nsys.modules['obstore'] = None\n",
-}
-
-
-@pytest.fixture(params=["direct", "obstore", "fsspec"])
+@pytest.fixture(params=["obstore", "fsspec"])
 def either_client(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> str:
-    """The client that client=auto takes for HTTP: those before it in line are not there, neither here nor in programs.
-
-    "direct": DirectWeb, which is plain HTTP's alone; buckets are as with "obstore".
-    """
+    """The client that client=auto takes for buckets; for "fsspec", obstore is hidden, here and from programs."""
     client = str(request.param)
-    if client != "direct":
-        monkeypatch.setattr(direct, "_URL", re.compile("(?!)"))
-        directory = tmp_path_factory.mktemp("without")
-        code = _WITHOUT["obstore"] + (_WITHOUT["fsspec"] if client == "fsspec" else "")
-        (directory / "sitecustomize.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", str(directory))
     if client == "fsspec":
+        directory = tmp_path_factory.mktemp("without")
+        (directory / "sitecustomize.py").write_text("import sys\nsys.modules['obstore'] = None\n")
+        monkeypatch.setenv("PYTHONPATH", str(directory))
         monkeypatch.setitem(sys.modules, "obstore", None)
     return client

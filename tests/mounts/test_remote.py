@@ -19,7 +19,6 @@ from tests.mounts.test_semantics import error_of
 from tests.servers import S3, Faulty, Nginx, either_client, faulty, nginx, s3
 
 __all__ = ["either_client", "faulty", "nginx", "s3"]
-pytestmark = pytest.mark.usefixtures("either_client")
 
 
 def publish_references(root: Path) -> None:

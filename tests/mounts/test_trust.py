@@ -12,10 +12,9 @@ import pytest
 from tests.conftest import run
 from tests.mounts.mounting import log_of, mounted
 from tests.mounts.test_semantics import error_of
-from tests.servers import Faulty, Nginx, either_client, faulty, nginx
+from tests.servers import Faulty, Nginx, faulty, nginx
 
-__all__ = ["either_client", "faulty", "nginx"]
-pytestmark = pytest.mark.usefixtures("either_client")
+__all__ = ["faulty", "nginx"]
 
 VALUE = b"0123456789" * 100
 

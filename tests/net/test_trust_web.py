@@ -18,8 +18,6 @@ from zarrfs.config.options import Options, parse
 from zarrfs.errors import AccessDenied, ReadError, to_errno
 from zarrfs.store.targets import Targets
 
-pytestmark = pytest.mark.usefixtures("either_client")
-
 SECRET = 'http.headers={"X-Token": "secret"}'
 
 
@@ -200,18 +198,19 @@ def test_a_proxy_connects_where_the_user_said(faulty: Faulty, other: Recorder, o
 def test_proxies_of_the_environment(
     faulty: Faulty, own: Recorder, other: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are used where the user says so, and judged like others."""
+    """They are used, and judged like others."""
     faulty.put("http://data.test/v", VALUE)
-    monkeypatch.setenv("http_proxy", faulty.url)
-    trusting = 'http.client_kwargs={"trust_env": true}'
-    assert read("http://data.test/v", f"{own.url}/set.json", trusting) == VALUE[3:11]
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, faulty.url)
+            assert read("http://data.test/v", f"{own.url}/set.json") == VALUE[3:11]
+            patch.setenv("no_proxy", "inside.test")
+            resolving(patch, {"inside.test": ["127.0.0.2"]})
+            url = f"http://inside.test:{other.port}/v"
+            assert "127.0.0.2 is none" in refused(url, f"{own.url}/set.json")
+    assert not other.requests
     with pytest.raises(ReadError):
         read("http://data.test/v", f"{own.url}/set.json")
-    monkeypatch.setenv("no_proxy", "inside.test")
-    resolving(monkeypatch, {"inside.test": ["127.0.0.2"]})
-    url = f"http://inside.test:{other.port}/v"
-    assert "127.0.0.2 is none" in refused(url, f"{own.url}/set.json", trusting)
-    assert not other.requests
 
 
 # -- options and credentials

@@ -21,8 +21,6 @@ from zarrfs.net import http, ranges, webpages
 from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 
-pytestmark = pytest.mark.usefixtures("either_client")
-
 VALUE = bytes(range(256)) * 40
 OPTIONS = Options(retries=2, request_timeout=20.0)
 

@@ -36,8 +36,6 @@ from zarrfs.store.api import Kind
 from zarrfs.store.remote import FsspecStore
 from zarrfs.store.remotefiles import RemoteFiles
 
-pytestmark = pytest.mark.usefixtures("either_client")
-
 VALUE = bytes(range(256)) * 40
 PART = Options().part_size
 OPTIONS = Options(retries=2, request_timeout=20.0)

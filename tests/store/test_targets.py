@@ -21,8 +21,6 @@ from zarrfs.store.targets import TargetReader, Targets
 from zarrfs.system import localfiles as local
 from zarrfs.system.localfiles import LocalFiles
 
-pytestmark = pytest.mark.usefixtures("either_client")
-
 DATA = bytes(range(256)) * 100
 
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from zarrfs.config.options import parse
-from zarrfs.net.direct import DirectWeb
+from zarrfs.net.http import HttpSystem
 from zarrfs.net.reach import Trust
 from zarrfs.store.remotefiles import RemoteFiles
 
@@ -100,11 +100,6 @@ class Scripted:
         finally:
             self.ended += 1
 
-    @property
-    def library_was_asked(self) -> bool:
-        """Whether a request came from another client than DirectWeb."""
-        return any("User-Agent: zarrfs\r\n" not in request for request in self.requests)
-
     async def until_ended(self, count: int) -> None:
         """Until so many connections are over."""
         with trio.fail_after(20):
@@ -112,13 +107,13 @@ class Scripted:
                 await trio.sleep(0.005)
 
 
-Check = Callable[[DirectWeb, Scripted], Awaitable[Any]]
+Check = Callable[[HttpSystem, Scripted], Awaitable[Any]]
 
 
 def run(
     serve: Callable[[Peer], Awaitable[None]], check: Check, *options: str, origin: str = "", host: str = "127.0.0.1"
 ) -> Any:
-    """What `check` gives of a DirectWeb, with all that is behind it, and of a server at `host`.
+    """What `check` gives of a HttpSystem, with all that is behind it, and of a server at `host`.
 
     `origin` is where the set came from whose targets are read, with {port} for the port of the server.
     """
@@ -133,7 +128,7 @@ def run(
             await nursery.start(trio.serve_listeners, server.handle, listeners)
             try:
                 web, _ = await files.find(f"http://127.0.0.1:{server.port}/v")
-                assert isinstance(web, DirectWeb)
+                assert isinstance(web, HttpSystem)
                 with trio.fail_after(60):
                     return await check(web, server)
             finally:
@@ -143,7 +138,7 @@ def run(
     return trio.run(main)
 
 
-async def get(web: DirectWeb, server: Scripted, start: int = 10, stop: int = 110, path: str = "/v") -> bytes:
+async def get(web: HttpSystem, server: Scripted, start: int = 10, stop: int = 110, path: str = "/v") -> bytes:
     """One range."""
     return bytes((await web.fetch(f"http://127.0.0.1:{server.port}{path}", start, stop)).data)
 

@@ -190,7 +190,11 @@ class Options:
     )
     client: str = _option(
         "fetch", "auto", words("auto", "fsspec", "obstore"), "WHICH",
-        "Who speaks HTTP, S3, GCS and Azure: obstore where it is installed and can, else fsspec's own.",
+        "Who speaks S3, GCS and Azure: obstore where it is installed and can, else fsspec's own.",
+    )
+    ca_bundle: str | None = _option(
+        "fetch", None, path, "FILE",
+        "Trust the authorities in FILE (PEM), or in a directory, in place of the system's: of a private network.",
     )
     storage_options: tuple[tuple[str, Mapping[str, object]], ...] = _option(
         "fetch", (), storage_options, "JSON",

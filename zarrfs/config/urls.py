@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import yarl
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)(?:://|$)")
+_WEB = re.compile(r"(https?)://([a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)(?::([0-9]{1,5}))?(?:[/?#]|\Z)", re.I | re.ASCII)
 _FILE = re.compile(r"(?:file|local):(?://)?", re.IGNORECASE)
 
 # Names of the same protocol; the first also names its storage options.
@@ -31,6 +32,10 @@ def place(url: str) -> str:
     protocol, _, rest = url.partition("://")
     family = names(protocol.lower())[0]
     if family == "http":
+        match = _WEB.match(url)
+        if match is not None:
+            scheme = match[1].lower()
+            return place_of(scheme, match[2].lower(), int(match[3]) if match[3] else 443 if scheme == "https" else 80)
         import yarl
 
         return web_place(yarl.URL(url))
@@ -45,7 +50,12 @@ def web_place(url: yarl.URL) -> str:
     """Return the place of a parsed HTTP URL; scheme and port are part of it. Raise ValueError without a host."""
     if not url.raw_host:
         raise ValueError("no host")
-    return f"{url.scheme}://{url.raw_host.lower()}:{url.port}"
+    return place_of(url.scheme, url.raw_host.lower(), url.port or 0)
+
+
+def place_of(scheme: str, name: str, port: int) -> str:
+    """Return the place of a web server; `name` has lower case, and no brackets."""
+    return f"{scheme}://{name}:{port}"
 
 
 def protocols(url: str) -> list[str]:

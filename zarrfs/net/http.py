@@ -1,62 +1,326 @@
-"""HTTP as zarrfs needs it, on fsspec's sessions: ranges that are verified, sizes, and listings.
+"""HttpSystem: ranges, sizes and listings of web servers.
 
-fsspec's own range request does not look at the status, and takes a whole body for the range that it asked
-for. The coroutines here run on fsspec's loop. Source: RFC 9110 (range requests, status codes).
+Never bytes from another place: a 206 must name the range that it carries, and of a 200, which has everything, the
+range is cut out. Source: RFC 9110 (14 range requests, 13.1.5 If-Range, 15 status codes).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import time
-from typing import Any, NoReturn
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
+import trio
+
+from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net.answers import Entry, Fetched, Transient, too_large
-from zarrfs.net.web import Web
+from zarrfs.errors import ReadError
+from zarrfs.net import identity
+from zarrfs.net.answers import Entry, Fetched, Page, Transient, too_large
+from zarrfs.net.connections import Cut
+from zarrfs.net.failures import failure, raise_for_status, raise_from
+from zarrfs.net.moved import Moved
+from zarrfs.net.reach import Trust
+from zarrfs.net.web import Response, Web
+from zarrfs.system.buffers import Buffer
 
 log = logging.getLogger("zarrfs.transfer")
 
-_BUSY = (408, 425, 429)
-_RETRY_AFTER_MAX = 60.0  # seconds
+T = TypeVar("T")
+
 _NOBODYS = "zarrfs-asks-whether-all-names-exist"
 _LISTING_MAX = 256 << 20  # bytes of a page with links
+_WHOLE = 8 << 20  # bytes for which memory is taken at once; of more, as they come
+_PIECE = 256 << 10  # bytes of an encoded body that are decoded at once
+_RESUMED_MIN = 64 << 10  # bytes after which a body that was cut off is worth to be gone on with
 RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)\s*$", re.IGNORECASE)
 _told: set[str] = set()  # servers known to ignore ranges, each named once in the log
 
 
-async def fetch(web: Web, limit: int, url: str, start: int, stop: int | None) -> Fetched:
-    """The bytes [start, stop) of `url`, cut at its end; stop None: to its end, if these are up to `limit` bytes.
+class HttpSystem:
+    """Web servers, all of them: a path is a URL."""
 
-    Raises Transient for what may go better next time, else a ReadError. Never bytes from another place: a
-    206 must name the range that it carries, and of a 200, which has everything, the range is cut out. A body
-    that is cut off is aiohttp's error; one that is whole but short is for the caller to see.
-    """
-    headers = {}
-    if start or stop is not None:
-        headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-    async with web.request("GET", url, headers) as (response, _):
-        version = tag(response)
-        if response.status == 416:
-            match = re.match(r"bytes\s+\*/(\d+)", response.headers.get("Content-Range", ""))
-            return Fetched(b"", version, int(match[1]) if match else start)
+    immutable = False
+    tells = True
+    flat = False
+
+    def __init__(self, options: Options, trust: Trust, moved: Moved) -> None:
+        self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
+        self._web = Web(options, trust, moved)
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        """As System.fetch."""
+        return await self._call(self._fetch, path, start, stop)
+
+    async def stat(self, path: str) -> Entry:
+        """As System.stat.
+
+        A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD, or no
+        length in it: one byte is requested then. What has no length there either is fetched to be counted, up to
+        -o document_limit=.
+        """
+        return await self._call(self._stat, path)
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        """As System.listing.
+
+        Pages with links are understood (nginx, Apache, http.server, ...): links to what is right below `path`.
+        Sizes are unknown: what a page says of them is often rounded. Many servers hide names with a dot.
+        """
+        head, mark, query = path.partition("?")
+        return await self._call(self._listing, f"{head.rstrip('/')}/{mark}{query}")
+
+    async def page(self, path: str, after: str) -> Page:
+        """As System.page."""
+        raise NotImplementedError
+
+    def child(self, path: str, name: str) -> str:
+        """As System.child."""
+        return child(path, name)
+
+    def shown(self, path: str) -> str:
+        """As System.shown."""
+        return without_secrets(path)
+
+    def host(self, path: str) -> str:
+        """As System.host."""
+        return web_host(path)
+
+    def identity(self, path: str) -> str:
+        """As System.identity."""
+        return identity.of_web(path, self._trust.given(path).options)
+
+    async def get_ready(self, path: str) -> None:
+        """Load what the first request would load."""
+        await self._web.get_ready(path)
+
+    async def aclose(self) -> None:
+        """As System.aclose."""
+        self._web.close()
+
+    async def _call(self, function: Callable[..., Awaitable[T]], path: str, *args: int | None) -> T:
+        """Call a method within request_timeout=; translate its failures."""
+        try:
+            # what fail_after() does, at a third of its cost
+            with trio.CancelScope(deadline=trio.current_time() + self._timeout):
+                return await function(path, *args)
+            raise trio.TooSlowError  # noqa: TRY301
+        except Exception as exc:
+            raise_from(failure(exc, self.shown(path), self._timeout), exc)
+
+    # -- bytes
+
+    async def _fetch(self, url: str, start: int, stop: int | None) -> Fetched:
+        more = ""
+        if start or stop is not None:
+            more = f"Range: bytes={start}-{'' if stop is None else stop - 1}\r\n"
+        response = await self._web.request("GET", url, more)
+        try:
+            async with response:
+                return await self._received(response, url, start, stop)
+        except Cut as exc:
+            return await self._resumed(response, url, start, stop, exc)
+
+    async def _received(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
+        """Return the bytes of an answer that are wanted."""
+        status, headers = response.status, response.headers
+        if status == 206:
+            match = RANGE.match(headers.get("Content-Range"))
+            first, last = (int(match[1]), int(match[2])) if match else (-1, 0)
+            if match is None or first != start or last < first or headers.get("Content-Encoding"):
+                raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
+            total = None if match[3] == "*" else int(match[3])
+            end = last + 1
+            if stop is None and end - start > self._limit:
+                raise too_large(without_secrets(url), self._limit)
+            size = (end if stop is None else min(stop, end)) - start
+            if 0 <= response.body.left < size:  # what follows is another answer
+                raise Transient("the answer was cut off")
+            data = await response.body.read(size)
+            if len(data) < size:
+                raise Cut("the answer was cut off", data)
+            return told_with(Fetched(data, tag(response), total), response, start)
+        if status == 416:
+            match = re.match(r"bytes\s+\*/(\d+)", headers.get("Content-Range"))
+            return Fetched(b"", tag(response), int(match[1]) if match else start)
         _check_status(response, url)
-        if response.status != 206:
-            return told_with(await _cut(response, limit, url, start, stop, version), response, start)
-        match = RANGE.match(response.headers.get("Content-Range", ""))
-        if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
-            raise ReadError(without_secrets(url), "the server answers with another range than was asked for")
-        total = None if match[3] == "*" else int(match[3])
-        end = int(match[2]) + 1
-        if stop is None and end - start > limit:
+        return told_with(await self._cut_out(response, url, start, stop), response, start)
+
+    async def _cut_out(self, response: Response, url: str, start: int, stop: int | None) -> Fetched:
+        """Return [start, stop) of an answer that has the whole value."""
+        total = _length(response)
+        if stop is None and total is not None and total - start > self._limit:
+            raise too_large(without_secrets(url), self._limit)
+        if start:
+            host = urlsplit(url).netloc.rpartition("@")[2]
+            if host not in _told:
+                _told.add(host)
+                log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
+        want = self._limit + 1 if stop is None else stop - start
+        data, seen = await _part(response, start, want)
+        if stop is None and len(data) > self._limit:
+            raise too_large(without_secrets(url), self._limit)
+        return Fetched(data, tag(response), total if len(data) == want else seen, ranged=False)
+
+    async def _resumed(self, response: Response, url: str, start: int, stop: int | None, cut: Cut) -> Fetched:
+        """Return the range whose answer was cut off, the rest requested from there on. Raises `cut` if that cannot be.
+
+        If-Range has a server that has another version by now send all of it, which is no 206.
+        """
+        version, data = response.headers.get("ETag"), bytearray()
+        strong = response.status == 206 and version.startswith('"') and stop is not None
+        while strong and len(cut.data) >= _RESUMED_MIN:
+            data += cut.data
+            at = start + len(data)
+            more = f"Range: bytes={at}-{(stop or 0) - 1}\r\nIf-Range: {version}\r\n"
+            rest = await self._web.request("GET", url, more)
+            try:
+                async with rest:
+                    if rest.status != 206 or rest.headers.get("ETag") != version:
+                        raise cut
+                    found = await self._received(rest, url, at, stop)
+            except Cut as again:
+                if again is cut:
+                    raise
+                cut = again
+                continue
+            data += found.data
+            return told_with(found._replace(data=data), response, start)
+        raise cut
+
+    # -- names
+
+    async def _stat(self, url: str) -> Entry:
+        async with await self._web.request("HEAD", url, slash=True) as response:
+            if _is_directory(response):
+                return Entry("", True)
+            size = _length(response)
+            if response.status < 400 and (size is not None or url.partition("?")[0].endswith("/")):
+                return _entry(response, size)
+            if response.status in (404, 410):
+                _check_status(response, url)
+        async with await self._web.request("GET", url, "Range: bytes=0-0\r\n", slash=True) as response:
+            if _is_directory(response):
+                return Entry("", True)
+            if response.status == 416:  # no first byte: an empty value
+                return _entry(response, 0)
+            _check_status(response, url)
+            if response.status == 206:
+                match = RANGE.match(response.headers.get("Content-Range"))
+                return _entry(response, int(match[3]) if match and match[3] != "*" else None)
+            size = _length(response)
+            return _entry(response, size if size is not None else await _counted(response, self._limit, url))
+
+    async def _listing(self, url: str) -> list[Entry] | None:
+        async with await self._web.request("GET", url) as response:
+            if response.status in (401, 403):
+                return None
+            _check_status(response, url)
+            if "html" not in (response.headers.get("Content-Type") or "text/html"):
+                return None
+            body, _ = await _part(response, 0, _LISTING_MAX + 1)
+        if len(body) > _LISTING_MAX:  # cut, it would be a directory that lacks names
+            rule = f"its listing has more than {_LISTING_MAX} bytes: use a reference set, or a server that lists none"
+            raise ReadError(without_secrets(url), rule)
+        from zarrfs.net.webpages import is_titled, listed
+
+        page = bytes(body).decode("utf-8", "surrogateescape")
+        found = listed(page, response.hops[-1].url)
+        return None if found is not None and not is_titled(page) and await self._answers_all(url) else found
+
+    async def _answers_all(self, url: str) -> bool:
+        """Return whether a server has a page for every name; it is asked once for one that nobody has."""
+        server = urlsplit(url).netloc
+        found = self._web.answer_all.get(server)
+        if found is None:
+            async with await self._web.request("HEAD", child(url, _NOBODYS) + "/") as response:
+                found = self._web.answer_all[server] = response.status == 200
+        return found
+
+
+@functools.lru_cache(4096)
+def web_host(url: str) -> str:
+    """Return the host and port of a URL of HTTP; "" where it has none that could be asked."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:
+        return ""
+
+
+# -- bodies
+
+
+async def _part(response: Response, skip: int, want: int) -> tuple[Buffer, int]:
+    """Return (up to `want` bytes after the first `skip`, how many bytes were seen)."""
+    if not skip and want <= _WHOLE and not response.headers.get("Content-Encoding"):
+        data = await response.body.read(want)
+        return data, len(data)
+    found = bytearray()
+    seen = 0
+    async for piece in _pieces(response):
+        found += piece[max(skip - seen, 0) :] if seen < skip else piece
+        seen += len(piece)
+        if len(found) >= want:
+            del found[want:]
+            break
+    return found, seen
+
+
+async def _counted(response: Response, limit: int, url: str) -> int:
+    """Return the length of a body; its bytes are not kept."""
+    seen = 0
+    async for piece in _pieces(response):
+        seen += len(piece)
+        if seen > limit:
             raise too_large(without_secrets(url), limit)
-        data, _ = await _body(response, 0, (end if stop is None else min(stop, end)) - start)
-        return told_with(Fetched(data, version, total), response, start)
+    return seen
 
 
-def told_with(found: Fetched, response: Any, start: int) -> Fetched:
+async def _pieces(response: Response) -> AsyncIterator[bytes]:
+    """Iterate over a body, decoded where the server has encoded it although nobody asked for that."""
+    coding = response.headers.get("Content-Encoding").lower()
+    if coding in ("", "identity"):
+        while piece := await response.body.piece():
+            yield piece
+        return
+    if coding not in ("gzip", "x-gzip", "deflate"):
+        raise ReadError(response.hops[0].url, f"its body is encoded as {coding}, which was not asked for")
+    try:
+        async for data in _decoded(response, 15 if coding == "deflate" else 31):
+            yield data
+    except zlib.error as exc:
+        raise Transient(f"its body is not what it is encoded as: {exc}") from exc
+
+
+async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:
+    """Decode a body that zlib has encoded, in one stream or several one after the other."""
+    decoder, begun = zlib.decompressobj(window), False
+    while piece := await response.body.piece(_PIECE):
+        while piece:
+            begun = True
+            yield decoder.decompress(piece, _PIECE)
+            piece = decoder.unconsumed_tail
+            if decoder.eof:
+                piece, decoder, begun = decoder.unused_data, zlib.decompressobj(window), False
+    if begun:
+        raise Cut("the answer was cut off", b"")
+
+
+# -- heads
+
+
+def _is_directory(response: Response) -> bool:
+    """Return whether a name was redirected to itself with "/"."""
+    asked = response.hops[0].path
+    return not asked.endswith("/") and any(hop.path == asked + "/" for hop in response.hops[1:])
+
+
+def told_with(found: Fetched, response: Response, start: int) -> Fetched:
     """Bytes from `start` on; the first of a value with what the head of their answer tells beside the version."""
     if start:
         return found
@@ -64,129 +328,22 @@ def told_with(found: Fetched, response: Any, start: int) -> Fetched:
     return found._replace(mtime_ns=about.mtime_ns, html=about.html)
 
 
-async def _cut(response: Any, limit: int, url: str, start: int, stop: int | None, version: str | None) -> Fetched:
-    """[start, stop) of an answer that has the whole value."""
-    total = _length(response)
-    if stop is None and total is not None and total - start > limit:
-        raise too_large(without_secrets(url), limit)
-    if start:
-        host = urlsplit(url).netloc.rpartition("@")[2]
-        if host not in _told:
-            _told.add(host)
-            log.warning("%s ignores range requests: every read fetches a value from its beginning", host)
-    want = limit + 1 if stop is None else stop - start
-    data, seen = await _body(response, start, want)
-    if stop is None and len(data) > limit:
-        raise too_large(without_secrets(url), limit)
-    return Fetched(data, version, total if len(data) == want else seen, ranged=False)
-
-
-async def _body(response: Any, skip: int, want: int) -> tuple[bytearray, int]:
-    """(up to `want` bytes after the first `skip`, how many bytes were seen)."""
-    data = bytearray()
-    seen = 0
-    async for chunk in response.content.iter_any():
-        data += chunk[max(skip - seen, 0) :] if seen < skip else chunk
-        seen += len(chunk)
-        if len(data) >= want:
-            del data[want:]
-            break
-    return data, seen
-
-
-async def _counted(response: Any, limit: int, url: str) -> int:
-    """The length of a body; its bytes are not kept."""
-    seen = 0
-    async for chunk in response.content.iter_any():
-        seen += len(chunk)
-        if seen > limit:
-            raise too_large(without_secrets(url), limit)
-    return seen
-
-
-async def stat(web: Web, limit: int, url: str) -> Entry:
-    """Return the entry at `url`: size if the server says it, kind, tag and time.
-
-    A directory is what the server redirects to the same path with "/" at its end. Some servers have no HEAD,
-    or no length in it: one byte is asked for then. What has no length there either is fetched to be counted, up
-    to `limit` bytes.
-    """
-    async with web.request("HEAD", url, {}, slash=True) as (response, hops):
-        if _redirected_to_directory(hops):
-            return Entry("", True)
-        size = _length(response)
-        if response.status < 400 and (size is not None or url.partition("?")[0].endswith("/")):
-            return _entry(response, size)
-        if response.status in (404, 410):
-            _check_status(response, url)
-    async with web.request("GET", url, {"Range": "bytes=0-0"}, slash=True) as (response, hops):
-        if _redirected_to_directory(hops):
-            return Entry("", True)
-        if response.status == 416:  # no first byte: an empty value
-            return _entry(response, 0)
-        _check_status(response, url)
-        if response.status == 206:
-            match = RANGE.match(response.headers.get("Content-Range", ""))
-            return _entry(response, int(match[3]) if match and match[3] != "*" else None)
-        size = _length(response)
-        return _entry(response, size if size is not None else await _counted(response, limit, url))
-
-
-async def listing(web: Web, url: str) -> list[Entry] | None:
-    """The entries of the directory `url`, which ends in "/"; None where the server shows no listing.
-
-    Pages with links are understood (nginx, Apache, http.server, ...): links to what is right below `url`.
-    Sizes are unknown: what a page says of them is often rounded. Many servers hide names with a dot.
-    """
-    async with web.request("GET", url, {}) as (response, _):
-        if response.status in (401, 403):
-            return None
-        _check_status(response, url)
-        if "html" not in response.headers.get("Content-Type", "text/html"):
-            return None
-        body, _ = await _body(response, 0, _LISTING_MAX + 1)
-        if len(body) > _LISTING_MAX:  # cut, it would be a directory that lacks names
-            rule = f"its listing has more than {_LISTING_MAX} bytes: use a reference set, or a server that lists none"
-            raise ReadError(without_secrets(url), rule)
-        base = str(response.url)
-    from zarrfs.net.webpages import is_titled, listed
-
-    page = body.decode("utf-8", "surrogateescape")
-    found = listed(page, base)
-    return None if found is not None and not is_titled(page) and await _answers_all(web, url) else found
-
-
-async def _answers_all(web: Web, url: str) -> bool:
-    """Return whether a server has a page for every name; it is asked once for one that nobody has."""
-    server = urlsplit(url).netloc
-    found = web.answer_all.get(server)
-    if found is None:
-        async with web.request("HEAD", child(url, _NOBODYS) + "/", {}) as (response, _):
-            found = web.answer_all[server] = response.status == 200
-    return found
-
-
-def _redirected_to_directory(hops: list[Any]) -> bool:
-    asked: str = hops[0].raw_path
-    return not asked.endswith("/") and any(hop.raw_path == asked + "/" for hop in hops[1:])
-
-
-def _entry(response: Any, size: int | None) -> Entry:
+def _entry(response: Response, size: int | None) -> Entry:
     when = response.headers.get("Last-Modified") if response.headers.get("ETag") else _modified(response)
     seconds = _time(when)
     mtime_ns = None if seconds is None else int(seconds) * 1_000_000_000
-    html_page = "html" in response.headers.get("Content-Type", "")
-    strong = response.headers.get("ETag", "").startswith('"')
+    html_page = "html" in response.headers.get("Content-Type")
+    strong = response.headers.get("ETag").startswith('"')
     return Entry("", False, size, mtime_ns, tag(response), html_page, strong)
 
 
-def tag(response: Any) -> str | None:
+def tag(response: Response) -> str | None:
     """Return a validator of the value: its ETag, else its time."""
     found: str | None = response.headers.get("ETag") or _modified(response)
     return found.removeprefix("W/") if found else None  # weak or strong may depend on the request
 
 
-def _modified(response: Any) -> str | None:
+def _modified(response: Response) -> str | None:
     """Last-Modified; None where it is but the time of the answer, which tells nothing. Source: RFC 9110, 8.8.2.2."""
     found: str | None = response.headers.get("Last-Modified")
     if not found:
@@ -208,37 +365,19 @@ def _time(text: str | None) -> float | None:
         return None
 
 
-def _length(response: Any) -> int | None:
+def _length(response: Response) -> int | None:
     """The bytes that the body has, where the server says so; None if they are encoded."""
-    text = response.headers.get("Content-Length", "")
+    text = response.headers.get("Content-Length")
     return int(text) if text.isdecimal() and not response.headers.get("Content-Encoding") else None
 
 
-def _check_status(response: Any, url: str) -> None:
+def _check_status(response: Response, url: str) -> None:
     """Raises for a status of 400 and more, and for redirects that lead nowhere."""
     if response.status >= 300:
-        raise_for_status(response.status, url, response.reason or "", response.headers.get("Retry-After", ""))
+        raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 
 
 def child(url: str, name: str) -> str:
     """The URL of `name` in the directory `url`."""
     head, mark, query = url.partition("?")  # a query stays: it may be what grants access
     return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"
-
-
-def raise_for_status(status: int, url: str, reason: str = "", retry_after: str = "") -> NoReturn:
-    """The error that an HTTP status stands for."""
-    where, what = without_secrets(url), f"HTTP status {status} {reason}".rstrip()
-    if status in (404, 410):
-        raise TargetMissing(where, what, status)
-    if status in (401, 403, 407):
-        raise AccessDenied(where, what, status)
-    if status >= 500 or status in _BUSY:
-        after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdecimal() else 0.0
-        raise Transient(what, after)
-    raise ReadError(where, what, status)
-
-
-def certificate_refused(why: str) -> str:
-    """Return the message for a certificate that is not accepted, which only a person can change."""
-    return f"its certificate is refused: {why} ($SSL_CERT_FILE names a site's own authority)"

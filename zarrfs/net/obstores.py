@@ -1,8 +1,8 @@
-"""Ranges through obstore, which asks for them outside of Python: HTTP servers, S3, Google Cloud Storage, Azure.
+"""Buckets through obstore, which sends requests outside of Python: S3, Google Cloud Storage, Azure.
 
 It serves where it is certain to ask for the same bytes, with the same rights, as fsspec's client would. All else is
-that client's: what has no range, sizes and listings of HTTP, URLs that obstore would write otherwise, options that
-it does not have, and servers whose answers it refuses; these are remembered.
+that client's: what has no range, options that it does not have, and buckets whose answers it refuses; these are
+remembered.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import names
 from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net import http, identity
+from zarrfs.net import identity
 from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page
-from zarrfs.net.moved import Moved
-from zarrfs.net.reach import Trust
-from zarrfs.net.storeoptions import Unserved, bucket, configured, why_not_plain
-from zarrfs.net.systems import PAGE, OnLoop, System, WebPaths, store_host
+from zarrfs.net.failures import certificate_refused, raise_for_status
+from zarrfs.net.storeoptions import Unserved, bucket, configuration
+from zarrfs.net.systems import PAGE, OnLoop, System, store_host
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -34,11 +33,6 @@ _VERSION = 0, 12
 _STORES = 64  # servers or buckets that have a client of obstore each; more are fsspec's
 _REFUSALS = 8  # answers of a server that obstore has been served by: so many, and it is fsspec's
 _SETTLE = 0.1  # seconds after a request until obstore's threads have certainly done with what is Python's
-# What object_store writes into a request as it stands, and yarl, too; no "//", and no "." or ".." between slashes.
-_URL = re.compile(
-    r"(https?://(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::[0-9]{1,5})?)/"
-    r"((?:(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$'()*,+&=;:@-]+/)*(?!\.{1,2}\Z)[A-Za-z0-9._~!$'()*,+&=;:@-]+)"
-)
 _KEY = re.compile(r"(?:(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+/)*(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]+")
 _PLAIN = re.compile(r"[A-Za-z0-9._ =/-]*")  # of keys: what obstore writes as it stands where a listing is to begin
 _MARKS = 16  # objects of no bytes in a page, each of which may mark a directory
@@ -81,12 +75,21 @@ class _Place:
         self.refusals = 0
 
 
-class _Fast:
-    """Ranges of many places; each has obstore's client if it can, else `fallback`, which has all the rest, too."""
+class FastStore:
+    """Buckets of one kind of store, by one set of options; a path is bucket/key.
+
+    Each bucket has obstore's client if that can serve it, else `fallback`, which has all the rest, too.
+    """
 
     immutable = False
 
-    def __init__(self, options: Options, fallback: Callable[[], Awaitable[System]], hint: str = "") -> None:
+    def __init__(
+        self, options: Options, protocol: str, storage: dict[str, Any], fallback: Callable[[], Awaitable[System]],
+        hint: str = "",
+    ) -> None:  # fmt: skip
+        self._protocol, self._storage = protocol, storage
+        self._family = names(protocol)[0]
+        self._endpoint = identity.endpoint(self._family, storage)
         self._timeout, self._only = options.request_timeout, options.client == "obstore"
         self._fallback = fallback
         self._places: dict[str, _Place] = {}
@@ -98,8 +101,8 @@ class _Fast:
 
     @property
     def tells(self) -> bool:
-        """As System.tells."""
-        return True
+        """As System.tells: fsspec's clients do so of S3 alone."""
+        return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""
@@ -154,7 +157,7 @@ class _Fast:
             result = await obstore.get_async(store, key, options={"range": (start, stop)})
             fits = result.range[0] == start and result.range[1] <= stop
             plain = fits and not result.attributes.get("Content-Encoding")
-            data = await self._body(result, result.range[1] - start) if plain else b""
+            data = memoryview(await result.bytes_async()) if plain else memoryview(b"")
         except Exception as exc:
             if _status(exc) == 416:
                 return await self._beyond(store, path, key, start)
@@ -163,9 +166,6 @@ class _Fast:
             raise Refused(self.shown(path), "the server answers with another range than was asked for")
         found = Fetched(data, tag_of(result.meta), result.meta["size"])
         return found if start else found._replace(mtime_ns=_time_of(result.meta), html=_is_html(result))
-
-    async def _body(self, result: Any, length: int) -> Any:
-        return memoryview(await result.bytes_async())[:length]
 
     async def _beyond(self, store: Any, path: str, key: str, start: int) -> Fetched:
         """Answer a range that begins beyond the end of the value."""
@@ -199,111 +199,6 @@ class _Fast:
         return place, key
 
     def _split(self, path: str) -> tuple[str, str]:
-        raise NotImplementedError
-
-    def _make(self, at: str) -> Any:
-        raise NotImplementedError
-
-    def shown(self, path: str) -> str:
-        """As System.shown."""
-        raise NotImplementedError
-
-    def host(self, path: str) -> str:
-        """As System.host."""
-        raise NotImplementedError
-
-    async def stat(self, path: str) -> Entry:
-        """As System.stat."""
-        return await (await self._fallback()).stat(path)
-
-    async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing."""
-        return await (await self._fallback()).listing(path)
-
-    async def aclose(self) -> None:
-        """As System.aclose; the fallback is its owner's."""
-        self._places.clear()
-        rest = self._used + _SETTLE - time.monotonic()
-        if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process
-            with trio.CancelScope(shield=True):
-                await trio.sleep(rest)
-
-
-class FastWeb(WebPaths, _Fast):
-    """HTTP servers; a path is a URL.
-
-    Redirects are followed by obstore, which asks nobody: it serves but where no address is judged and no server has
-    options of its own that another must not see.
-    """
-
-    def __init__(
-        self, options: Options, trust: Trust, fallback: Callable[[], Awaitable[System]], moved: Moved
-    ) -> None:
-        super().__init__(options, fallback)
-        self._trust, self._moved = trust, moved
-        self._why = _why_not(options, trust)
-
-    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
-        onward, guessed = (path, False) if self._why else self._moved.onward(path)
-        try:
-            return await super().fetch(onward, start, stop)
-        except TargetMissing:
-            if not guessed:
-                raise
-        self._moved.stays(path)
-        return await super().fetch(path, start, stop)
-
-    def _split(self, path: str) -> tuple[str, str]:
-        if self._why:
-            raise Unserved(self._why)
-        match = _URL.fullmatch(path)
-        if match is None:
-            raise Unserved("a URL with a query, or with characters that are written in several ways")
-        return match[1], match[2]
-
-    def _make(self, at: str) -> Any:
-        from obstore.store import HTTPStore
-
-        client = {**self._client, "allow_http": True, "default_headers": {"accept-encoding": "identity"}}
-        return HTTPStore(at, client_options=client, retry_config={"max_retries": 0})  # type: ignore[arg-type]
-
-    async def _body(self, result: Any, length: int) -> Any:
-        """Never more than was asked for, whatever the server sends."""
-        parts, had = [], 0
-        async for part in result.stream(min_chunk_size=length):
-            parts.append(part)
-            had += len(part)
-            if had >= length:
-                break
-        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))[:length]
-
-
-def _why_not(options: Options, trust: Trust) -> str:
-    """Why no HTTP server is obstore's under these options; "" where there is no reason."""
-    if trust.judges_addresses:
-        return "where a set from the network leads is judged by fsspec's client (docs/trust.md)"
-    return why_not_plain(options)
-
-
-class FastStore(_Fast):
-    """Buckets of one kind of store, by one set of options; a path is bucket/key."""
-
-    def __init__(
-        self, options: Options, protocol: str, storage: dict[str, Any], fallback: Callable[[], Awaitable[System]],
-        hint: str = "",
-    ) -> None:  # fmt: skip
-        super().__init__(options, fallback, hint)
-        self._protocol, self._storage = protocol, storage
-        self._family = names(protocol)[0]
-        self._endpoint = identity.endpoint(self._family, storage)
-
-    @property
-    def tells(self) -> bool:
-        """As System.tells: fsspec's clients do so of S3 alone."""
-        return self._family == "s3" or any(place.proven and place.store for place in self._places.values())
-
-    def _split(self, path: str) -> tuple[str, str]:
         at, _, key = path.partition("/")
         if not re.fullmatch(r"[A-Za-z0-9._-]+", at) or not _KEY.fullmatch(key):
             raise Unserved("a name that obstore does not have")
@@ -312,7 +207,7 @@ class FastStore(_Fast):
     def _make(self, at: str) -> Any:
         from obstore.store import AzureStore, GCSStore, S3Store
 
-        if configured(names(self._protocol)):
+        if configuration(names(self._protocol)):
             raise Unserved(f"fsspec's configuration has options of {self._family}")
         config, client = bucket(self._family, self._storage, at)
         made: Any = {"s3": S3Store, "gcs": GCSStore, "abfs": AzureStore}[self._family]
@@ -430,6 +325,14 @@ class FastStore(_Fast):
         """As System.identity."""
         return identity.of_store(self._family, path, self._endpoint)
 
+    async def aclose(self) -> None:
+        """As System.aclose; the fallback is its owner's."""
+        self._places.clear()
+        rest = self._used + _SETTLE - time.monotonic()
+        if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process
+            with trio.CancelScope(shield=True):
+                await trio.sleep(rest)
+
 
 async def _first(pages: Any) -> Any:
     """The first page; none: (). (anext() with a default is a SystemError of obstore's where there is none.)"""
@@ -486,14 +389,14 @@ def raise_for(exc: Exception, where: str) -> NoReturn:
     text = str(exc)
     found = _STATUS.search(text)
     if found:
-        http.raise_for_status(int(found[1]), where, found[2].strip())
+        raise_for_status(int(found[1]), where, found[2].strip())
     if isinstance(exc, FileNotFoundError):
         raise TargetMissing(where, "not found") from None
     if type(exc).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         raise AccessDenied(where, "permission denied") from None
     certificate = _CERTIFICATE.search(text)
     if certificate:
-        raise Refused(where, http.certificate_refused(certificate[1].removesuffix("Context"))) from None
+        raise Refused(where, certificate_refused(certificate[1].removesuffix("Context"))) from None
     network = _NETWORK.search(text)
     if network and "Redirect" not in text:
         raise (Unconnected if network[1] == "Connect" else Transient)(_reason(text, network[1])) from None

@@ -15,11 +15,11 @@ from zarrfs.config.options import Options
 from zarrfs.config.redaction import links, without_secrets
 from zarrfs.errors import ReadError
 from zarrfs.net import bridge, obstores
-from zarrfs.net.direct import DirectWeb
+from zarrfs.net.http import HttpSystem
 from zarrfs.net.moved import Moved
 from zarrfs.net.reach import Trust
-from zarrfs.net.systems import CoroutineSystem, HttpSystem, System, ThreadSystem
-from zarrfs.net.web import Web
+from zarrfs.net.systems import CoroutineSystem, System, ThreadSystem
+from zarrfs.net.weboptions import web_options
 
 if TYPE_CHECKING:
     from zarrfs.net.zipfiles import Archive, UrlReader
@@ -42,9 +42,11 @@ class Openers:
         self._classes: dict[str, Any] = {}
         self._systems: dict[object, System] = {}
         self._lock = trio.Lock()
-        self._moved = Moved()
         if options.client == "obstore" and not self._fast:
             raise ReadError("client=obstore", "needs the package obstore, 0.12 or newer: pip install zarrfs[fast]")
+        for name, given in options.storage.items():
+            if urls.names(name.partition("://")[0])[0] == "http":
+                web_options(given, "", name)  # before anything is mounted
 
     @functools.cached_property
     def _fast(self) -> bool:
@@ -54,7 +56,9 @@ class Openers:
     async def get_ready(self, url: str) -> None:
         """Import what the first request for `url` would import."""
         system, _ = await self.find(url)
-        if not (isinstance(system, DirectWeb) and system.serves(url)):
+        if isinstance(system, HttpSystem):
+            await system.get_ready(url)
+        else:
             await trio.to_thread.run_sync(bridge.start)
             if self._fast:
                 await trio.to_thread.run_sync(importlib.import_module, "obstore.store")
@@ -70,7 +74,9 @@ class Openers:
         protocol = protocols[0] if protocols else "file"
         family = urls.names(protocol)[0]
         if family == "http":
-            return self._systems.get("web") or self._systems.setdefault("web", await self._make_web()), url
+            if "web" not in self._systems:
+                self._systems["web"] = HttpSystem(self._options, self._trust, Moved())
+            return self._systems["web"], url
         if family in urls.BUCKETS and ":" in url.partition("://")[2].partition("/")[0].rpartition("@")[0]:
             rule = "user:password@ is for servers: the keys of a bucket are storage options (docs/configuration.md)"
             raise ReadError(without_secrets(url), rule)  # libraries' errors would tell the whole name
@@ -111,29 +117,6 @@ class Openers:
         while self._systems:
             _, system = self._systems.popitem()
             await system.aclose()
-
-    async def _make_web(self) -> System:
-        if self._options.client == "auto":
-            return DirectWeb(self._options, self._trust, self._library_web, self._moved)
-        return await self._library_web()
-
-    async def _library_web(self) -> System:
-        """HTTP by the client of a library."""
-        if not self._fast:
-            return await self._plain_web()
-        if "obstore" not in self._systems:
-            self._systems["obstore"] = obstores.FastWeb(self._options, self._trust, self._plain_web, self._moved)
-        return self._systems["obstore"]
-
-    async def _plain_web(self) -> System:
-        """HTTP by fsspec's client."""
-        async with self._lock:
-            if "http" not in self._systems:
-                await trio.to_thread.run_sync(class_of, "http", "http")  # imports it
-                web = Web(self._trust, functools.partial(_file_system, "http", "http"), self._moved)
-                timeout, limit = self._options.request_timeout, self._options.document_limit
-                self._systems["http"] = HttpSystem(web, self._trust, timeout, limit)
-            return self._systems["http"]
 
     async def _make(self, key: object, protocol: str, options: dict[str, Any], personal: bool) -> System:
         async with self._lock:

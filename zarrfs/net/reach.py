@@ -9,15 +9,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from zarrfs.config import urls
 from zarrfs.config.options import Options
 from zarrfs.config.redaction import links
 from zarrfs.errors import AccessDenied
-
-if TYPE_CHECKING:
-    import yarl
 
 LOCAL = ("file", "local")
 # Enabled without being named by the user.
@@ -121,23 +118,15 @@ class Trust:
         """Return whether must_be_public() is true of any URL."""
         return self.remote and not self._allows("private")
 
-    def must_be_public_at(self, url: str) -> bool:
-        """must_be_public() of a URL that can be read in one way only."""
-        if not self.judges_addresses:
-            return False
-        import yarl
-
-        return self.must_be_public(yarl.URL(url))
-
-    def must_be_public(self, url: yarl.URL) -> bool:
-        """Return whether a connection for this HTTP URL may lead to public addresses only."""
+    def must_be_public(self, scheme: str, name: str, port: int) -> bool:
+        """Return whether connections to this web server may lead to public addresses only."""
         if not self.judges_addresses:
             return False
         from zarrfs.net.addresses import literal
 
-        at = urls.web_place(url)
+        at = urls.place_of(scheme, name, port)
         # A name of the origin's own may be pointed to another address once the document has been read.
-        own = at == self._own and (self._private or literal(url.raw_host or "") is not None)
+        own = at == self._own and (self._private or literal(name) is not None)
         return not own and at != self._base
 
     def _allows(self, what: str) -> bool:

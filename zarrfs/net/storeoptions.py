@@ -15,8 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from zarrfs.config.options import Options
-from zarrfs.config.urls import BUCKETS, names
+from zarrfs.config.urls import BUCKETS
 from zarrfs.net.identity import connection_string
 
 # Environment variables that lead requests elsewhere, in ways that differ between clients.
@@ -67,24 +66,19 @@ def proxied() -> str:
     return next((name for name in os.environ if name.lower() in _PROXIES and os.environ[name]), "")
 
 
-def configured(protocols: tuple[str, ...]) -> bool:
-    """Return whether fsspec's configuration files or environment variables set options of these protocols."""
+def configuration(protocols: tuple[str, ...]) -> dict[str, Any]:
+    """Return the options that fsspec's configuration files and environment variables set for these protocols."""
     directory = os.environ.get("FSSPEC_CONFIG_DIR", os.path.expanduser("~/.config/fsspec"))  # as fsspec.config
     given = os.path.isdir(directory) or any(name.startswith("FSSPEC") for name in os.environ)
     if not given and "fsspec.config" not in sys.modules:
-        return False  # to import fsspec takes longer than a request
+        return {}  # to import fsspec takes longer than a request
 
     import fsspec.config
 
-    return any(fsspec.config.conf.get(name) for name in protocols)
-
-
-def why_not_plain(options: Options) -> str:
-    """Why servers of HTTP are not asked plainly, by whoever it may be; "" where there is no reason."""
-    if any(names(name.partition("://")[0])[0] == "http" for name in options.storage) or configured(names("http")):
-        return "options of http"
-    variable = proxied()
-    return f"{variable} is set" if variable else ""
+    found: dict[str, Any] = {}
+    for name in reversed(protocols):
+        found.update(fsspec.config.conf.get(name) or {})
+    return found
 
 
 def bucket(family: str, options: Mapping[str, Any], name: str) -> Told:

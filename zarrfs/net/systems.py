@@ -9,21 +9,19 @@ from __future__ import annotations
 import calendar
 import datetime
 import errno
-import functools
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Any, Protocol, TypeVar, cast
 
 import trio
 
 from zarrfs.config import urls
 from zarrfs.config.redaction import without_secrets
 from zarrfs.config.urls import BUCKETS
-from zarrfs.errors import AccessDenied, ReadError, TargetMissing
-from zarrfs.net import bridge, http, identity
+from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.net import bridge, identity
 from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page, too_large
-from zarrfs.net.reach import Trust
-from zarrfs.net.web import Web
+from zarrfs.net.failures import failure, raise_from
+from zarrfs.net.http import web_host
 
 T = TypeVar("T")
 
@@ -31,7 +29,6 @@ _REQUESTS = 64  # of one system in flight at once; more wait, without their dead
 _THREADS = 16  # the same where each takes a thread; waiting for one is bounded by a deadline of its own
 PAGE = 1000  # keys of a flat listing that are asked for at once
 _CHUNK = 1 << 20  # bytes of a body that are read at once
-_LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
 
 class System(Protocol):
@@ -116,55 +113,6 @@ class OnLoop:
             if self._hint and isinstance(found, AccessDenied):
                 found = AccessDenied(found.where, f"{found.reason} {self._hint}")
             raise_from(found, exc)
-
-
-class WebPaths(Unpaged):
-    """Paths that are URLs of HTTP."""
-
-    _trust: Trust
-
-    def child(self, path: str, name: str) -> str:
-        """As System.child."""
-        return http.child(path, name)
-
-    def shown(self, path: str) -> str:
-        """As System.shown."""
-        return without_secrets(path)
-
-    def host(self, path: str) -> str:
-        """As System.host."""
-        return web_host(path)
-
-    def identity(self, path: str) -> str:
-        """As System.identity."""
-        return identity.of_web(path, self._trust.given(path).options)
-
-
-class HttpSystem(WebPaths):
-    """HTTP servers, all of them: a path is a URL."""
-
-    immutable = False
-    tells = True
-
-    def __init__(self, web: Web, trust: Trust, timeout: float, limit: int) -> None:
-        self._web, self._trust, self._limit = web, trust, limit
-        self._loop = OnLoop(timeout)
-
-    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
-        """As System.fetch."""
-        return await self._loop.call(self.shown(path), http.fetch, self._web, self._limit, path, start, stop)
-
-    async def stat(self, path: str) -> Entry:
-        """As System.stat."""
-        return await self._loop.call(self.shown(path), http.stat, self._web, self._limit, path)
-
-    async def listing(self, path: str) -> list[Entry] | None:
-        """As System.listing."""
-        head, mark, query = path.partition("?")
-        return await self._loop.call(self.shown(path), http.listing, self._web, f"{head.rstrip('/')}/{mark}{query}")
-
-    async def aclose(self) -> None:
-        await bridge.call(self._web.aclose)
 
 
 class CoroutineSystem:
@@ -386,15 +334,6 @@ class _Slot:
         self._threads.release_on_behalf_of(thread)
 
 
-@functools.lru_cache(4096)
-def web_host(url: str) -> str:
-    """The host and port of a URL of HTTP; "" where it has none that could be asked."""
-    try:
-        return urlsplit(url).netloc.rpartition("@")[2].lower()
-    except ValueError:
-        return ""
-
-
 def other_host(protocol: str, options: Mapping[str, Any]) -> str:
     """The server of a file system with these options."""
     port = f":{options['port']}" if options.get("port") else ""
@@ -461,59 +400,3 @@ def _time_ns(info: dict[str, Any]) -> int | None:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return int(value * 1_000_000_000)
     return None
-
-
-def failure(exc: Exception, where: str, timeout: float) -> Exception:
-    """Translate an exception of fsspec, or of a library beneath it, into a ReadError or Transient."""
-    if isinstance(exc, ReadError | Transient | NotADirectoryError):
-        return exc
-    if isinstance(exc, TimeoutError | trio.TooSlowError):
-        return Transient(f"no answer within {timeout:g} s")
-    if isinstance(exc, FileNotFoundError):
-        return TargetMissing(where, "not found")
-    certificate = _certificate(exc)
-    if certificate:
-        return ReadError(where, http.certificate_refused(certificate))
-    kind = type(exc).__name__
-    if kind == "SFTPNoSuchFile":  # of asyncssh
-        return TargetMissing(where, "not found")
-    if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
-        return AccessDenied(where, _reason(exc))
-    status = getattr(exc, "status", None) or getattr(exc, "code", None)
-    if isinstance(status, int) and 400 <= status < 600:
-        try:
-            http.raise_for_status(status, where, _reason(exc))
-        except (ReadError, Transient) as found:
-            return found
-    if "Credentials" in kind:
-        return AccessDenied(where, _reason(exc))
-    if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
-        return ReadError(where, _reason(exc))
-    if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
-        return Transient(_reason(exc))
-    return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
-
-
-def raise_from(found: Exception, exc: Exception) -> NoReturn:
-    """Raise `found`, caused by `exc`; what failure() gives may be that itself."""
-    if found is exc:
-        raise found
-    raise found from exc
-
-
-_NETWORK = (
-    "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
-)  # fmt: skip
-
-
-def _certificate(exc: BaseException) -> str:
-    """Why a server's certificate was refused; "" where it is something else that failed."""
-    chain = (exc, exc.__cause__, exc.__context__, getattr(exc, "certificate_error", None))
-    return next((found for one in chain if (found := getattr(one, "verify_message", ""))), "")
-
-
-def _reason(exc: BaseException) -> str:
-    """One line, without error numbers, and what aiohttp says of TLS to hosts that it could not reach."""
-    if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
-        return exc.strerror
-    return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__

@@ -1,97 +1,254 @@
-"""Web: one HTTP request, redirects included: which options each host gets, which addresses are connected to.
+"""Web: one HTTP request, redirects included: what each server hears of the user, and which addresses are connected to.
 
-aiohttp would follow redirects by itself, but with all headers of the user, to any host and any address. The
-address is judged when the socket for it is made: neither the spelling of a host nor what a name resolves to at
-another time matters then. Runs on fsspec's loop.
+Headers, cookies and passwords of the user go to a server as trust.md says, judged anew at every redirect. The address
+is judged when a connection is made, so neither the spelling of a host nor what a name resolves to at another time
+matters. Source: RFC 9110 (15.4 redirects), RFC 6265 (cookies).
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import functools
-import os
-import socket
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+import re
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
 
+from zarrfs.concurrency.lru import LRU
+from zarrfs.config.options import Options
 from zarrfs.config.redaction import without_secrets
-from zarrfs.config.urls import web_place
+from zarrfs.config.urls import names, place_of, web_place
 from zarrfs.errors import AccessDenied, ReadError
 from zarrfs.net.addresses import is_public, literal
+from zarrfs.net.answers import Transient
+from zarrfs.net.connections import Body, Connection, Cut, Pool, Server, not_public, tls_error
+from zarrfs.net.messages import BadAnswer, Head, body_length
 from zarrfs.net.moved import PERMANENT, Moved
 from zarrfs.net.reach import Trust
+from zarrfs.net.storeoptions import configuration
+from zarrfs.net.weboptions import WebOptions, basic, from_netrc, lines, proxy_of, web_options
 
-_REDIRECTS = 10  # as aiohttp
+if TYPE_CHECKING:
+    import http.cookiejar
+
+    import yarl
+
 _STATUSES = (301, 302, 303, 307, 308)
-_met: set[bool] = set()  # whether addresses are public that this process has made sockets for
-os.register_at_fork(after_in_child=_met.clear)
+_SITES = 256  # places that are remembered
+_FOLLOWED = 60.0  # seconds for which the redirect of a value is followed without asking
+_REMEMBERED = 65_536  # such redirects
+_DENIALS = (401, 403, 404, 410)  # what a place answers when such a redirect is over
+_COOKIES = 1024  # that are remembered
+_OURS = ("Accept-Encoding", "Range", "If-Range", "Connection", "Content-Length", "Transfer-Encoding")  # not the user's
+# URLs that are sent as they are written; yarl reads all others.
+_LEGAL = r"(?:[A-Za-z0-9._~!$'()*,+&=;:@-]|%[0-9A-Fa-f]{2})"
+_PLAIN = re.compile(
+    r"(https?)://([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::([0-9]{1,5}))?"
+    rf"(/(?:(?!\.{{1,2}}(?:[/?]|\Z)){_LEGAL}+(?:/|(?=[?]|\Z)))*(?:\?(?:{_LEGAL}|[/?])*)?)"
+)
 
 
-def met_private_only() -> bool:
-    """Return whether this process, which fetched one document, connected to private addresses only."""
-    return _met == {False}
+class _Site(NamedTuple):
+    """How one place is asked: by these options, in this way."""
+
+    server: Server
+    options: WebOptions
+    lines: str  # the headers of every request
+    authorized: bool  # these have an Authorization
+    personal: bool  # the place may know who the user is
 
 
-def met_public(address: str) -> bool:
-    """is_public(), noted for met_private_only()."""
-    public = is_public(address)
-    _met.add(public)
-    return public
+class Hop(NamedTuple):
+    """One place that a request goes to: the first one, or where it is redirected to."""
+
+    url: str
+    place: str  # scheme://host:port
+    target: str  # path and query, as they are sent
+    site: _Site
+    credentials: str  # an Authorization header of the URL itself, with its line end
+
+    @property
+    def path(self) -> str:
+        """The path, without the query."""
+        return self.target.partition("?")[0]
+
+
+class Response:
+    """An answer whose body is still to be received; `async with` ends it, or release() or close()."""
+
+    __slots__ = ("_connection", "_pool", "_server", "body", "headers", "hops", "persistent", "reason", "status")
+
+    def __init__(
+        self, head: Head, body: Body, connection: Connection, server: Server, pool: Pool, hops: list[Hop]
+    ) -> None:
+        self.status, self.reason, self.headers, self.persistent = head
+        self.body, self.hops = body, hops
+        self._connection, self._server, self._pool = connection, server, pool
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None or (isinstance(error, Exception) and not isinstance(error, Cut | BadAnswer | OSError)):
+            await self.release()
+        else:
+            self.close()
+
+    async def release(self) -> None:
+        """Keep the connection for the next request if the rest of the body is short; else close it."""
+        keep = False
+        try:
+            keep = self.persistent and (self.body.left == 0 or await self.body.drain())
+        except (OSError, Transient):
+            pass
+        finally:
+            if keep:
+                self._pool.give(self._server, self._connection)
+            else:
+                self._server.close(self._connection)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
 
 class Web:
-    """Requests of one RemoteFiles: a session of aiohttp for each set of options, made by fsspec."""
+    """The requests of one RemoteFiles."""
 
-    def __init__(self, trust: Trust, make: Callable[[dict[str, Any]], Any], moved: Moved) -> None:
-        self._trust, self._make = trust, make  # `make`: fsspec's file system for HTTP, from options
-        self._moved = moved
-        self._systems: dict[tuple[str, bool], Any] = {}
+    def __init__(self, options: Options, trust: Trust, moved: Moved) -> None:
+        self._trust, self._moved = trust, moved
+        self._authorities, self._timeout = options.ca_bundle or "", options.request_timeout
+        self._pool = Pool()
+        self._sites: LRU[object, _Site] = LRU(_SITES, lambda site: self._pool.forget(site.server))
+        self._redirects: LRU[str, tuple[str, float]] = LRU(_REMEMBERED)  # where to, until when
+        self._jar: http.cookiejar.CookieJar | None = None
         self.answer_all: dict[str, bool] = {}  # by server: whether it has a page for every name
 
-    @contextlib.asynccontextmanager
-    async def request(
-        self, method: str, url: str, headers: dict[str, str], slash: bool = False
-    ) -> AsyncIterator[tuple[Any, list[Any]]]:
-        """(aiohttp's response, the URLs that were asked for: first `url`, then where it was redirected to).
+    async def request(self, method: str, url: str, more: str = "", slash: bool = False) -> Response:
+        """Return the answer to a request; `more` are headers with line ends.
 
-        `slash`: what is redirected to its own name with "/" is a directory, and is not asked for any further.
+        `slash`: what is redirected to its own name with "/" is a directory, and is not asked for any further: the last
+        hop is where it is redirected to. Raises ReadError, Transient, OSError.
         """
         where = without_secrets(url)
-        hops = [self._parsed(url, where)]
+        first = self._hop(url, None, where)
+        hops = [first]
         moved, guessed = self._moved.onward(url)
-        if moved != url:
-            hops.append(self._parsed(moved, where))
+        short = self._redirects.get(url) if method == "GET" else None
+        if short is not None and short[1] > time.monotonic():
+            hops.append(self._hop(short[0], first, where))
+        elif moved != url:
+            hops.append(self._hop(moved, first, where))
+            short = None
+        else:
+            short = None
+        redirected, lasting = False, True  # no redirect was followed that must not be remembered
         while True:
-            response, most = await self._send(method, hops, headers, where)
-            async with response:
-                if guessed and response.status in (404, 410):
-                    self._moved.stays(url)
-                    hops, guessed = hops[:1], False
+            response = await self._send(method, hops, more, where)
+            try:
+                if response.status in _DENIALS and (short or (guessed and response.status in (404, 410))):
+                    await response.release()
+                    if short:
+                        self._redirects.pop(url, None)
+                    else:
+                        self._moved.stays(url)
+                        guessed = False
+                    short, hops = None, hops[:1]
                     continue
-                onward = _onward(response, hops[-1], where) if most else None
+                most = first.site.options.redirects
+                onward = self._onward(response, hops, where) if most else None
                 if onward is None:
-                    yield response, hops
-                    return
-                if slash and onward.raw_path == hops[0].raw_path + "/":
-                    yield response, [*hops, onward]
-                    return
-            if response.status in PERMANENT:
-                self._moved.learn(str(hops[-1]), str(onward))
-            if len(hops) > most:
-                raise ReadError(where, f"is redirected more than {most} times")
+                    if redirected and lasting and response.status < 300 and hops[-1].url != url:
+                        self._redirects.put(url, (hops[-1].url, time.monotonic() + _FOLLOWED))
+                    return response
+                if slash and onward.path == first.path + "/":
+                    hops.append(onward)
+                    return response
+                redirected = True
+                if response.status in PERMANENT:
+                    self._moved.learn(hops[-1].url, onward.url)
+                kept = response.headers.get("Cache-Control").lower()
+                lasting = lasting and "set-cookie" not in response.headers and "no-" not in kept
+                if len(hops) > most:
+                    raise ReadError(where, f"is redirected more than {most} times")  # noqa: TRY301
+            except BaseException:
+                response.close()
+                raise
+            await response.release()
             hops.append(onward)
 
-    async def aclose(self) -> None:
-        """Close all sessions."""
-        while self._systems:
-            _, fs = self._systems.popitem()
-            session, fs._session = fs._session, None
-            if session is not None:
-                await session.close()
+    async def get_ready(self, url: str) -> None:
+        """Load what the first request for `url` would load."""
+        await self._hop(url, None, url).site.server.get_ready(url)
 
-    def _parsed(self, url: str, where: str) -> Any:
-        """The URL as it is asked for."""
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._pool.close()
+        for site in self._sites.values():
+            site.server.forgotten = True
+
+    # -- places
+
+    def _hop(self, url: str, first: Hop | None, where: str) -> Hop:
+        """Return the hop of a URL as a user writes it; `first` has led to it."""
+        match = _PLAIN.fullmatch(url)
+        if match is None:
+            return self._hop_of(self._parsed(url, where), first, where)
+        scheme, name, port, target = match.groups()
+        number = int(port) if port else 443 if scheme == "https" else 80
+        return self._made(url, scheme, name.lower(), number, target, "", first, where)
+
+    def _hop_of(self, url: yarl.URL, first: Hop | None, where: str) -> Hop:
+        credentials = ""
+        if url.raw_user is not None:
+            credentials = lines({"Authorization": basic(url.user or "", url.password or "")})
+        name = (url.raw_host or "").lower()
+        return self._made(str(url), url.scheme, name, url.port or 0, url.raw_path_qs, credentials, first, where)
+
+    def _made(
+        self, url: str, scheme: str, name: str, port: int, target: str, credentials: str, first: Hop | None, where: str
+    ) -> Hop:  # fmt: skip
+        place = place_of(scheme, name, port)
+        site = self._site(url, scheme, name, port, place, first, where)
+        if first is None and site.options.params:
+            target += ("&" if "?" in target else "?") + urlencode(site.options.params)
+        return Hop(url, place, target, site, credentials)
+
+    def _site(
+        self, url: str, scheme: str, name: str, port: int, place: str, first: Hop | None, where: str
+    ) -> _Site:  # fmt: skip
+        redirected = first is not None and first.place != place
+        key = place, redirected, redirected and first is not None and first.site.personal
+        site = self._sites.use(key)
+        if site is not None:
+            return site
+        if not 0 < port < 65_536 or not name:
+            raise ReadError(where, "not a URL: no such port or host")
+        given = self._trust.given(url, redirected)
+        configured = configuration(names("http")) if given.personal else {}
+        options = web_options({**configured, **given.options}, self._authorities, where)
+        guarded = self._trust.must_be_public(scheme, name, port)
+        address = literal(name) if guarded else None
+        if address is not None and not is_public(address):
+            shown = f"{where}: is redirected to {without_secrets(url)}" if first is not None else where
+            raise AccessDenied(shown, not_public(address))
+        proxy = proxy_of(options, scheme, name, where)
+        server = Server(scheme, name, port, guarded, options.tls, proxy)
+        headers = {"Host": server.host, "Accept": "*/*", "User-Agent": "zarrfs"}
+        own = {header.title(): header for header in headers}
+        for header, value in options.headers.items():
+            headers[own.get(header.title(), header)] = value
+        headers = {header: value for header, value in headers.items() if header.title() not in _OURS}
+        headers["Accept-Encoding"] = "identity"
+        authorized = any(header.title() == "Authorization" for header in headers)
+        # Whom ~/.netrc names hears a password also where a server that the user named has redirected to it: that is
+        # how Earthdata's login works.
+        if not authorized and (given.personal or key[2]) and (credentials := from_netrc(name)):
+            headers["Authorization"] = credentials
+        made = lines(headers) + (proxy.lines if proxy and scheme == "http" else "")
+        return self._sites.put(key, _Site(server, options, made, authorized, given.personal))
+
+    def _parsed(self, url: str, where: str) -> yarl.URL:
+        """Parse a URL that is not plain."""
         import yarl
 
         try:
@@ -104,92 +261,107 @@ class Web:
             raise ReadError(where, f"not a URL: {exc}") from exc
         return found
 
-    async def _send(self, method: str, hops: list[Any], headers: dict[str, str], where: str) -> tuple[Any, int]:
-        """(the response to the last of `hops`, how many redirects may be followed)."""
-        import aiohttp
+    def _onward(self, response: Response, hops: list[Hop], where: str) -> Hop | None:
+        """Return where the answer redirects to; None for any other answer."""
+        location = response.headers.get("Location")
+        if response.status not in _STATUSES or not location:
+            return None
+        if not location.isascii():  # headers are read as Latin-1, and what is sent is UTF-8
+            location = location.encode("latin-1").decode("utf-8", "replace")
+        import yarl
 
-        url = hops[-1]
-        options = self._trust.given(str(url), web_place(url) != web_place(hops[0]))
-        guarded = self._trust.must_be_public(url)
-        fs = self._system(options.options, options.personal, guarded, url)
-        given = dict(fs.kwargs)
-        given["headers"] = {**(given.get("headers") or {}), "Accept-Encoding": "identity", **headers}
-        given.setdefault("timeout", aiohttp.ClientTimeout(total=None))  # the caller's deadline holds
-        most = int(given.pop("max_redirects", _REDIRECTS)) if given.pop("allow_redirects", True) else 0
-        if len(hops) > 1:
-            given.pop("params", None)  # they are of the first URL
-            where = f"{where}: is redirected to {without_secrets(str(url))}"
-        address = literal(url.raw_host) if guarded else None
-        if address is not None and not is_public(address):
-            raise AccessDenied(where, not_public(address))
-        session = await fs.set_session()
+        legal = re.fullmatch(rf"(?:{_LEGAL}|[/?\[\]#])*", location) is not None  # a signature holds of what is written
         try:
-            return await session.request(method, url, allow_redirects=False, **given), most
-        except aiohttp.ClientConnectorError as exc:
-            if guarded and exc.os_error.errno == errno.EACCES:
-                raise AccessDenied(where, exc.os_error.strerror or "") from exc
-            raise
-        except TypeError as exc:
-            raise ReadError(where, f"cannot be asked with these options: {exc}") from exc
+            base = yarl.URL(hops[-1].url)
+            onward = base.join(yarl.URL(location, encoded=legal))
+            web_place(onward)
+        except ValueError as exc:
+            raise ReadError(where, f"is redirected to what is no URL: {exc}") from exc
+        if onward.scheme not in ("http", "https"):
+            raise ReadError(where, f"is redirected to {onward.scheme}:, which is not HTTP")
+        if web_place(onward) == web_place(base) and onward.raw_user is None and base.raw_user is not None:
+            onward = onward.with_user(base.user).with_password(base.password)
+        return self._hop_of(onward, hops[0], where)
 
-    def _system(self, options: dict[str, Any], personal: bool, guarded: bool, url: Any) -> Any:
-        """fsspec's file system for these options; where `guarded`, its sockets lead to public addresses only."""
-        client = options.get("client_kwargs") or {}
-        if client.get("trust_env") and not options.get("proxy") and (proxy := _proxy_of_environment(url)):
-            options = {**options, "proxy": proxy}
-        # Which address a proxy connects to is the proxy's business: it is one that the user named.
-        guarded = guarded and not (options.get("proxy") or client.get("proxy"))
-        key = repr(sorted(options.items())), guarded
-        if key not in self._systems:
-            fs = self._systems[key] = self._make(options)
-            if not personal:  # fsspec's own configuration may hold headers
-                fs.kwargs = {name: value for name, value in fs.kwargs.items() if name in options}
-                fs.client_kwargs = dict(client)
-            if guarded or "connector" not in fs.client_kwargs:
-                fs.client_kwargs = {**fs.client_kwargs, "connector": self._connector(guarded)}
-        return self._systems[key]
+    # -- one request
 
-    def _connector(self, guarded: bool) -> Any:
-        import aiohttp
+    async def _send(self, method: str, hops: list[Hop], more: str, where: str) -> Response:
+        """Send a request to the last of `hops`, and receive the head of its answer."""
+        hop = hops[-1]
+        site = hop.site
+        server = site.server
+        if len(hops) > 1:
+            where = f"{where}: is redirected to {without_secrets(hop.url)}"
+        target = hop.target
+        if server.proxy is not None and server.scheme == "http":
+            target = f"http://{server.host}{target}"
+        own = site.lines
+        if hop.credentials:
+            own = re.sub(r"(?i)^Authorization:.*\r\n", "", own, flags=re.MULTILINE) + hop.credentials
+        if site.options.cookies or self._jar is not None:
+            own += self._cookies(hop)
+        request = f"{method} {target} HTTP/1.1\r\n{own}{more}\r\n".encode("latin-1")
+        while True:
+            connection, used = await self._pool.take(server, where, self._timeout)
+            try:
+                await connection.send(request)
+                head = await connection.head()
+                if head is None:
+                    if not used:
+                        raise Transient("the connection was closed before an answer came")  # noqa: TRY301
+                    connection.close()  # it was closed while it waited
+                    continue
+                body = Body(connection, body_length(head, method))
+            except (ConnectionError, ssl.SSLError) as exc:
+                connection.close()
+                if used:
+                    continue
+                raise (tls_error(exc, where) if isinstance(exc, ssl.SSLError) else exc) from exc
+            except BaseException:
+                connection.close()
+                raise
+            if "set-cookie" in head.headers:
+                self._remember_cookies(hop, head)
+            return Response(head, body, connection, server, self._pool, hops)
 
-        return aiohttp.TCPConnector(socket_factory=functools.partial(self._socket, guarded))
+    def _cookies(self, hop: Hop) -> str:
+        """Return the header with the cookies of a request."""
+        found = [hop.site.options.cookies] if hop.site.options.cookies else []
+        if self._jar is not None:
+            request: Any = _request(hop)
+            self._jar.add_cookie_header(request)
+            found += [text for text in [request.get_header("Cookie")] if text]
+        return f"Cookie: {'; '.join(found)}\r\n" if found else ""
 
-    def _socket(self, guarded: bool, info: tuple[Any, ...]) -> socket.socket:
-        """A socket that is to be connected to the address in `info`, which is as getaddrinfo(3) gives it."""
-        family, kind, protocol, _, (address, *_) = info
-        if not met_public(address) and guarded:
-            raise OSError(errno.EACCES, not_public(address))
-        return socket.socket(family, kind, protocol)
+    def _remember_cookies(self, hop: Hop, head: Head) -> None:
+        import email.message
+        import http.cookiejar
+
+        if self._jar is None:
+            self._jar = http.cookiejar.CookieJar()
+        message = email.message.Message()
+        for cookie in head.headers["set-cookie"].split("\n"):
+            message["Set-Cookie"] = cookie
+        self._jar.extract_cookies(_Answer(message), _request(hop))  # type: ignore[arg-type]
+        if len(self._jar) > _COOKIES:
+            self._jar.clear()
 
 
-def not_public(address: str) -> str:
-    """Why an address is not connected to."""
-    return f"a set from the network reaches only public addresses, and {address} is none (-o allow=private)"
+class _Answer:
+    """What http.cookiejar asks of an answer."""
+
+    def __init__(self, message: Any) -> None:
+        self._message = message
+
+    def info(self) -> Any:
+        """Return its headers."""
+        return self._message
 
 
-def _proxy_of_environment(url: Any) -> str | None:
-    """The proxy that environment variables name for `url`."""
+def _request(hop: Hop) -> Any:
+    """Return what http.cookiejar asks of a request."""
     import urllib.request
 
-    if urllib.request.proxy_bypass(url.host):
-        return None
-    return urllib.request.getproxies().get(url.scheme)
+    return urllib.request.Request(f"{hop.place}{hop.target}")
 
 
-def _onward(response: Any, url: Any, where: str) -> Any:
-    """Return the target of a redirect; None for any other response."""
-    import yarl
-
-    location = response.headers.get("Location")
-    if response.status not in _STATUSES or not location:
-        return None
-    try:
-        onward = url.join(yarl.URL(location))
-        web_place(onward)
-    except ValueError as exc:
-        raise ReadError(where, f"is redirected to what is no URL: {exc}") from exc
-    if onward.scheme not in ("http", "https"):
-        raise ReadError(where, f"is redirected to {onward.scheme}:, which is not HTTP")
-    if web_place(onward) == web_place(url) and onward.raw_user is None:
-        onward = onward.with_user(url.user).with_password(url.password)
-    return onward

@@ -1,0 +1,221 @@
+"""Proxies: a real one (tinyproxy), named by options and by the environment, for http and through CONNECT for https."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.net.test_tls import VALUE, Authority, Server, authority, server
+from tests.servers import Faulty, free_port
+from zarrfs.config.options import parse
+from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.store.remotefiles import RemoteFiles
+
+__all__ = ["authority", "server"]
+
+
+class Proxy:
+    """tinyproxy at `url`, which wants user and password."""
+
+    def __init__(self, directory: Path) -> None:
+        program = shutil.which("tinyproxy")
+        if program is None:
+            pytest.fail("tinyproxy is not installed: the tests of proxies need it")
+        self.port, self._log = free_port(), directory / "log"
+        config = directory / "tinyproxy.conf"
+        config.write_text(
+            f"Port {self.port}\nListen 127.0.0.1\nTimeout 60\nBasicAuth joe a-b_c\nLogFile \"{self._log}\"\n"
+            "LogLevel Connect\nMaxClients 50\n"
+        )
+        self._process = subprocess.Popen([program, "-d", "-c", config], stdout=subprocess.DEVNULL)
+        self.bare, self.url = f"127.0.0.1:{self.port}", f"http://joe:a-b%5Fc@127.0.0.1:{self.port}"
+        for _ in range(200):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            time.sleep(0.05)
+        pytest.fail("tinyproxy does not start")
+
+    def requests(self) -> list[str]:
+        """The first lines of requests that it has had."""
+        return re.findall(r"Request \(file descriptor \d+\): (.*)", self._log.read_text())
+
+    def close(self) -> None:
+        """Stop."""
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.fixture
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy."""
+    made = Proxy(tmp_path_factory.mktemp("proxy"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def plain() -> Iterator[Faulty]:
+    """A server without TLS."""
+    made = Faulty()
+    yield made
+    made.close()
+
+
+def read(url: str, *options: str) -> bytes:
+    """Some bytes of a value."""
+
+    async def main() -> bytes:
+        files = RemoteFiles(parse(["retries=0", "request_timeout=20", *options]).options)
+        try:
+            return bytes(await files.read(url, 100, 500, 0, len(VALUE)))
+        finally:
+            await files.aclose()
+
+    return trio.run(main)
+
+
+def test_https_goes_through_a_proxy(
+    proxy: Proxy, server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, trusted = f"{server()}/value", f"ca_bundle={authority.file}"
+    assert read(url, trusted, f"http.proxy={proxy.url}") == VALUE[100:600]
+    assert read(url, trusted, f"http.proxy=http://{proxy.bare}", "http.proxy_auth=joe:a-b_c") == VALUE[100:600]
+    for name in ("https_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, proxy.url)
+            assert read(url, trusted) == VALUE[100:600]
+            patch.setenv("NO_PROXY", "127.0.0.1")
+            assert read(url, trusted) == VALUE[100:600]
+    port = url.rpartition(":")[2].partition("/")[0]
+    assert [line.split()[:2] for line in proxy.requests()] == 5 * [["CONNECT", f"127.0.0.1:{port}"]]
+
+
+def test_http_goes_through_a_proxy(proxy: Proxy, plain: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = plain.put("/value", VALUE)
+    assert read(url, f"http.proxy={proxy.url}") == VALUE[100:600]
+    monkeypatch.setenv("http_proxy", proxy.url)
+    assert read(url) == VALUE[100:600]
+    assert [line.split()[:2] for line in proxy.requests()] == 2 * [["GET", url]]
+    assert read(url, "http.proxy=") == VALUE[100:600]
+    assert len(proxy.requests()) == 2
+
+
+def test_a_proxy_that_refuses(proxy: Proxy, server: Server, authority: Authority, plain: Faulty) -> None:
+    for url in (f"{server()}/value", plain.put("/value", VALUE)):
+        with pytest.raises(AccessDenied, match="HTTP status 407"):
+            read(url, f"ca_bundle={authority.file}", f"http.proxy=http://{proxy.bare}")
+        with pytest.raises(AccessDenied, match=r"HTTP status 40[17]"):
+            read(url, f"ca_bundle={authority.file}", f"http.proxy=http://joe:wrong@{proxy.bare}")
+
+
+def test_a_server_that_the_proxy_does_not_reach(proxy: Proxy) -> None:
+    with pytest.raises(ReadError, match=rf"proxy 127\.0\.0\.1:{proxy.port}: HTTP status 50"):
+        read(f"https://127.0.0.1:{free_port()}/value", f"http.proxy={proxy.url}")
+
+
+def test_a_proxy_that_is_not_there(server: Server) -> None:
+    port = free_port()
+    with pytest.raises(ReadError, match=rf"proxy 127\.0\.0\.1:{port}: Connection refused"):
+        read(f"{server()}/value", f"http.proxy=http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("url", ["socks5://127.0.0.1:1", "https://127.0.0.1:1", "http://", "http://h:x"])
+def test_proxies_of_another_kind(url: str) -> None:
+    with pytest.raises(ReadError, match="the proxy cannot be used: "):
+        read("https://127.0.0.1:1/value", f"http.proxy={url}")
+
+
+# -- who hears a password
+
+
+class Demanding(http.server.BaseHTTPRequestHandler):
+    """Serves VALUE to who has the right Authorization."""
+
+    protocol_version = "HTTP/1.1"
+    wanted = ""
+
+    def do_GET(self) -> None:
+        """All, or 401."""
+        right = self.headers.get("Authorization") == self.wanted
+        body = VALUE if right else b"no"
+        self.send_response(200 if right else 401)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def demanding() -> Iterator[str]:
+    """The URL of a value for joe, whose password is "s:ä"."""
+    Demanding.wanted = "Basic am9lOnM6w6Q="
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Demanding)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{made.server_address[1]}/value"
+    made.shutdown()
+    made.server_close()
+
+
+def test_passwords_of_netrc(demanding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NETRC", raising=False)
+    with pytest.raises(AccessDenied):
+        read(demanding)
+    netrc = tmp_path / ".netrc"
+    netrc.write_text("machine elsewhere login joe password no\nmachine 127.0.0.1 login joe password s:ä\n")
+    os.chmod(netrc, 0o600)
+    assert read(demanding) == VALUE[100:600]
+    with pytest.raises(AccessDenied):
+        read(demanding, "http.auth=joe:wrong")  # an option is before the file
+    netrc.write_text("default login joe password s:ä\n")
+    with pytest.raises(AccessDenied):
+        read(demanding)
+    other = tmp_path / "other"
+    other.write_text("machine 127.0.0.1 login joe password s:ä\n")
+    monkeypatch.setenv("NETRC", str(other))
+    assert read(demanding) == VALUE[100:600]
+    other.write_text("machine\n")
+    with pytest.raises(AccessDenied):
+        read(demanding)
+
+
+def test_passwords_and_tokens_of_options(demanding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = demanding.rpartition("/")[0]
+    assert read(demanding, "http.auth=joe:s:ä") == VALUE[100:600]
+    assert read(demanding.replace("://", "://joe:s%3A%C3%A4@")) == VALUE[100:600]
+    monkeypatch.setattr(Demanding, "wanted", "Bearer abc")
+    assert read(demanding, "http.token=abc") == VALUE[100:600]
+    assert read(demanding, f"{place}.token=abc", "http.token=other") == VALUE[100:600]
+    assert read(demanding, 'http.headers={"authorization": "Bearer abc"}') == VALUE[100:600]
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ("http.tokn=a", "http.tokn is not an option; these are: allow_redirects, auth, "),
+        ('http.client_kwargs={"x": 1}', "http.client_kwargs has x is not an option"),
+        ('http.headers={"A b": "c"}', "'A b' is not a header"),
+        ('http.headers={"A": "b\\nC: d"}', "'A' is not a header, or its value"),
+        ('http.cookies={"A": "b\\r\\n"}', "'A' is not a header, or its value"),
+        ("http.headers=3", "cannot be asked with these options"),
+        ("http.auth=[1]", "http.auth is not user:password"),
+    ],
+)
+def test_options_that_are_not_understood(option: str, rule: str) -> None:
+    with pytest.raises(ReadError) as caught:
+        read("http://127.0.0.1:1/v", option)
+    assert rule in str(caught.value)

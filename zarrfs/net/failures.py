@@ -1,0 +1,90 @@
+"""Failures of requests: what an exception or a status of a server stands for, whichever client it comes from."""
+
+from __future__ import annotations
+
+import errno
+from typing import NoReturn
+
+import trio
+
+from zarrfs.config.redaction import without_secrets
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
+from zarrfs.net.answers import Transient
+
+_BUSY = (408, 425, 429)
+_RETRY_AFTER_MAX = 60.0  # seconds
+_LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
+
+
+def raise_for_status(status: int, url: str, reason: str = "", retry_after: str = "") -> NoReturn:
+    """The error that an HTTP status stands for."""
+    where, what = without_secrets(url), f"HTTP status {status} {reason}".rstrip()
+    if status in (404, 410):
+        raise TargetMissing(where, what, status)
+    if status in (401, 403, 407):
+        raise AccessDenied(where, what, status)
+    if status >= 500 or status in _BUSY:
+        after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdecimal() else 0.0
+        raise Transient(what, after)
+    raise ReadError(where, what, status)
+
+
+def certificate_refused(why: str) -> str:
+    """Return the message for a certificate that is not accepted, which only a person can change."""
+    return f"its certificate is refused: {why} (-o ca_bundle= or $SSL_CERT_FILE names a site's own authority)"
+
+
+def failure(exc: Exception, where: str, timeout: float) -> Exception:
+    """Translate an exception of fsspec, or of a library beneath it, into a ReadError or Transient."""
+    if isinstance(exc, ReadError | Transient | NotADirectoryError):
+        return exc
+    if isinstance(exc, TimeoutError | trio.TooSlowError):
+        return Transient(f"no answer within {timeout:g} s")
+    if isinstance(exc, FileNotFoundError):
+        return TargetMissing(where, "not found")
+    certificate = _certificate(exc)
+    if certificate:
+        return ReadError(where, certificate_refused(certificate))
+    kind = type(exc).__name__
+    if kind == "SFTPNoSuchFile":  # of asyncssh
+        return TargetMissing(where, "not found")
+    if isinstance(exc, PermissionError) or kind in ("SFTPPermissionDenied", "PermissionDenied"):
+        return AccessDenied(where, _reason(exc))
+    status = getattr(exc, "status", None) or getattr(exc, "code", None)
+    if isinstance(status, int) and 400 <= status < 600:
+        try:
+            raise_for_status(status, where, _reason(exc))
+        except (ReadError, Transient) as found:
+            return found
+    if "Credentials" in kind:
+        return AccessDenied(where, _reason(exc))
+    if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
+        return ReadError(where, _reason(exc))
+    if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
+        return Transient(_reason(exc))
+    return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
+
+
+def raise_from(found: Exception, exc: Exception) -> NoReturn:
+    """Raise `found`, caused by `exc`; what failure() gives may be that itself."""
+    if found is exc:
+        raise found
+    raise found from exc
+
+
+_NETWORK = (
+    "aiohttp", "botocore", "aiobotocore", "urllib3", "requests", "gcsfs", "google", "azure", "asyncssh", "paramiko",
+)  # fmt: skip
+
+
+def _certificate(exc: BaseException) -> str:
+    """Why a server's certificate was refused; "" where it is something else that failed."""
+    chain = (exc, exc.__cause__, exc.__context__, getattr(exc, "certificate_error", None))
+    return next((found for one in chain if (found := getattr(one, "verify_message", ""))), "")
+
+
+def _reason(exc: BaseException) -> str:
+    """One line, without error numbers, and what aiohttp says of TLS to hosts that it could not reach."""
+    if isinstance(exc, OSError) and exc.strerror and type(exc).__module__ == "builtins":
+        return exc.strerror
+    return " ".join(str(exc).replace(" ssl:default", "").split()) or type(exc).__name__

@@ -1,0 +1,180 @@
+"""Options of HTTP servers: from fsspec's names (and ours) to what is sent, and through which proxy.
+
+Sources: the parameters of fsspec's HTTPFileSystem, and those of aiohttp that users give it; curl(1) for the variables
+that name proxies and for ~/.netrc.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from zarrfs.errors import ReadError
+from zarrfs.net.addresses import literal
+from zarrfs.net.connections import Proxy, Tls
+
+log = logging.getLogger("zarrfs.transfer")
+
+_REDIRECTS = 10
+# How fsspec lists and buffers, which does not matter here; trust_env= always holds, and -o request_timeout= bounds.
+_INDIFFERENT = frozenset(
+    (
+        "asynchronous", "block_size", "cache_options", "cache_type", "listings_expiry_time", "max_paths",
+        "raise_for_status", "simple_links", "size_policy", "skip_instance_cache", "timeout", "trust_env",
+        "use_listings_cache",
+    )
+)  # fmt: skip
+_CLIENT = frozenset(("auth", "cookies", "headers", "proxy", "proxy_auth", "timeout", "trust_env", "raise_for_status"))
+_KNOWN = frozenset(
+    (
+        "allow_redirects", "auth", "client_cert", "client_key", "client_kwargs", "cookies", "encoded", "headers",
+        "max_redirects", "params", "proxy", "proxy_auth", "proxy_headers", "ssl", "token", "verify_ssl",
+    )
+)  # fmt: skip
+_TOKEN = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+")
+_TEXT = re.compile(r"[\t -~\x80-\xff]*")
+
+
+class WebOptions(NamedTuple):
+    """How requests to one place are made."""
+
+    headers: dict[str, str]  # beside those of every request; names as given
+    cookies: str  # of a Cookie header; "": none
+    params: dict[str, str]  # of the first URL's query
+    proxy: str | None  # its URL; None: as the environment says
+    proxy_lines: str
+    tls: Tls
+    redirects: int  # to be followed at most
+    encoded: bool  # URLs are sent as they are written
+
+
+def web_options(options: Mapping[str, Any], authorities: str, where: str) -> WebOptions:
+    """Translate the storage options of a place. Raises ReadError for what is not understood."""
+    try:
+        return _translated(options, authorities)
+    except (ValueError, TypeError, AttributeError) as exc:
+        raise ReadError(where, f"cannot be asked with these options: {exc}") from exc
+
+
+def _translated(options: Mapping[str, Any], authorities: str) -> WebOptions:
+    client = options.get("client_kwargs") or {}
+    unknown = [f"http.{name}" for name in options if name not in _KNOWN | _INDIFFERENT]
+    unknown += [f"http.client_kwargs has {name}" for name in client if name not in _CLIENT]
+    if unknown:
+        known = ", ".join(sorted(_KNOWN))
+        raise ValueError(f"{unknown[0]} is not an option; these are: {known}")
+
+    def given(name: str) -> Any:
+        return options[name] if options.get(name) is not None else client.get(name)
+
+    headers = {**(client.get("headers") or {}), **(options.get("headers") or {})}
+    if options.get("token"):
+        headers.setdefault("Authorization", f"Bearer {str(options['token']).strip()}")
+    if given("auth"):
+        headers.setdefault("Authorization", basic(*_pair("auth", given("auth"))))
+    cookies = {**(client.get("cookies") or {}), **(options.get("cookies") or {})}
+    proxy_headers = dict(options.get("proxy_headers") or {})
+    if given("proxy_auth"):
+        proxy_headers.setdefault("Proxy-Authorization", basic(*_pair("proxy_auth", given("proxy_auth"))))
+    verify = options.get("ssl") is not False and options.get("verify_ssl") is not False
+    tls = Tls(authorities, verify, _path(options.get("client_cert")), _path(options.get("client_key")))
+    redirects = int(options.get("max_redirects", _REDIRECTS)) if options.get("allow_redirects", True) else 0
+    return WebOptions(
+        _checked(headers), "; ".join(f"{name}={value}" for name, value in _checked(cookies).items()),
+        {str(name): str(value) for name, value in (options.get("params") or {}).items()}, given("proxy"),
+        lines(_checked(proxy_headers)), tls, redirects, bool(options.get("encoded")),
+    )  # fmt: skip
+
+
+def lines(headers: Mapping[str, str]) -> str:
+    """Return headers as they are sent, each with its line end."""
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+
+
+def basic(user: str, password: str) -> str:
+    """Return the value of an Authorization header. Source: RFC 7617."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _pair(name: str, value: object) -> tuple[str, str]:
+    """Return user and password, which are given as "user:password" or as a list of two."""
+    parts = value.partition(":")[::2] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise TypeError(f"http.{name} is not user:password")
+    if len(parts) != 2:
+        raise ValueError(f"http.{name} is not user:password")
+    return str(parts[0]), str(parts[1])
+
+
+def _checked(headers: Mapping[str, object]) -> dict[str, str]:
+    found = {str(name): str(value) for name, value in headers.items()}
+    for name, value in found.items():
+        if not _TOKEN.fullmatch(name) or not _TEXT.fullmatch(value):
+            raise ValueError(f"{name[:80]!r} is not a header, or its value has characters that no header has")
+    return found
+
+
+def _path(value: object) -> str:
+    return os.path.expanduser(str(value)) if value else ""
+
+
+# -- proxies
+
+
+def proxy_of(options: WebOptions, scheme: str, host: str, where: str) -> Proxy | None:
+    """Return the proxy for a server, as options or the environment say; None without one. Raises ReadError."""
+    url = options.proxy
+    if url is None:
+        url = _proxy_of_environment(scheme, host)
+    if not url:
+        return None
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"a proxy is http://HOST:PORT, not {parts.scheme}://")  # noqa: TRY301
+        port = parts.port or 80
+    except ValueError as exc:
+        raise ReadError(where, f"the proxy cannot be used: {exc}") from exc
+    own = ""
+    if parts.username is not None and "proxy-authorization" not in options.proxy_lines.lower():
+        credentials = basic(unquote(parts.username), unquote(parts.password or ""))
+        own = lines({"Proxy-Authorization": credentials})
+    return Proxy(parts.hostname, port, options.proxy_lines + own)
+
+
+def _proxy_of_environment(scheme: str, host: str) -> str:
+    """Return the proxy that environment variables name, as curl(1) reads them; "" for none."""
+    if not any(name.lower().endswith("_proxy") for name in os.environ):
+        return ""
+    import urllib.request
+
+    proxies = urllib.request.getproxies_environment()
+    if urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
+        return ""
+    return proxies.get(scheme) or proxies.get("all") or ""
+
+
+# -- ~/.netrc
+
+
+def from_netrc(host: str) -> str:
+    """Return the value of an Authorization header for `host` from $NETRC or ~/.netrc; "" where it is not named.
+
+    Its `default` entry is not used: it would tell everybody a password.
+    """
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    if not os.path.exists(path) or literal(host) == "169.254.169.254":
+        return ""
+    import netrc
+
+    try:
+        entry = netrc.netrc(path).hosts.get(host)
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError) as exc:
+        log.warning("%s: not used: %s", path, exc)
+        return ""
+    return basic(entry[0] or entry[1] or "", entry[2] or "") if entry else ""
