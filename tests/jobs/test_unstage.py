@@ -110,3 +110,21 @@ def test_no_keeper_for_a_record_that_is_being_unstaged(meanwhile: str, monkeypat
     unstage._replace_keeper(record, pytest.fail)
     assert kept == []
     assert [one.state for one in records.found()] == ([] if meanwhile == "gone" else [meanwhile])
+
+
+def test_a_place_for_records_that_another_process_removes_meanwhile(tmp_path: Path) -> None:
+    """The last record takes its directories along, while another process makes them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(records.VARIABLE, str(tmp_path / "state"))
+        path = records.home()
+        checked, removed = records._check_owned, []
+
+        def check(part: str) -> None:
+            if part == path and len(removed) < 3:
+                os.rmdir(path)
+                removed.append(path)
+            checked(part)
+
+        patch.setattr(records, "_check_owned", check)
+        assert records.home() == path
+        assert os.path.isdir(path)

@@ -172,7 +172,7 @@ def test_memory_and_s3(s3: S3) -> None:
         ("{plain}/nope", "404"),
         ("{plain}/empty", "no Zarr metadata there, and the server shows no listing"),
         ("{listing}/file", "404"),
-        ("http://127.0.0.1:{free}/x", "Cannot connect"),
+        ("http://127.0.0.1:{free}/x", "Connection refused"),
         ("nosuch://x", "the protocol 'nosuch' is unknown"),
         ("dropbox://x/y", "dropbox needs the package"),
         ("zip://::{listing}/file", "bad zip file"),

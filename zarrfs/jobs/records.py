@@ -24,6 +24,7 @@ from zarrfs.jobs.processes import Process
 from zarrfs.system.processes import boot
 
 VARIABLE = "ZARRFS_STATE_DIR"  # the directory of records, if it is set
+_ATTEMPTS = 20
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes
 _UID = re.compile(r"[0-9]{1,10}")
@@ -110,16 +111,28 @@ def home() -> str:
     last: MountError | None = None
     for path in places():
         try:
-            for part in (os.path.dirname(path), path):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o700)
-                _check_owned(part)
+            _make(path)
         except OSError as exc:
             last = MountError(f"{path}: no place for records: {reason_of(exc)}")
         else:
             return path
     assert last is not None
     raise last
+
+
+def _make(path: str) -> None:
+    """Create a directory of records and the one above it, which other processes remove when they are empty."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            for part in (os.path.dirname(path), path):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700)
+                _check_owned(part)
+        except FileNotFoundError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
+        else:
+            return
 
 
 def found(damaged: list[MountError] | None = None) -> list[Record]:
