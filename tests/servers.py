@@ -224,7 +224,12 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         """Nothing: faults are wanted here."""
 
+    def _strip_signature(self) -> None:
+        if "X-Amz-Signature=" in self.path:
+            self.path = self.path.partition("?")[0]
+
     def do_HEAD(self) -> None:
+        self._strip_signature()
         self.owner.requests.append(("HEAD", self.path, self.headers.get("Range")))
         value, fault = self.owner.values.get(self.path), self.owner.take("HEAD " + self.path)
         if isinstance(fault, int) or value is None:
@@ -236,6 +241,7 @@ class _FaultyHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range")
+        self._strip_signature()
         self.owner.requests.append(("GET", self.path, asked))
         value, fault = self.owner.values.get(self.path), self.owner.take(self.path)
         if isinstance(fault, int) or value is None:

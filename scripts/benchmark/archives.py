@@ -23,7 +23,7 @@ import peers
 import remote_peers
 from measures import Result
 from remote import in_turns, result
-from remote_data import LATE, Tree
+from remote_data import HTTP, LATE, Tree
 
 MIB, GIB, MB = 1 << 20, 1 << 30, 1e6
 SMALL = 4096  # bytes of each of many files
@@ -276,7 +276,7 @@ def measure_stage(run: Archives, rounds: int) -> Iterator[Result]:
     tree = Remote(place, 0)
     tree.start()
     try:
-        url, document = tree.urls[LATE], tree.document(tree.urls[LATE])
+        url, document = tree.urls[HTTP], tree.document(tree.urls[HTTP])
         wanted = run.directory / "wanted"
         wanted.write_text("\n".join(tree.names()))
         download: list[str | Path] = [

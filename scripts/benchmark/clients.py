@@ -18,9 +18,9 @@ from pathlib import Path
 
 import peers
 from measures import Result, interleaved
-from remote_data import CHUNK, COLUMNS, LATE, ROWS, Tree, chunk
+from remote_data import AT_ONCE, CHUNK, COLUMNS, HTTP, ROWS, Tree, chunk
 
-AT_ONCE = 32
+READERS = 32
 PIECES = 128  # of the object on an emulator
 # Azurite's own, as its documentation has it
 ACCOUNT = "devstoreaccount1"
@@ -29,7 +29,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 Job = tuple[str, dict[str, object], list[tuple[str, int]]]  # family, its options, (URL, start) of each chunk
 
 NOTES = f"""\
-512 KiB chunks, {AT_ONCE} at once. "ours" is client=obstore, "against" client=fsspec. Servers share the machine.
+512 KiB chunks, {READERS} at once. "ours" is client=obstore, "against" client=fsspec. Servers share the machine.
 """
 
 _SCRIPT = """
@@ -76,7 +76,7 @@ def compared(rounds: int, what: str, job: Job) -> Iterator[Result]:
 
     def sampler(client: str) -> Callable[[], float]:
         def sample() -> float:
-            asked = json.dumps([client, AT_ONCE, CHUNK, job])
+            asked = json.dumps([client, READERS, CHUNK, job])
             done = subprocess.run(
                 [sys.executable, "-c", _SCRIPT], input=asked, capture_output=True, text=True, check=False
             )
@@ -93,19 +93,12 @@ def compared(rounds: int, what: str, job: Job) -> Iterator[Result]:
     yield Result(what, "CPU s/GB", costs["obstore"], "fsspec's client", costs["fsspec"], at_most=True)
 
 
-def measure_http(tree: Tree, rounds: int) -> Iterator[Result]:
-    """aiohttp and obstore."""
-    for delay in (0, LATE):
-        pieces = [(f"{tree.urls[delay]}/{chunk(number)}", 0) for number in range(ROWS * COLUMNS)]
-        yield from compared(rounds, f"HTTP (nginx), {delay} ms", ("http", {}, pieces))
-
-
 def measure_s3(tree: Tree, rounds: int) -> Iterator[Result]:
     """s3fs and obstore; to an anonymous reader, files below a path are a bucket."""
-    for delay in (0, LATE):
-        options: dict[str, object] = {"anon": True, "endpoint_url": tree.urls[delay]}
+    for at in (AT_ONCE, HTTP):
+        options: dict[str, object] = {"anon": True, "endpoint_url": tree.urls[at]}
         pieces = [(f"s3://{chunk(number)}", 0) for number in range(ROWS * COLUMNS)]
-        yield from compared(rounds, f"S3 (nginx, unsigned), {delay} ms", ("s3", options, pieces))
+        yield from compared(rounds, f"S3 (nginx, unsigned), {at.delay} ms", ("s3", options, pieces))
 
 
 def measure_moto(tree: Tree, rounds: int) -> Iterator[Result]:
@@ -212,7 +205,6 @@ def server(command: list[object]) -> Iterator[str]:
 
 
 MEASURES: dict[str, Callable[[Tree, int], Iterator[Result]]] = {
-    "http": measure_http,
     "s3": measure_s3,
     "moto": measure_moto,
     "gcs": measure_gcs,

@@ -21,7 +21,7 @@ import peers
 import remote_peers
 from measures import Result
 from remote import in_turns, result
-from remote_data import CHUNK, LATE, Tree, chunk
+from remote_data import AT_ONCE, CHUNK, HTTP, LATE, Tree, chunk
 from remote_peers import Piece, Place
 from sets import fsspec
 
@@ -102,7 +102,7 @@ def read(tree: Tree, jobs: list[list[list[tuple[Place, Piece, str]]]]) -> float:
 
 def measure_processes(run: Many, rounds: int) -> Iterator[Result]:
     """1, 8 and 64 processes on one mount of a large set, with targets on the disk and behind a server."""
-    targets = {"local": f"file://{run.www}", "remote": run.urls[0]}
+    targets = {"local": f"file://{run.www}", "remote": run.urls[AT_ONCE]}
     memory: list[float] = []
 
     def sample(where: str, count: int) -> float:
@@ -148,7 +148,7 @@ def measure_nodes(run: Many, rounds: int) -> Iterator[Result]:
     def sample(name: str, count: int, shared: bool) -> float:
         with contextlib.ExitStack() as stack:
             cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="blocks-", dir=run.directory))
-            document, more = run.document(run.urls[LATE]), [f"cache_dir={cache}"] if shared else []
+            document, more = run.document(run.urls[HTTP]), [f"cache_dir={cache}"] if shared else []
             nodes = [stack.enter_context(remote_peers.mounted(run, document, *more)) for _ in range(count)]
             run.seen()
             took = read(run, [

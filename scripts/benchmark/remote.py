@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import remote_peers
 from measures import Result, Sampler
-from remote_data import CHUNK, COLUMNS, LATE, ROWS, TINY, Tree, chunk
+from remote_data import CHUNK, COLUMNS, HTTP, HTTPS, ROWS, SERVERS, TINY, Server, Tree, chunk
 from remote_peers import Contender, Piece, Place
 
 MB = 1e6
@@ -44,11 +44,11 @@ def dealt(pieces: list[Piece], readers: int, processes: int = 1) -> Jobs:
     return [hands[number * readers : (number + 1) * readers] for number in range(processes)]
 
 
-def rate(tree: Tree, contender: Contender, delay: int, jobs: Jobs) -> Sampler:
+def rate(tree: Tree, contender: Contender, server: Server, jobs: Jobs) -> Sampler:
     """A sampler of MB/s."""
 
     def sample() -> float:
-        with contender(tree, delay) as place:
+        with contender(tree, server) as place:
             return remote_peers.total(jobs) / remote_peers.read(tree, place, jobs) / MB
 
     return sample
@@ -77,9 +77,9 @@ def result(
     return Result(what, unit, ours, against, note="no figure here")
 
 
-def delays() -> tuple[int, int]:
-    """Latencies, in ms."""
-    return LATE, 0
+def limit(server: Server, https: float, http: float) -> float | None:
+    """The limit of a row; without latency there is none."""
+    return (https if server is HTTPS else http) if server.delay else None
 
 
 # -- measures
@@ -87,37 +87,37 @@ def delays() -> tuple[int, int]:
 
 def measure_chunks(tree: Tree, rounds: int) -> Iterator[Result]:
     """Random chunks by 32, 8 and 1 readers."""
-    for delay in delays():
-        for readers, count, limit in ((32, 300, 0.8), (8, 300, 0.85), (1, 60, 0.9)):
+    for server in SERVERS:
+        for readers, count, https, http in ((32, 300, 0.8, 0.85), (8, 300, 0.85, 0.9), (1, 60, 0.9, 0.95)):
             jobs = chunks(count, readers)
             samples = in_turns(
                 rounds,
                 {
-                    "zarrfs": rate(tree, remote_peers.zarrfs(), delay, jobs),
-                    "direct": rate(tree, remote_peers.direct, delay, jobs),
-                    "rclone": rate(tree, remote_peers.rclone, delay, jobs),
+                    "zarrfs": rate(tree, remote_peers.zarrfs(), server, jobs),
+                    "direct": rate(tree, remote_peers.direct, server, jobs),
+                    "rclone": rate(tree, remote_peers.rclone, server, jobs),
                 },
             )
-            what = f"{delay} ms: {count} random chunks, readers: {readers}"
-            yield result(what, "MB/s", samples["zarrfs"], "direct", samples["direct"], limit if delay else None)
+            what = f"{server}: {count} random chunks, readers: {readers}"
+            yield result(what, "MB/s", samples["zarrfs"], "direct", samples["direct"], limit(server, https, http))
             yield result(what, "MB/s", samples["zarrfs"], "rclone", samples["rclone"])
 
 
 def measure_grid(tree: Tree, rounds: int) -> Iterator[Result]:
     """One reader that reads chunks in the order of the grid."""
     in_order: list[Piece] = [(chunk(number), 0, CHUNK) for number in range(300)]
-    for delay in delays():
+    for server in SERVERS:
         few = [[in_order[:60]]]  # who has no read-ahead is as fast in the first 60
         samples = in_turns(
             rounds,
             {
-                "zarrfs": rate(tree, remote_peers.zarrfs(), delay, [[in_order]]),
-                "direct": rate(tree, remote_peers.direct, delay, few),
-                "rclone": rate(tree, remote_peers.rclone, delay, few),
+                "zarrfs": rate(tree, remote_peers.zarrfs(), server, [[in_order]]),
+                "direct": rate(tree, remote_peers.direct, server, few),
+                "rclone": rate(tree, remote_peers.rclone, server, few),
             },
         )
-        what = f"{delay} ms: 300 chunks in grid order, readers: 1"
-        yield result(what, "MB/s", samples["zarrfs"], "direct, 1 connection", samples["direct"], 4 if delay else None)
+        what = f"{server}: 300 chunks in grid order, readers: 1"
+        yield result(what, "MB/s", samples["zarrfs"], "direct, 1 connection", samples["direct"], limit(server, 4, 4))
         yield result(what, "MB/s", samples["zarrfs"], "rclone", samples["rclone"])
 
 
@@ -125,64 +125,70 @@ def measure_big(tree: Tree, rounds: int) -> Iterator[Result]:
     """The large file from its start to its end."""
     parts = [("big", at, min(BLOCK, tree.size - at)) for at in range(0, tree.size, BLOCK)]
     whole: Jobs = [[[("big", 0, tree.size)]]]
-    for delay in delays():
+    for server in SERVERS:
         samples = in_turns(
             rounds,
             {
-                "zarrfs": rate(tree, remote_peers.zarrfs(), delay, whole),
-                "direct": rate(tree, remote_peers.direct, delay, dealt(parts, 8)),
-                "rclone": rate(tree, remote_peers.rclone, delay, whole),
+                "zarrfs": rate(tree, remote_peers.zarrfs(), server, whole),
+                "direct": rate(tree, remote_peers.direct, server, dealt(parts, 8)),
+                "rclone": rate(tree, remote_peers.rclone, server, whole),
             },
         )
-        what = f"{delay} ms: {tree.size >> 20} MiB file, sequentially"
+        what = f"{server}: {tree.size >> 20} MiB file, sequentially"
         against = f"direct, 8 connections, {BLOCK >> 20} MiB ranges"
-        yield result(what, "MB/s", samples["zarrfs"], against, samples["direct"], 0.8 if delay else None)
+        yield result(what, "MB/s", samples["zarrfs"], against, samples["direct"], limit(server, 0.8, 0.85))
         yield result(what, "MB/s", samples["zarrfs"], "rclone", samples["rclone"])
 
 
 def measure_tiny(tree: Tree, rounds: int) -> Iterator[Result]:
     """`cp -r` of tiny references into one target, beside as many tiny files."""
 
-    def copied(contender: Contender, delay: int) -> Sampler:
+    def copied(contender: Contender, server: Server) -> Sampler:
         def sample() -> float:
-            with contender(tree, delay) as place:
+            with contender(tree, server) as place:
                 return TINY / remote_peers.copy(tree, place)
 
         return sample
 
-    for delay in delays():
+    for server in SERVERS:
         samples = in_turns(
             rounds,
-            {"zarrfs": copied(remote_peers.zarrfs(), delay), "rclone": copied(remote_peers.rclone, delay)},
+            {"zarrfs": copied(remote_peers.zarrfs(), server), "rclone": copied(remote_peers.rclone, server)},
         )
-        what = f"{delay} ms: cp -r of {TINY:,} tiny references"
-        yield result(what, "values/s", samples["zarrfs"], "rclone, files", samples["rclone"], 20 if delay else None)
+        what = f"{server}: cp -r of {TINY:,} tiny references"
+        yield result(what, "values/s", samples["zarrfs"], "rclone, files", samples["rclone"], limit(server, 20, 20))
 
 
 def measure_disk(tree: Tree, rounds: int) -> Iterator[Result]:
-    """The second read, from the disk tier after a remount, beside the same reads of local files."""
-    jobs = chunks(300, 32)
-    cold: list[float] = []
+    """Reads with a cache directory: the first one beside the same without, the second beside local files."""
+    works: dict[str, tuple[Jobs, float]] = {
+        "300 chunks, 32 readers": (chunks(300, 32), 0.85),
+        "300 chunks, 8 readers": (chunks(300, 8), 0.9),
+        f"{tree.size >> 20} MiB file": ([[[("big", 0, tree.size)]]], 0.85),
+    }
+    for work, (jobs, least) in works.items():
+        again: list[float] = []
 
-    def from_disk() -> float:
-        with tempfile.TemporaryDirectory(prefix="blocks-", dir=tree.directory) as cache:
-            contender = remote_peers.zarrfs(f"cache_dir={cache}")
-            cold.append(rate(tree, contender, LATE, jobs)())
-            return rate(tree, contender, LATE, jobs)()
+        def cached(jobs: Jobs = jobs, again: list[float] = again) -> float:
+            with tempfile.TemporaryDirectory(prefix="blocks-", dir=tree.directory) as cache:
+                contender = remote_peers.zarrfs(f"cache_dir={cache}")
+                first = rate(tree, contender, HTTPS, jobs)()
+                again.append(rate(tree, contender, HTTPS, jobs)())
+                return first
 
-    samples = in_turns(
-        rounds,
-        {
-            "disk": from_disk,
-            "local": rate(tree, remote_peers.zarrfs_of_files(), LATE, jobs),
-            "files": rate(tree, remote_peers.files, LATE, jobs),
-            "direct": rate(tree, remote_peers.direct, LATE, jobs),
-        },
-    )
-    what = f"{LATE} ms: 300 chunks, 32 readers, cache_dir=, "
-    yield result(f"{what}first", "MB/s", cold, "direct", samples["direct"])
-    yield result(f"{what}second", "MB/s", samples["disk"], "zarrfs of local files", samples["local"], 0.7)
-    yield result(f"{what}second", "MB/s", samples["disk"], "the files, no mount", samples["files"])
+        samples = in_turns(
+            rounds,
+            {
+                "cached": cached,
+                "memory": rate(tree, remote_peers.zarrfs(), HTTPS, jobs),
+                "local": rate(tree, remote_peers.zarrfs_of_files(), HTTPS, jobs),
+                "direct": rate(tree, remote_peers.direct, HTTPS, jobs),
+            },
+        )
+        what = f"{HTTPS}: {work}, cache_dir=, "
+        yield result(f"{what}first", "MB/s", samples["cached"], "zarrfs without", samples["memory"], least)
+        yield result(f"{what}first", "MB/s", samples["cached"], "direct", samples["direct"])
+        yield result(f"{what}after a remount", "MB/s", again, "zarrfs of local files", samples["local"], 0.8)
 
 
 def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
@@ -195,7 +201,7 @@ def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
 
     def sampler(name: str, contender: Contender) -> Sampler:
         def sample() -> float:
-            with contender(tree, LATE) as place:
+            with contender(tree, HTTPS) as place:
                 for work, jobs in works.items():
                     used.setdefault((name, work), []).append(cpu(place, jobs))
                 return place.peak() / MB
@@ -212,10 +218,10 @@ def measure_memory(tree: Tree, rounds: int) -> Iterator[Result]:
         rounds, {"zarrfs": sampler("zarrfs", ours), "rclone": sampler("rclone", remote_peers.rclone)}
     )
     for work in works:
-        yield result(f"{LATE} ms: daemon CPU, {work}", "s/GB", used.get(("zarrfs", work), []),
+        yield result(f"{HTTPS}: daemon CPU, {work}", "s/GB", used.get(("zarrfs", work), []),
                      "rclone", used.get(("rclone", work), []))  # fmt: skip
     most = MEMORY_LIMIT * 1.048576 + OVER
-    what = f"{LATE} ms: peak memory, memory_limit={MEMORY_LIMIT}MiB"
+    what = f"{HTTPS}: peak memory, memory_limit={MEMORY_LIMIT}MiB"
     yield Result(what, "MB", samples["zarrfs"], limit=round(most), at_most=True)
     yield result(what, "MB", samples["zarrfs"], "rclone", samples["rclone"])
 
@@ -226,12 +232,12 @@ def measure_processes(tree: Tree, rounds: int) -> Iterator[Result]:
     samplers: dict[str, Sampler] = {}
     for name, contender in (("zarrfs", remote_peers.zarrfs()), ("rclone", remote_peers.rclone)):
         for number, jobs in work.items():
-            samplers[f"{name} {number}"] = rate(tree, contender, LATE, jobs)
+            samplers[f"{name} {number}"] = rate(tree, contender, HTTP, jobs)
     samples = in_turns(rounds, samplers)
     for number in work:
-        what = f"{LATE} ms: random chunks, reader processes: {number}"
+        what = f"{HTTP}: random chunks, reader processes: {number}"
         yield result(what, "MB/s", samples[f"zarrfs {number}"], "rclone", samples[f"rclone {number}"])
-    what = f"{LATE} ms: random chunks, reader processes: 64"
+    what = f"{HTTP}: random chunks, reader processes: 64"
     yield result(what, "MB/s", samples["zarrfs 64"], "one process", samples["zarrfs 1"], 1)
 
 

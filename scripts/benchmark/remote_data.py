@@ -1,4 +1,4 @@
-"""What `scripts/bench remote` serves and mounts: one tree on nginx, at once and 30 ms late, and references to it."""
+"""What `scripts/bench remote` serves and mounts: one tree on nginx, over http and https, and references to it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import peers
 
@@ -32,12 +33,39 @@ http {{
     types {{ }} default_type application/octet-stream;
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    ssl_certificate {directory}/certificate; ssl_certificate_key {directory}/key; ssl_session_cache shared:S:1m;
     server {{ listen 127.0.0.1:{at_once}; root {root}; autoindex on; }}
     server {{
-        listen 127.0.0.1:{late}; root {root}; autoindex on; access_by_lua_block {{ ngx.sleep({delay}) }} {more}
+        listen 127.0.0.1:{late}; listen 127.0.0.1:{tls} ssl; root {root}; autoindex on;
+        access_by_lua_block {{ ngx.sleep({delay}) }} {more}
     }}
 }}
 """
+
+
+class Server(NamedTuple):
+    """One of the servers: how it is spoken to, and how many ms it waits before each answer."""
+
+    scheme: str
+    delay: int
+
+    def __str__(self) -> str:
+        return f"{self.scheme}, {self.delay} ms"
+
+
+HTTPS, HTTP, AT_ONCE = Server("https", LATE), Server("http", LATE), Server("http", 0)
+SERVERS = (HTTPS, HTTP, AT_ONCE)
+
+
+def make_certificate(directory: Path) -> None:
+    """Write `certificate` and `key` for 127.0.0.1, and have all programs trust them."""
+    certificate = directory / "certificate"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", directory / "key",
+        "-out", certificate, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    os.environ["SSL_CERT_FILE"] = str(certificate)
 
 
 def chunk(number: int) -> str:
@@ -53,7 +81,7 @@ class Tree:
         self.more = ""  # directives for the server that answers late
         self.www = directory / "www"
         self.index = directory / "index"
-        self.urls: dict[int, str] = {}  # by ms of latency
+        self.urls: dict[Server, str] = {}
         self._nginx: subprocess.Popen[bytes] | None = None
         self.index.mkdir()
         self._write()
@@ -99,21 +127,20 @@ class Tree:
         program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
         if program is None or not Path(f"{_MODULES}/ngx_http_lua_module.so").exists():
             raise peers.Unavailable("nginx with its Lua module is not installed")
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            other.bind(("127.0.0.1", 0))
-            ports = one.getsockname()[1], other.getsockname()[1]
+        make_certificate(self.directory)
+        ports = peers.free_ports(3)
         config = self.directory / "nginx.conf"
         config.write_text(
             _CONFIG.format(
-                modules=_MODULES, directory=self.directory, root=self.www, at_once=ports[0], late=ports[1],
-                delay=LATE / 1000, more=self.more, user="user root;" if os.geteuid() == 0 else "",
+                modules=_MODULES, directory=self.directory, root=self.www, tls=ports[0], late=ports[1],
+                at_once=ports[2], delay=LATE / 1000, more=self.more, user="user root;" if os.geteuid() == 0 else "",
             )
         )  # fmt: skip
         self._nginx = subprocess.Popen([program, "-c", config, "-e", self.directory / "early.log"])
         for port in ports:
             self._wait_for(port)
-        self.urls = {delay: f"http://127.0.0.1:{port}" for delay, port in zip((0, LATE), ports, strict=True)}
+        for server, port in zip(SERVERS, ports, strict=True):
+            self.urls[server] = f"{server.scheme}://127.0.0.1:{port}"
 
     def _wait_for(self, port: int) -> None:
         deadline = time.monotonic() + 20

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import peers
-from remote_data import Tree
+from remote_data import Server, Tree
 
 GB = 1e9
 READER_SECONDS = 300.0  # until a reader is given up
@@ -49,23 +49,23 @@ class Run(peers.Run, Protocol):
     index: Path
 
 
-Contender = Callable[[Tree, int], contextlib.AbstractContextManager[Place]]  # of the tree, so many ms away
+Contender = Callable[[Tree, Server], contextlib.AbstractContextManager[Place]]
 
 
 @contextlib.contextmanager
-def direct(tree: Tree, delay: int) -> Iterator[Place]:
+def direct(tree: Tree, server: Server) -> Iterator[Place]:
     """No mount: a client of the server itself."""
-    yield Place(tree.urls[delay])
+    yield Place(tree.urls[server])
 
 
 def zarrfs(*options: str) -> Contender:
     """zarrfs with these -o options, on references to the server."""
-    return lambda tree, delay: mounted(tree, tree.document(tree.urls[delay]), *options)
+    return lambda tree, server: mounted(tree, tree.document(tree.urls[server]), *options)
 
 
 def zarrfs_of_files(*options: str) -> Contender:
     """zarrfs on references to local files."""
-    return lambda tree, delay: mounted(tree, tree.document(f"file://{tree.www}"), *options)
+    return lambda tree, server: mounted(tree, tree.document(f"file://{tree.www}"), *options)
 
 
 @contextlib.contextmanager
@@ -100,13 +100,13 @@ def _wait_for_end(mountpoint: Path, pid: int) -> None:
 
 
 @contextlib.contextmanager
-def rclone(tree: Tree, delay: int) -> Iterator[Place]:
+def rclone(tree: Tree, server: Server) -> Iterator[Place]:
     """rclone mount of the server's directory, as it is by default (no cache of file contents)."""
     if shutil.which("rclone") is None:
         raise peers.Unavailable("it is not installed")
     with _directory(tree, "mnt-") as mountpoint, _directory(tree, "rclone-", keep=False) as cache:
         command: list[str | Path] = [
-            "rclone", "mount", ":http:", mountpoint, "--http-url", tree.urls[delay], "--cache-dir", cache,
+            "rclone", "mount", ":http:", mountpoint, "--http-url", tree.urls[server], "--cache-dir", cache,
             "--dir-cache-time", "1h", "--transfers", "32", "--read-only",
         ]  # fmt: skip
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -129,7 +129,7 @@ def rclone(tree: Tree, delay: int) -> Iterator[Place]:
 
 
 @contextlib.contextmanager
-def files(tree: Tree, delay: int) -> Iterator[Place]:
+def files(tree: Tree, server: Server) -> Iterator[Place]:
     """No mount: the files themselves."""
     yield Place(str(tree.www))
 

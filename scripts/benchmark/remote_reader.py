@@ -1,7 +1,7 @@
 """Read many things at once, in processes and threads of their own, and tell how long that took.
 
 Standard input is a JSON list: of processes, each a list of threads, each a list of [place, start, length], where a
-place is a path or an http:// URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: from the
+place is a path or an http(s) URL. Standard output is {"seconds": S, "digests": [[[hex, ...], ...], ...]}: from the
 first byte asked for to the last one that came to anybody, and the SHA-256 of each piece, taken after that.
 A thread that reads URLs has one connection. Everything is read into memory that was touched before.
 """
@@ -47,7 +47,8 @@ class Connection:
         """Fill `view` with one request."""
         parts = urllib.parse.urlsplit(url)
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(parts.netloc)
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connection = kind(parts.netloc)
         headers = {"Range": f"bytes={start}-{start + len(view) - 1}"}
         self._connection.request("GET", parts.path, headers=headers)
         response = self._connection.getresponse()
@@ -69,7 +70,7 @@ def read_all(pieces: list[Piece], view: memoryview, go: threading.Barrier, failu
     go.wait()
     try:
         for place, start, length in pieces:
-            reader = connection.read if place.startswith("http://") else read_file
+            reader = connection.read if "://" in place else read_file
             reader(place, start, view[at : at + length])
             at += length
     except (OSError, EOFError, http.client.HTTPException) as exc:

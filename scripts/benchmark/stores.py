@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import peers
 import remote_peers
 from measures import Result
 from remote import in_turns, result
-from remote_data import LATE, Tree
+from remote_data import LATE, Tree, make_certificate
 
 MB = 1e6
 SHAPE = (300, 361, 720)  # float32, a chunk a time step
@@ -41,7 +40,7 @@ http {{
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     upstream moto {{ server 127.0.0.1:{moto}; keepalive 64; }}
     server {{
-        listen 127.0.0.1:{https} ssl; ssl_certificate {directory}/crt; ssl_certificate_key {directory}/key;
+        listen 127.0.0.1:{https} ssl; ssl_certificate {directory}/certificate; ssl_certificate_key {directory}/key;
         ssl_session_cache shared:S:1m; root {root}; autoindex on; access_by_lua_block {{ ngx.sleep({delay}) }}
     }}
     server {{
@@ -110,15 +109,14 @@ class Stores(Tree):
         if program is None or not Path(f"{_MODULES}/ngx_http_lua_module.so").exists():
             raise peers.Unavailable("nginx with its Lua module is not installed")
         os.chmod(self.directory, 0o755)
-        https, s3, moto = free_ports(3)
-        _certificate(self.directory)
+        https, s3, moto = peers.free_ports(3)
+        make_certificate(self.directory)
         config = self.directory / "nginx.conf"
         text = _CONFIG.format(
             modules=_MODULES, directory=self.directory, root=self.www, https=https, s3=s3, moto=moto,
             delay=LATE / 1000, user="user root;" if os.geteuid() == 0 else "",
         )  # fmt: skip
         config.write_text(text)
-        os.environ["SSL_CERT_FILE"] = str(self.directory / "crt")  # of readers and daemons
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(moto)]
         self._moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._nginx = subprocess.Popen([program, "-c", config, "-e", self.directory / "early.log"])
@@ -154,25 +152,6 @@ class Stores(Tree):
         for path in sorted((self.www / "x.zarr").rglob("*")):
             if path.is_file():
                 client.put_object(Bucket="data", Key=str(path.relative_to(self.www)), Body=path.read_bytes())
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at the moment."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
-def _certificate(directory: Path) -> None:
-    command: list[str | Path] = [
-        "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", directory / "key",
-        "-out", directory / "crt", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-    ]  # fmt: skip
-    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
 
 
 def _read(run: Stores, where: str, how: str) -> float:

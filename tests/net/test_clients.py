@@ -14,9 +14,11 @@ import trio
 
 from tests.servers import GCS, S3, Faulty, Sftp
 from zarrfs.config.options import parse
-from zarrfs.errors import ReadError, TargetMissing
+from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net.answers import Entry, Fetched
+from zarrfs.net.http import HttpSystem
 from zarrfs.net.systems import System
+from zarrfs.net.web import Hop, Response, Web
 from zarrfs.store.remotefiles import RemoteFiles
 
 VALUE = bytes(range(256)) * 40
@@ -131,6 +133,42 @@ def test_the_file_of_credentials(
         fetch([*options, "client=obstore"], on_s3[1], 0, 10)
     with pytest.raises(ReadError, match="no keys are written down"):
         fetch([*told("s3", {"endpoint_url": s3.endpoint}), "client=obstore"], on_s3[1], 0, 10)
+
+
+def test_s3_is_read_by_signed_urls(s3: S3, on_s3: tuple[list[str], str]) -> None:
+    """Also without keys, where everybody may read."""
+    options, url = on_s3
+    s3.client.put_object_acl(Bucket=s3.bucket, Key="clients/a key%20+ä", ACL="public-read")
+    asked: list[tuple[str, str, str]] = []
+    send = Web._send
+
+    async def noted(self: Web, method: str, hops: list[Hop], more: str, where: str) -> Response:
+        asked.append((method, hops[-1].target.partition("?")[0], hops[-1].target.partition("?")[2]))
+        return await send(self, method, hops, more, where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Web, "_send", noted)
+        assert fetch(options, url, 100, 300).data == VALUE[100:300]
+        anonymous = told("s3", {"endpoint_url": s3.endpoint, "anon": True})
+        assert fetch(anonymous, url, 100, 300).data == VALUE[100:300]
+        with pytest.raises(TargetMissing, match=r"s3://.*/none: HTTP status 404"):
+            fetch(options, url.rpartition("/")[0] + "/none", 0, 10)
+    at = f"/{s3.bucket}/clients/a%20key%2520%2B%C3%A4"
+    assert [(method, target) for method, target, _ in asked[:2]] == 2 * [("GET", at)]
+    assert "X-Amz-Signature=" in asked[0][2]
+    assert asked[1][2] == ""
+
+
+def test_a_signed_url_that_is_denied_is_left_to_obstore(s3: S3, on_s3: tuple[list[str], str]) -> None:
+    options, url = on_s3
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def denied(self: HttpSystem, path: str, start: int, stop: int | None) -> Fetched:
+            raise AccessDenied(path, "HTTP status 403", 403)
+
+        patch.setattr(HttpSystem, "fetch", denied)
+        found = fetch(options, url, 100, 300)
+    assert found.data == VALUE[100:300]
 
 
 # -- Google Cloud Storage

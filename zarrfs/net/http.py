@@ -43,15 +43,15 @@ _told: set[str] = set()  # servers known to ignore ranges, each named once in th
 
 
 class HttpSystem:
-    """Web servers, all of them: a path is a URL."""
+    """Web servers, all of them: a path is a URL. `anonymous` is Web's."""
 
     immutable = False
     tells = True
     flat = False
 
-    def __init__(self, options: Options, trust: Trust, moved: Moved) -> None:
+    def __init__(self, options: Options, trust: Trust, moved: Moved, anonymous: bool = False) -> None:
         self._trust, self._timeout, self._limit = trust, options.request_timeout, options.document_limit
-        self._web = Web(options, trust, moved)
+        self._web = Web(options, trust, moved, anonymous)
 
     async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
         """As System.fetch."""

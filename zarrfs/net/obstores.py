@@ -7,11 +7,14 @@ remembered.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
 
 import trio
 
@@ -22,6 +25,9 @@ from zarrfs.errors import AccessDenied, ReadError, TargetMissing
 from zarrfs.net import identity
 from zarrfs.net.answers import Entry, Fetched, Page, Transient, checked_page
 from zarrfs.net.failures import certificate_refused, raise_for_status
+from zarrfs.net.http import HttpSystem
+from zarrfs.net.moved import Moved
+from zarrfs.net.reach import Trust
 from zarrfs.net.storeoptions import Unserved, bucket, configuration
 from zarrfs.net.systems import PAGE, OnLoop, System, store_host
 
@@ -30,6 +36,7 @@ log = logging.getLogger("zarrfs.transfer")
 T = TypeVar("T")
 
 _VERSION = 0, 12
+_VALID = datetime.timedelta(hours=1)  # how long a signed URL grants access: each is used once, at once
 _STORES = 64  # servers or buckets that have a client of obstore each; more are fsspec's
 _REFUSALS = 8  # answers of a server that obstore has been served by: so many, and it is fsspec's
 _SETTLE = 0.1  # seconds after a request until obstore's threads have certainly done with what is Python's
@@ -70,6 +77,8 @@ class _Place:
 
     def __init__(self) -> None:
         self.store: Any = None
+        self.sign: Callable[[str], str] | None = None  # from a key to a URL that grants access to it; None: not known
+        self.signed = False  # such a URL has served a range
         self.reason = ""
         self.proven = False  # it has served a range
         self.refusals = 0
@@ -97,6 +106,8 @@ class FastStore:
         self._used = 0.0  # when a request ended, on the monotonic clock
         # longer than our own deadline, which tells more; this one ends what was abandoned
         limit = f"{int(options.request_timeout * 1000) + 1000}ms"
+        plain = dataclasses.replace(options, storage={"http": {"allow_redirects": False}})
+        self._web = HttpSystem(plain, Trust(plain), Moved(), anonymous=True)
         self._client = {"timeout": limit, "connect_timeout": limit}
 
     @property
@@ -118,7 +129,9 @@ class FastStore:
 
     async def _try(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched:
         try:
-            found = await self._call(path, self._get, place.store, path, key, start, stop)
+            found = await self._signed(place, path, key, start, stop) if place.sign is not None else None
+            if found is None:
+                found = await self._call(path, self._get, place.store, path, key, start, stop)
         except Refused as exc:
             refusal: Exception = exc
         except ReadError as exc:
@@ -141,6 +154,24 @@ class FastStore:
             if not place.reason:
                 log.debug("%s: served by fsspec's client: %s", self.host(path), refusal)
             place.store, place.reason = None, str(refusal)
+        return found
+
+    async def _signed(self, place: _Place, path: str, key: str, start: int, stop: int) -> Fetched | None:
+        """Fetch a range by a signed URL; None where obstore's own request has to tell more."""
+        assert place.sign is not None
+        try:
+            found = await self._web.fetch(place.sign(key), start, stop)
+        except (AccessDenied, TargetMissing) as exc:
+            if place.signed or isinstance(exc, TargetMissing):
+                raise exc.at(self.shown(path)) from exc
+            place.sign = None
+            return None
+        except ReadError as exc:
+            log.debug("%s: requested by obstore: %s", self.shown(path), exc.reason)
+            return None
+        if not len(found.data):  # beyond the end, of which S3 tells no more
+            return None
+        place.signed = True
         return found
 
     async def _call(self, path: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -188,7 +219,7 @@ class FastStore:
                 raise Unserved(f"more than {_STORES} servers")
             place = self._places[at] = _Place()
             try:
-                place.store = self._make(at)
+                place.store, place.sign = self._make(at)
             except Unserved as exc:
                 place.reason = str(exc)
             except Exception as exc:
@@ -204,14 +235,19 @@ class FastStore:
             raise Unserved("a name that obstore does not have")
         return at, key
 
-    def _make(self, at: str) -> Any:
+    def _make(self, at: str) -> tuple[Any, Callable[[str], str] | None]:
+        """Return obstore's client for a bucket, and what signs URLs of its keys."""
         from obstore.store import AzureStore, GCSStore, S3Store
 
         if configuration(names(self._protocol)):
             raise Unserved(f"fsspec's configuration has options of {self._family}")
         config, client = bucket(self._family, self._storage, at)
         made: Any = {"s3": S3Store, "gcs": GCSStore, "abfs": AzureStore}[self._family]
-        return made(config=config, client_options={**self._client, **client}, retry_config={"max_retries": 0})
+
+        def store(config: dict[str, Any]) -> Any:
+            return made(config=config, client_options={**self._client, **client}, retry_config={"max_retries": 0})
+
+        return store(config), _signer(self._family, store, config)
 
     async def stat(self, path: str) -> Entry:
         """As System.stat: what obstore may not find, by fsspec's client."""
@@ -327,11 +363,42 @@ class FastStore:
 
     async def aclose(self) -> None:
         """As System.aclose; the fallback is its owner's."""
+        await self._web.aclose()
         self._places.clear()
         rest = self._used + _SETTLE - time.monotonic()
         if rest > 0:  # a thread of obstore's that wants the GIL while Python ends aborts the process
             with trio.CancelScope(shield=True):
                 await trio.sleep(rest)
+
+
+def _signer(
+    family: str, store: Callable[[dict[str, Any]], Any], config: dict[str, Any]
+) -> Callable[[str], str] | None:
+    """Return what makes URLs that grant access to a key, without asking anybody; None where there is no such way.
+
+    Of who is anonymous, or has a token that is in every URL, the place is taken from a URL that nobody else signs.
+    """
+    import obstore
+
+    if family == "gcs":
+        if not config["skip_signature"]:
+            return None  # a signature takes a millisecond, or a request
+        return lambda key: f"{config['base_url']}/{config['bucket']}/{quote(key)}"
+    if family == "s3":
+        dummy = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
+        own = not config["skip_signature"]
+    else:
+        dummy = {"account_key": "bm9uZQ==", "skip_signature": False}
+        own = "account_key" in config
+    query = f"?{config['sas_key']}" if "sas_key" in config else ""
+    bare = {name: value for name, value in config.items() if name != "sas_key"}
+    signing = store(config if own else {**bare, **dummy})
+
+    def sign(key: str) -> str:
+        url: str = obstore.sign(signing, "GET", key, _VALID)
+        return url if own else url.partition("?")[0] + query
+
+    return sign
 
 
 async def _first(pages: Any) -> Any:

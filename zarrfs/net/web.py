@@ -53,7 +53,6 @@ class _Site(NamedTuple):
     server: Server
     options: WebOptions
     lines: str  # the headers of every request
-    authorized: bool  # these have an Authorization
     personal: bool  # the place may know who the user is
 
 
@@ -112,10 +111,10 @@ class Response:
 
 
 class Web:
-    """The requests of one RemoteFiles."""
+    """The requests of one RemoteFiles. `anonymous`: nobody hears who the user is, but for what a URL itself tells."""
 
-    def __init__(self, options: Options, trust: Trust, moved: Moved) -> None:
-        self._trust, self._moved = trust, moved
+    def __init__(self, options: Options, trust: Trust, moved: Moved, anonymous: bool = False) -> None:
+        self._trust, self._moved, self._anonymous = trust, moved, anonymous
         self._authorities, self._timeout = options.ca_bundle or "", options.request_timeout
         self._pool = Pool()
         self._sites: LRU[object, _Site] = LRU(_SITES, lambda site: self._pool.forget(site.server))
@@ -224,7 +223,8 @@ class Web:
         if not 0 < port < 65_536 or not name:
             raise ReadError(where, "not a URL: no such port or host")
         given = self._trust.given(url, redirected)
-        configured = configuration(names("http")) if given.personal else {}
+        personal = given.personal and not self._anonymous
+        configured = configuration(names("http")) if personal else {}
         options = web_options({**configured, **given.options}, self._authorities, where)
         guarded = self._trust.must_be_public(scheme, name, port)
         address = literal(name) if guarded else None
@@ -242,10 +242,10 @@ class Web:
         authorized = any(header.title() == "Authorization" for header in headers)
         # Whom ~/.netrc names hears a password also where a server that the user named has redirected to it: that is
         # how Earthdata's login works.
-        if not authorized and (given.personal or key[2]) and (credentials := from_netrc(name)):
+        if not authorized and (personal or key[2]) and (credentials := from_netrc(name)):
             headers["Authorization"] = credentials
         made = lines(headers) + (proxy.lines if proxy and scheme == "http" else "")
-        return self._sites.put(key, _Site(server, options, made, authorized, given.personal))
+        return self._sites.put(key, _Site(server, options, made, personal))
 
     def _parsed(self, url: str, where: str) -> yarl.URL:
         """Parse a URL that is not plain."""
