@@ -24,6 +24,7 @@ from tests.servers import GCS, gcs
 from tests.store.contract import keys, listed
 from zarrfs.config.options import Options
 from zarrfs.errors import NotFound, ReadError
+from zarrfs.store.api import Kind, join_key
 from zarrfs.store.remote import FsspecStore
 
 __all__ = ["gcs"]
@@ -302,6 +303,31 @@ def test_a_walk_through_arrays_asks_for_pages_alone(bucket: Bucket) -> None:
 
     using(bucket, check)
     assert len(bucket.pages) < 2 * 40 + 40
+
+
+@pytest.mark.parametrize("rows", [15, 40, 60])
+def test_a_walk_goes_on_from_one_directory_into_the_next(bucket: Bucket, rows: int) -> None:
+    """A directory has less than a page, an array one or more; beside directories lie names that begin as theirs."""
+    beside = [f"x/a1/c/3{odd}{at}" for odd in "-.!" for at in range(30)]
+    bucket.keys = sorted([
+        *(f"x/a{array}/c/{row}/{at}" for array in range(5) for row in range(rows) for at in range(rows)), *beside,
+    ])  # fmt: skip
+
+    async def check(store: FsspecStore) -> None:
+        assert sorted(await walked(store, "")) == [key.removeprefix("x/") for key in bucket.keys]
+
+    using(bucket, check)
+    assert len(bucket.pages) < 2 * (len(bucket.keys) // 1000 + 1) + 20
+
+
+async def walked(store: FsspecStore, directory: str) -> list[str]:
+    """All keys, as find(1) looks for them: a directory is listed to its end, then those in it."""
+    found = [info async for info in store.list_dir(directory)]
+    names = []
+    for info in found:
+        key = join_key(directory, info.name)
+        names += await walked(store, key) if info.kind is Kind.DIRECTORY else [key]
+    return names
 
 
 def test_a_bucket_of_google_is_listed_in_pages(bucket: Bucket) -> None:

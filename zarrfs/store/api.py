@@ -11,7 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarrfs.errors import InvalidKey, NameTooLong, OutOfRange, ReadError, TargetChanged, TargetMissing
+from zarrfs.errors import InvalidKey, NameTooLong, NotFound, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
 
 if TYPE_CHECKING:
@@ -415,11 +415,16 @@ async def keys_below(store: Store, prefix: str) -> AsyncIterator[str]:
     levels = [(prefix, store.list_dir(prefix))]  # an explicit stack: trees may be deeper than Python's recursion limit
     while levels:
         above, listing = levels[-1]
-        async for info in listing:
-            key = join_key(above, info.name)
-            if info.kind is Kind.DIRECTORY:
-                levels.append((key, store.list_dir(key)))
-                break
-            yield key
-        else:
-            levels.pop()
+        try:
+            async for info in listing:
+                key = join_key(above, info.name)
+                if info.kind is Kind.DIRECTORY:
+                    levels.append((key, store.list_dir(key)))
+                    break
+                yield key
+            else:
+                levels.pop()
+        except NotFound:
+            if store.immutable or len(levels) == 1:
+                raise
+            levels.pop()  # removed since its parent was listed

@@ -23,6 +23,7 @@ from zarrfs.store.names import END, Names, encoded
 
 log = logging.getLogger("zarrfs.store")
 
+_WALK = 2  # directories listed one after the other until pages go on from one into the next
 _LONG = 4  # pages of a chain until it is split
 _MOST = 32  # pages asked for ahead
 _CHAINS = 512  # that are remembered
@@ -49,6 +50,12 @@ class Pages:
         self._chains: list[_Chain] = []  # sorted
         self._unused: list[bytes] = []  # where pages begin that came ahead, and that nobody has reached
         self._window = self._flying = 0
+        self._directory, self._directories = b"", 0  # begun last; how many of them in order, one after the other
+
+    @property
+    def walking(self) -> bool:
+        """Whether directories are listed one after the other, in order."""
+        return self._directories >= _WALK
 
     async def reach(self, start: bytes, stop: bytes, now: float) -> bytes:
         """Have more of what comes from `start` on in the table; returns up to where that has all keys, at most `stop`.
@@ -80,6 +87,11 @@ class Pages:
         after = at.removesuffix(b"\0").decode("utf-8", "surrogateescape")
         if at.endswith(b"0"):  # where a directory ends
             after = after[:-1] + _LAST
+        elif at.endswith(b"/"):  # where one begins: its page has the keys of this directory alone,
+            self._directories = self._directories + 1 if at > self._directory else 0
+            self._directory = at
+            if self.walking:  # unless one after the other is listed
+                after = after[:-1]
         chain = _Chain(at, after, stop)
         self._chains.insert(index, chain)
         return chain, False
@@ -93,6 +105,8 @@ class Pages:
             found = []
             for key, entry in page.entries:
                 rule = key_rule(key.removesuffix("/"))
+                if encoded(key) < start:  # beside the directory where the page begins
+                    continue
                 if rule is None:
                     found.append((key.removesuffix("/"), entry))
                 else:

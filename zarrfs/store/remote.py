@@ -459,7 +459,8 @@ class FsspecStore(Store):
         at, begun = start, False
         while not self.names.listed(prefix, now):
             at = await self._pages.reach(at, stop, now)
-            if at < stop and not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None)):
+            narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
+            if at < stop and narrow and not self._pages.walking:
                 await self.listed(prefix)  # a large tree: its top is one page of another kind
                 break
             begun = True
