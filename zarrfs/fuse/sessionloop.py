@@ -15,16 +15,30 @@ import pyfuse3
 import trio
 
 _AT_ONCE = 8  # requests between two scheduler passes: other tasks have to run, too
+_MOMENT = 2.0  # seconds that requests have to end after an unmount
 _TASKS = 64, 128  # worker tasks: idle ones to keep, and at most
 
 
 async def run() -> None:
-    """Serve requests until the file system is unmounted, as pyfuse3.main() does."""
-    pyfuse3.trio = Waiting()  # type: ignore[attr-defined]
+    """Serve requests until the file system is unmounted, as pyfuse3.main() does.
+
+    Requests that are under way then are given a moment: nobody gets their answers, and one may wait for a server that
+    is out.
+    """
+    waiting = pyfuse3.trio = Waiting()  # type: ignore[attr-defined]
     try:
-        await pyfuse3.main(*_TASKS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end, waiting, nursery.cancel_scope)
+            await pyfuse3.main(*_TASKS)
+            nursery.cancel_scope.cancel()
     finally:
         pyfuse3.trio = trio  # type: ignore[attr-defined]
+
+
+async def _end(waiting: Waiting, scope: trio.CancelScope) -> None:
+    await waiting.unmounted.wait()
+    await trio.sleep(_MOMENT)
+    scope.cancel()
 
 
 class _Lock:
@@ -63,6 +77,7 @@ class Waiting:
     def __init__(self) -> None:
         self.lowlevel = self
         self.taken = 0  # requests since the last scheduler pass
+        self.unmounted = trio.Event()
         self._polls: dict[int, select.poll] = {}
 
     def Lock(self) -> _Lock:
@@ -80,6 +95,8 @@ class Waiting:
             return
         self.taken = 0
         await trio.lowlevel.wait_readable(descriptor)
+        if any(events & select.POLLERR for _, events in poll.poll(0)):
+            self.unmounted.set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(trio, name) if hasattr(trio, name) else getattr(trio.lowlevel, name)
