@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import re
+import time
 from typing import Any
 
 import pytest
@@ -40,9 +41,14 @@ COUNTERS: dict[str, Any] = {
     "local": {"open": 7, "opens": 8, "reads": 9, "waits": 10},
     "remote": {
         "requests": 100, "repeated": 12, "failed": 13, "bytes": 14 << 20, "in_flight": 15, "in_flight_bytes": 16 << 20,
-        "waiting": 17, "merged": 18, "latency": METER.quantiles(), "latency_histogram": METER.histogram(),
+        "waiting": 17, "merged": 18, "outages": 83,
+        "latency": METER.quantiles(), "latency_histogram": METER.histogram(),
         "latency_sum": METER.total, "latency_count": METER.count,
-        "hosts": {"slow.example": {"requests": 19, "in_flight": 20}, "busy.example": {"requests": 81, "in_flight": 1}},
+        "hosts": {
+            "slow.example": {"requests": 19, "in_flight": 20},
+            "busy.example": {"requests": 81, "in_flight": 1,
+                             "outage": {"since": 86.0, "seconds": 87.0, "reason": "HTTP status 503", "waiting": 88}},
+        },
         "cache": {"hits": 60, "misses": 30, "joins": 10, "blocks": 24, "kept": 256 << 20, "expected": 26,
                   "limit": 1 << 30, "hit_bytes": 28 << 20},
         "disk": {"hits": 29, "misses": 1, "bytes_read": 31 << 20, "writes": 32, "bytes_written": 33 << 20,
@@ -82,8 +88,9 @@ def test_every_metric_has_its_counter() -> None:
     found = samples(text)
     for metric in METRICS:
         assert found[metric.name] == [(labels, COUNTED.number(*metric.path))], metric.name
-    for metric, values in zip(HOST_METRICS, ((19, 81), (20, 1)), strict=True):
-        each = [({**labels, "host": f"{host}.example"}, v) for host, v in zip(("slow", "busy"), values, strict=True)]
+    for metric, values in zip(HOST_METRICS, ((19, 81), (20, 1), (None, 87), (None, 88)), strict=True):
+        of_hosts = zip(("slow", "busy"), values, strict=True)
+        each = [({**labels, "host": f"{host}.example"}, v) for host, v in of_hosts if v is not None]
         assert found[metric.name] == each
     for metric, values in zip(PLACE_METRICS, ((52, 53), (54 << 20, 55 << 20)), strict=True):
         each = [({**labels, "place": kind}, value) for kind, value in zip(KINDS, values, strict=True)]
@@ -152,6 +159,7 @@ def test_missing_parts_are_left_out(counters: dict[str, Any]) -> None:
 
 
 def test_the_table() -> None:
+    out = time.strftime("%H:%M:%S", time.localtime(86))
     assert list(table(COUNTED)) == [
         "mount         /mnt/data: https://a.example/refs.json (references, pid 4711)",
         "served        5.0 GiB, 4,000 reads",
@@ -169,7 +177,8 @@ def test_the_table() -> None:
         "memory        256.0 MiB kept, of 1.0 GiB",
         "to disk       33.0 MiB, 32 blocks, 34 not written, 36 evicted, 35 errors",
         "read-ahead    37 started, 38 used, 39 dropped",
-        "host          busy.example, 81 requests, 1 in flight",
+        f"host          busy.example, 81 requests, 1 in flight, out for 87 s, since {out}, 88 waiting: "
+        "HTTP status 503",
         "host          slow.example, 19 requests, 20 in flight",
     ]
 
@@ -186,6 +195,13 @@ def test_milliseconds() -> None:
 
 def test_hosts_come_by_requests() -> None:
     assert hosts(COUNTED) == ["busy.example", "slow.example"]
+
+
+def test_a_server_that_is_out_comes_first() -> None:
+    counters = copy.deepcopy(COUNTERS)
+    servers = counters["remote"]["hosts"]
+    servers["slow.example"]["outage"] = servers["busy.example"].pop("outage")
+    assert hosts(COUNTED._replace(counters=counters)) == ["slow.example", "busy.example"]
 
 
 # -- top

@@ -34,6 +34,8 @@ def test_logs(source: Path) -> None:
 
 
 def test_metrics(source: Path) -> None:
+    refs = {"air/0.0": [f"{source}/none.nc", 0, 80]}
+    (source / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
     check_transcript(source, DOCS / "metrics.md", names={"9417": str(free_port())}, masks=VARYING, least=8)
 
 

@@ -343,7 +343,7 @@ def test_targets_that_are_no_files_do_not_hang(target: str, tmp_path: Path) -> N
 def test_a_user_and_mode_of_what_is_made(tmp_path: Path) -> None:
     """Caches and indexes that zarrfs makes are for their user alone."""
     (tmp_path / "mnt").mkdir()
-    options = f"index_dir={tmp_path}/index,cache_dir={tmp_path}/blocks"
+    options = f"index_dir={tmp_path}/index,cache_dir={tmp_path}/blocks,retries=0"
     source = document(tmp_path, {"a": ["http://127.0.0.1:9/x", 0, 9]})
     done = subprocess.run([PROGRAM, "mount", source, tmp_path / "mnt", "-o", options], umask=0, check=False)
     assert done.returncode == 0

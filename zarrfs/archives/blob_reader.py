@@ -61,7 +61,7 @@ class BlobReader(TargetReader):
     def __init__(self, sources: tuple[str, ...], options: Options | None = None) -> None:
         """Read from `sources`, as -o blobs= names them, in that order. No server is contacted yet."""
         options = options or Options()
-        self._factory = BlobSources(options)
+        self._factory = BlobSources(options, others=len(sources) > 1)
         # a directory is a path
         self._sources: list[str | BlobSource] = [self._factory.find(source) for source in sources]
         remote = [number for number, source in enumerate(self._sources) if not _is_local(source)]
@@ -345,7 +345,8 @@ class BlobReader(TargetReader):
                 yield
         except trio.TooSlowError:
             location, limit = f"{source.shown}: {blobref}", f"{self._timeout:g} s (-o read_timeout=)"
-            raise ReadError(location, f"not read within {limit}") from None
+            reason = "; ".join([f"not read within {limit}", *self._factory.outages()])
+            raise ReadError(location, reason) from None
 
     def _examine(self, source: str | BlobSource, blobref: str, declared: int | None) -> OpenBlob | None:
         """Open a blob in a local source; return None if its location is unknown. In a worker thread."""

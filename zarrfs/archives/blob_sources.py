@@ -58,12 +58,18 @@ class BlobSource(Protocol):
 class BlobSources:
     """Creates blob sources; those behind URLs share one RemoteFiles, made when it is first used."""
 
-    def __init__(self, options: Options) -> None:
-        # blobs are cached whole by BlobReader, never as blocks of a URL
-        quarter = memory_limit(options) // 4  # for headers of tars: blobs have the rest
-        self._options = dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter)
+    def __init__(self, options: Options, others: bool = False) -> None:
+        """`others`: there are several sources, of which the next one is tried where one is out."""
+        self._others = others
+        self._options = self._reduced(options)
         self.slots = trio.CapacityLimiter(options.host_requests)  # threads that wait for a source
         self._files: RemoteFiles | None = None
+
+    def _reduced(self, options: Options) -> Options:
+        # blobs are cached whole by BlobReader, never as blocks of a URL
+        quarter = memory_limit(options) // 4  # for headers of tars: blobs have the rest
+        patience = "none" if self._others else options.patience
+        return dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter, patience=patience)
 
     def find(self, name: str) -> BlobSource | str:
         """Return the source of this name; the path for a directory, and for a file that is no source any more."""
@@ -130,11 +136,14 @@ class BlobSources:
 
     def adjust(self, options: Options) -> None:
         """Apply changed options."""
-        quarter = memory_limit(options) // 4
-        self._options = dataclasses.replace(options, cache_dir=None, cache="none", memory_limit=quarter)
+        self._options = self._reduced(options)
         self.slots.total_tokens = options.host_requests
         if self._files is not None:
             self._files.adjust(self._options)
+
+    def outages(self) -> list[str]:
+        """Describe the outages of servers."""
+        return [] if self._files is None else self._files.blocks.ranges.outages()
 
     def stats(self) -> dict[str, Any]:
         """Return counters of requests."""

@@ -81,7 +81,7 @@ class Blocks:
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
             return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted))
         where = wanted.system.shown(wanted.path)
-        raise ReadError(where, f"not read within {self._options.read_timeout:g} s (-o read_timeout=)")
+        raise ReadError(where, self.ranges.too_late(wanted.system, wanted.path, wanted.start, wanted.stop))
 
     async def look(self, wanted: Wanted) -> Entry | None:
         """Stat a value by a request for its first block, `wanted`, which is kept for its reader.

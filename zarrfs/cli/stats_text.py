@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from zarrfs.cli import show
@@ -50,13 +51,24 @@ def table(counted: Statistics) -> Iterator[str]:
     yield from _line("read-ahead", ahead)
     for host in hosts(counted)[:HOSTS]:
         counts = _listed(counted, "remote", "hosts", host, requests="requests", in_flight="in flight")
-        yield from _line("host", show.printable(host), counts)
+        yield from _line("host", show.printable(host), counts, outage(counted, host))
 
 
 def hosts(counted: Statistics) -> list[str]:
-    """Return the servers, the one with the most requests first."""
+    """Return the servers: those that are out, then the one with the most requests first."""
     found = (counted.counters.get("remote") or {}).get("hosts", {})
-    return sorted(found, key=lambda host: -(counted.number("remote", "hosts", host, "requests") or 0))
+    most = {host: counted.number("remote", "hosts", host, "requests") or 0 for host in found}
+    return sorted(found, key=lambda host: ("outage" not in found[host], -most[host]))
+
+
+def outage(counted: Statistics, host: str) -> str:
+    """Describe the outage of a server: since when, how many requests wait, and why; "" if there is none."""
+    found = counted.counters["remote"]["hosts"][host].get("outage")
+    if not found:
+        return ""
+    since = time.strftime("%H:%M:%S", time.localtime(found["since"]))
+    out = f"out for {found['seconds']:,.0f} s, since {since}"
+    return f"{out}, {found['waiting']:,} waiting: {show.printable(found['reason'])}"
 
 
 def latency(counted: Statistics) -> str:

@@ -150,9 +150,14 @@ class Options:
     )
     request_timeout: float = _option("fetch", 60.0, seconds, "TIME", "How long one request may take.", bounds=_WAIT)
     read_timeout: float = _option(
-        "fetch", 300.0, seconds, "TIME", "How long one read may take, repetitions included.", bounds=_WAIT,
+        "fetch", 300.0, seconds, "TIME",
+        "How long one read may take. An outage of its server is waited for until then.", bounds=_WAIT,
     )
-    retries: int = _option("fetch", 4, natural, "N", "How often a failed request is repeated.", bounds=("0", "1000"))
+    retries: int = _option(
+        "fetch", 4, natural, "N",
+        "How often a failed request is repeated while its server answers others. 0: no outage is waited for, either.",
+        bounds=("0", "1000"),
+    )
     host_requests: int = _option(
         "fetch", 32, natural, "N", "Requests in flight to one server at once.", bounds=("1", "10000"),
     )
@@ -314,6 +319,8 @@ class Options:
     asked_since: float = 0.0
     # likewise for cached names: a command sees the present ones, whatever mounts have cached
     names_since: float = 0.0
+    # likewise: outages that are waited for until read_timeout: "none", of a server that has "answered", or "all"
+    patience: str = "answered"
     # per protocol: -o s3.anon=true,s3.endpoint_url=...; per host or bucket: "s3://bucket" as the first key
     storage: Mapping[str, Mapping[str, object]] = dataclasses.field(default_factory=dict)
 

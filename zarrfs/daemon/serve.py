@@ -60,7 +60,7 @@ def serve(
     _set_priority(options.nice)
     check_view(plan, options)
     # a listing is followed by lookups: those are soon enough to ask the server for each chunk
-    of_store = dataclasses.replace(options, grid=options.grid or "list")
+    of_store = dataclasses.replace(options, grid=options.grid or "list", patience="all")
     store = open_plan(plan, of_store)
     records = records_to_warm(options)
     writable = options.upperdir is not None and not options.ro

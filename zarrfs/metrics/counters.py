@@ -44,6 +44,7 @@ METRICS = (
     Metric("zarrfs_requests_total", ("remote", "requests"), "Requests to servers, repetitions included."),
     Metric("zarrfs_requests_repeated_total", ("remote", "repeated"), "Requests that repeated a failed one."),
     Metric("zarrfs_requests_failed_total", ("remote", "failed"), "Requests that were given up."),
+    Metric("zarrfs_outages_total", ("remote", "outages"), "Outages of servers that lasted for a second or longer."),
     Metric("zarrfs_ranges_merged_total", ("remote", "merged"), "Ranges that came with the request for another one."),
     Metric("zarrfs_network_bytes_total", ("remote", "bytes"), "Bytes fetched from servers."),
     Metric("zarrfs_requests_in_flight", ("remote", "in_flight"), "Requests that wait for their answer."),
@@ -90,6 +91,8 @@ METRICS = (
 HOST_METRICS = (
     Metric("zarrfs_host_requests_total", ("requests",), "Requests to one server."),
     Metric("zarrfs_host_requests_in_flight", ("in_flight",), "Requests to one server that wait for their answer."),
+    Metric("zarrfs_host_outage_seconds", ("outage", "seconds"), "How long a server has not answered that is out."),
+    Metric("zarrfs_host_outage_waiting", ("outage", "waiting"), "Requests of readers that wait for such a server."),
 )
 # below the path is the kind of place: url, database, dump, flux
 PLACE_METRICS = (

@@ -3,6 +3,9 @@
 What is wanted waits in a queue for its server. When a request may be sent, the first want takes its neighbours
 with it: ranges of the same target with at most coalesce_gap= between them, up to coalesce_size= in all. Readers
 go before what is fetched ahead of them.
+
+A failed request is repeated up to retries= times if its server answers others, or answers this one with an error of
+its own. If the server answers nothing, that is an outage (outages.py), which is waited for until read_timeout=.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 import functools
 import heapq
 import logging
+import math
 import random
+import socket
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import trio
@@ -23,6 +28,7 @@ from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net.answers import Fetched, Transient
 from zarrfs.net.meters import Latency
+from zarrfs.net.outages import Outage
 from zarrfs.net.systems import System
 
 log = logging.getLogger("zarrfs.transfer")
@@ -36,7 +42,7 @@ _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only u
 class _Want:
     """Somebody wants a range, or a request of another kind made: `request` then makes it."""
 
-    __slots__ = ("ahead", "done", "error", "found", "path", "request", "start", "stop", "system", "task")
+    __slots__ = ("ahead", "done", "error", "found", "outage", "path", "request", "start", "stop", "system", "task")
 
     def __init__(self, system: System, path: str, start: int, stop: int, ahead: bool) -> None:
         self.system, self.path, self.start, self.stop, self.ahead = system, path, start, stop, ahead
@@ -44,6 +50,7 @@ class _Want:
         self.done = trio.Event()
         self.found: Any = None
         self.error: Exception | None = None
+        self.outage: Outage | None = None  # the last one that it has waited for
         self.task: _Request | None = None
 
     @property
@@ -63,15 +70,35 @@ class _Request:
 
 
 class _Host:
-    """The requests that wait for one server."""
+    """The requests that wait for one server, and whether it answers."""
 
-    __slots__ = ("asked", "flying", "flying_bytes", "requests", "waiting", "waiting_ahead")
+    __slots__ = (
+        "answers", "asked", "flying", "flying_bytes", "name", "outage", "requests", "waiting",
+        "waiting_ahead",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.waiting: OrderedDict[_Want, None] = OrderedDict()
         self.waiting_ahead: OrderedDict[_Want, None] = OrderedDict()
         self.flying = self.flying_bytes = self.requests = 0
         self.asked = False  # somebody will look at the queue soon
+        self.answers = 0  # so far, final errors included
+        self.outage: Outage | None = None
+
+    def answered(self) -> None:
+        """Note an answer, which ends an outage."""
+        self.answers += 1
+        if self.outage is not None:
+            outage, self.outage = self.outage, None
+            outage.end()
+
+    def note_waiting(self, wants: Iterable[_Want]) -> None:
+        """Count those of `wants` that readers wait for among what has waited for this outage."""
+        for want in wants:
+            if not want.ahead and want.outage is not self.outage and self.outage is not None:
+                want.outage = self.outage
+                self.outage.waited += 1
 
 
 class Ranges:
@@ -82,8 +109,9 @@ class Ranges:
     ) -> None:
         self._options, self._on_merged = options, on_merged
         self._hosts: dict[str, _Host] = {}
-        self._requests = self._repeated = self._failed = self._bytes = self._merged = 0
+        self._requests = self._repeated = self._failed = self._bytes = self._merged = self._outages = 0
         self._latency = Latency()
+        self.beneath: Ranges | None = None  # those for the archives that values here lie in
         self.sent_ahead: set[tuple[int, str, int, int]] = set()  # small ranges under way that came ahead of readers
 
     async def fetch(self, system: System, path: str, start: int, stop: int, ahead: bool = False) -> Fetched:
@@ -93,6 +121,8 @@ class Ranges:
         """
         host = self._host(system, path)
         want = _Want(system, path, start, stop, ahead)
+        if host.outage is not None and not ahead and (late := host.outage.late(want.range)):
+            raise ReadError(system.shown(path), late)
         found: Fetched
         if ahead or host.waiting or not self._may_send(host, want):
             found = await self._wait(host, want)
@@ -102,9 +132,7 @@ class Ranges:
         try:
             await self._fetch(host, [want])
         finally:
-            host.flying -= 1
-            host.flying_bytes -= stop - start
-            self._send(host)
+            self._leave_slot(host, stop - start)
         found = want.found
         return found
 
@@ -124,19 +152,52 @@ class Ranges:
         """Seconds that nine of ten requests have taken at most; None before the first one."""
         return self._latency.quantiles().get("p90")
 
+    def too_late(self, system: System, path: str, start: int, stop: int) -> str:
+        """Return the reason of a read of [start, stop) that read_timeout= has ended: what is known of the server.
+
+        The kernel asks again at once for what fails; until the outage ends, it gets the same answer without a wait.
+        """
+        host = self._host(system, path)
+        reason = self._too_late(host)
+        if host.outage is not None:
+            host.outage.note_late((id(system), path, start, stop), reason)
+        return reason
+
+    def outages(self) -> list[str]:
+        """Describe all outages: which server is out, for how long, and why."""
+        own = [host.outage.described() for host in self._hosts.values() if host.outage is not None]
+        return own + (self.beneath.outages() if self.beneath is not None else [])
+
+    def _too_late(self, host: _Host, reason: str = "") -> str:
+        if host.outage is not None:
+            reason = host.outage.described()
+        elif self.beneath is not None:
+            reason = "; ".join(self.beneath.outages()) or reason
+        late = f"not read within {self._options.read_timeout:g} s (-o read_timeout=)"
+        return f"{late}: {reason}" if reason else late
+
     def stats(self) -> dict[str, Any]:
         """Counters, for the log."""
         hosts = self._hosts.items()
-        named = heapq.nlargest(_NAMED, hosts, key=lambda item: item[1].requests)
+        named = heapq.nlargest(_NAMED, hosts, key=lambda item: (item[1].outage is not None, item[1].requests))
         return {
             "requests": self._requests, "repeated": self._repeated, "failed": self._failed, "bytes": self._bytes,
-            "merged": self._merged, "in_flight": sum(host.flying for _, host in hosts),
+            "outages": self._outages, "merged": self._merged,
+            "in_flight": sum(host.flying for _, host in hosts),
             "in_flight_bytes": sum(host.flying_bytes for _, host in hosts),
             "waiting": sum(len(host.waiting) + len(host.waiting_ahead) for _, host in hosts),
             "latency": self._latency.quantiles(), "latency_histogram": self._latency.histogram(),
             "latency_sum": self._latency.total, "latency_count": self._latency.count,
-            "hosts": {name: {"requests": host.requests, "in_flight": host.flying} for name, host in named},
+            "hosts": {**self._out_beneath(), **{name: self._stats_of(host) for name, host in named}},
         }  # fmt: skip
+
+    def _out_beneath(self) -> dict[str, Any]:
+        hosts = {} if self.beneath is None else self.beneath.stats()["hosts"]
+        return {name: found for name, found in hosts.items() if "outage" in found}
+
+    def _stats_of(self, host: _Host) -> dict[str, Any]:
+        out = {} if host.outage is None else {"outage": host.outage.stats(len(host.waiting))}
+        return {"requests": host.requests, "in_flight": host.flying, **out}
 
     # -- the queue
 
@@ -144,7 +205,7 @@ class Ranges:
         name = system.host(path)
         host = self._hosts.get(name)
         if host is None:
-            host = self._hosts[name] = _Host()
+            host = self._hosts[name] = _Host(name)
         return host
 
     def _may_send(self, host: _Host, want: _Want) -> bool:
@@ -152,7 +213,13 @@ class Ranges:
             return False
         return not host.flying or host.flying_bytes + want.stop - want.start <= self._options.host_bytes
 
+    def _leave_slot(self, host: _Host, size: int) -> None:
+        host.flying -= 1
+        host.flying_bytes -= size
+        self._send(host)
+
     async def _wait(self, host: _Host, want: _Want) -> Any:
+        host.note_waiting([want])
         (host.waiting_ahead if want.ahead else host.waiting)[want] = None
         if not want.ahead:
             self._send(host)
@@ -239,19 +306,17 @@ class Ranges:
         with request.scope:
             try:
                 if wants and wants[0].request is not None:
-                    wants[0].found = await self._attempts(host, wants[0], 0, 0, wants[0].request)
+                    wants[0].found = await self._attempts(host, wants, 0, 0, wants[0].request)
                 elif wants:
                     await self._fetch(host, wants)
             except Exception as exc:
                 for want in wants:
                     want.error = exc
-        host.flying -= 1
-        host.flying_bytes -= size
         for want in wants:
             want.task = None
             self.sent_ahead.discard(want.range)
             want.done.set()
-        self._send(host)
+        self._leave_slot(host, size)
 
     async def _fetch(self, host: _Host, wants: list[_Want]) -> None:
         """Fetch the range of all `wants`, and give each its own."""
@@ -259,7 +324,7 @@ class Ranges:
         system, path, start = first.system, first.path, first.start
         stop = max(want.stop for want in wants)
         request = functools.partial(self._once, system, path, start, stop)
-        found: Fetched = await self._attempts(host, first, start, stop - start, request)
+        found: Fetched = await self._attempts(host, wants, start, stop - start, request)
         if len(wants) == 1:
             first.found = found
             return
@@ -284,41 +349,130 @@ class Ranges:
         return found
 
     async def _attempts(
-        self, host: _Host, want: _Want, start: int, length: int, request: Callable[[], Awaitable[Any]]
+        self, host: _Host, wants: list[_Want], start: int, length: int, request: Callable[[], Awaitable[Any]]
     ) -> Any:
-        """Send `request`, which is for [start, start + length), and retry while its failures may be transient."""
-        where, pause, retries = want.system.shown(want.path), _FIRST_PAUSE, self._options.retries
-        for attempt in range(1, retries + 2):
+        """Send `request`, which is for [start, start + length), and retry while its failures may be transient.
+
+        A reader has a deadline of its own; a request that no reader waits for tries for as long as one would.
+        """
+        attempt, counted, pause, began, answers = 0, 0, _FIRST_PAUSE, trio.current_time(), host.answers
+        while True:
+            probed = None
+            if host.outage is not None:
+                with trio.CancelScope(deadline=self._limit(wants, began)) as waiting:
+                    probed = await self._turn(host, wants)
+                if waiting.cancelled_caught:
+                    raise self._final(wants[0], start, length, attempt, self._too_late(host))
+            attempt += 1
             self._requests += 1
             host.requests += 1
-            began = time.perf_counter()
+            sent = time.perf_counter()
             try:
-                found = await request()
+                found = await (request() if probed is None else self._probe(probed, request))
             except Transient as exc:
                 failure = exc
-            except ReadError as exc:
+            except Exception as exc:
                 self._failed += 1
-                exc.about(where, start, length, attempt)
+                host.answered()
+                if isinstance(exc, ReadError):
+                    exc.about(wants[0].system.shown(wants[0].path), start, length, attempt)
                 raise
             else:
-                self._latency.add(time.perf_counter() - began)
+                self._latency.add(time.perf_counter() - sent)
+                host.answers += 1
+                if host.outage is not None:
+                    host.answered()
                 return found
-            if attempt <= retries:
-                self._repeated += 1
+            after, waits = 0.0, self._waits(host, failure)
+            if not waits or failure.of_value or host.answers != answers:
+                counted += not (waits and failure.asks_for_patience)
                 after = max(failure.after, pause * random.uniform(0.5, 1.5))
-                _tell_attempt(where, start, length, attempt, failure.reason, after)
-                await trio.sleep(after)
                 pause = min(2 * pause, _LONGEST_PAUSE)
+                if waits and failure.of_value:
+                    host.answered()
+            else:
+                self._suffer(host, failure, wants[0].path, probed)
+            answers = host.answers
+            if counted > self._options.retries:
+                times = f" ({attempt} attempts)" if attempt > 1 else ""
+                raise self._final(wants[0], start, length, attempt, failure.reason + times) from failure
+            if waits and trio.current_time() + after > self._limit(wants, began):
+                reason = self._too_late(host, failure.reason)
+                raise self._final(wants[0], start, length, attempt, reason) from failure
+            self._repeated += 1
+            _tell_attempt(wants[0], start, length, attempt, failure.reason, after)
+            if after:
+                await trio.sleep(after)
+
+    def _limit(self, wants: list[_Want], began: float) -> float:
+        """Return when a request is given up that no reader waits for; each reader has a deadline of its own."""
+        alone = wants[0].request is not None or all(want.ahead for want in wants)
+        return began + self._options.read_timeout if alone else math.inf
+
+    def _final(self, want: _Want, start: int, length: int, attempts: int, reason: str) -> ReadError:
         self._failed += 1
-        times = f" ({retries + 1} attempts)" if retries else ""
-        error = ReadError(where, failure.reason + times)
-        error.about(where, start, length, retries + 1)
-        raise error from failure
+        where = want.system.shown(want.path)
+        error = ReadError(where, reason)
+        error.about(where, start, length, attempts)
+        return error
+
+    async def _turn(self, host: _Host, wants: list[_Want]) -> Outage | None:
+        """Wait until the outage is over, or it is the turn of these to probe: returns the outage then."""
+        host.note_waiting(wants)
+        readers = sum(not want.ahead for want in wants)
+        while (outage := host.outage) is not None:
+            outage.waiting += readers
+            try:
+                if await outage.turn(wants[0].path):
+                    return outage
+            finally:
+                outage.waiting -= readers
+            if not outage.over:
+                return None
+        return None
+
+    async def _probe(self, outage: Outage, request: Callable[[], Awaitable[Any]]) -> Any:
+        """Send `request` to a server that is out; it has less time than others, as it may be lost."""
+        try:
+            patience = min(outage.patience, self._options.request_timeout)
+            with trio.CancelScope(deadline=trio.current_time() + patience):
+                return await request()
+            outage.patience *= 2
+            raise Transient(f"no answer within {patience:g} s")
+        finally:
+            outage.pass_on()
+
+    def _suffer(self, host: _Host, failure: Transient, path: str, probed: Outage | None) -> None:
+        """Take a failure for one of the server, not of the request."""
+        if host.outage is None:
+            host.outage = Outage(host.name, failure.reason, path, failure.after)
+            host.note_waiting(host.waiting)
+        elif host.outage.fail(failure.reason, failure.after, path, probed is host.outage):
+            self._outages += 1
+
+    def _waits(self, host: _Host, failure: Transient) -> bool:
+        """Return whether an outage of this server is waited for, rather than repeated `retries=` times."""
+        if not self._options.retries or self._options.patience == "none":
+            return False
+        if host.answers:
+            return True
+        return self._options.patience == "all" and not _is_unknown(failure)
 
 
-def _tell_attempt(where: str, start: int, length: int, attempt: int, reason: str, after: float) -> None:
+def _tell_attempt(want: _Want, start: int, length: int, attempt: int, reason: str, after: float) -> None:
     if log.isEnabledFor(logging.DEBUG):
-        extent = f" [{start}, +{length}]" if length else ""
+        where, extent = want.system.shown(want.path), f" [{start}, +{length}]" if length else ""
         facts = {"url": where, "offset": start, "length": length, "attempt": attempt}
         log.debug("%s%s: attempt %d: %s: to be repeated in %.1f s", where, extent, attempt, reason, after, extra={
             "facts": facts})  # fmt: skip
+
+
+def _is_unknown(failure: BaseException) -> bool:
+    """Return whether the name of the server does not exist, as far as DNS says."""
+    at: BaseException | None = failure
+    while at is not None:
+        found = getattr(at, "os_error", at)  # of aiohttp
+        if isinstance(found, socket.gaierror) and found.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            return True
+        at = at.__cause__ or at.__context__
+    return False

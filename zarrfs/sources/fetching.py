@@ -63,13 +63,13 @@ def read_document(
 
 
 def run(url: str, options: Options, function: Callable[[RemoteFiles, str, Options], Awaitable[T]]) -> T:
-    """Run `function` on a trio loop of its own; a ReadError becomes a SourceError."""
+    """Run `function` on a trio loop of its own; a ReadError becomes a SourceError. No outage is waited for."""
     import trio
 
     async def main() -> T:
         from zarrfs.store.remotefiles import RemoteFiles
 
-        files = RemoteFiles(options)
+        files = RemoteFiles(dataclasses.replace(options, patience="none"))  # whoever opens a source waits for it
         try:
             return await function(files, url, options)
         except ReadError as exc:

@@ -96,6 +96,7 @@ class RemoteFiles:
             quarter = cache.max_bytes // 4
             options = dataclasses.replace(self._options, memory_limit=quarter)
             self._below = RemoteFiles(options, self.local, self.trust)
+            self.blocks.ranges.beneath = self._below.blocks.ranges
             cache.resize(cache.max_bytes - quarter)
         return self._below
 

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from zarrfs.cli.doctor.findings import OK, PROBLEM, WARNING, Finding, size_text
 from zarrfs.config.options import Options
+from zarrfs.config.redaction import cleaned
 from zarrfs.errors import MountError
 from zarrfs.jobs import nodelocal
 from zarrfs.system import mounts
@@ -78,6 +79,30 @@ def leftovers(options: Options) -> Iterator[Finding]:
         yield Finding("leftovers", OK, f"none; {len(ours)} mounts of zarrfs")
 
 
+def servers(options: Options) -> Iterator[Finding]:
+    """servers: those that do not answer, and that readers of mounts wait for."""
+    from zarrfs.cli.stats_text import hosts, outage
+    from zarrfs.metrics.statistics import statistics
+
+    ours = [one.mountpoint for one in mounts.mounts() if one.fstype == mounts.FSTYPE]
+    dead, silent = mounts.unanswered(ours)
+    found = False
+    for path in ours:
+        if path in dead or path in silent:
+            continue
+        try:
+            counted = statistics(path)
+        except MountError:  # of another user, or gone by now
+            continue
+        for host in hosts(counted):
+            if text := outage(counted, host):
+                found = True
+                yield Finding("servers", WARNING, f"{path}: {cleaned(host)} is {cleaned(text)}",
+                              "its readers go on when it answers, or fail after read_timeout=")  # fmt: skip
+    if not found:
+        yield Finding("servers", OK, "no mount waits for one that is out")
+
+
 def configuration(options: Options) -> Iterator[Finding]:
     """configuration: which files are read."""
     from zarrfs.config import effective as settings
@@ -141,4 +166,4 @@ def _existing(path: str) -> str:
     return path
 
 
-CHECKS = (indexes, blocks, runtime, leftovers, configuration, packages)
+CHECKS = (indexes, blocks, runtime, leftovers, servers, configuration, packages)

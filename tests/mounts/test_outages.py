@@ -1,0 +1,290 @@
+"""A server that goes away while a mount is read: a delay, not an error. Real servers, real sockets, real readers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import run
+from tests.faultproxy import FaultProxy, proxy
+from tests.mounts.mounting import counters_of, log_of, mounted
+from tests.mounts.remotevalues import Outcome, Value, cut, document, publish, read_all, wait_for, whole
+from tests.mounts.test_hard_endings import ended
+from tests.servers import Faulty, Nginx, free_port, nginx_at
+from tests.servers import faulty as faulty
+from tests.servers import nginx as nginx
+
+__all__ = ["proxy"]
+
+AWAY = float(os.environ.get("ZARRFS_OUTAGE", "4"))  # seconds; the soak has 20
+ALONE = "cache=none,prefetch=0B,coalesce_gap=0B"
+BEGINS = r".*WARNING: (\S+) is out: (.+): its requests wait, and one at a time tries again"
+ENDS = r".*WARNING: (\S+) answers again: it was out for ([\d.]+) s, and ([\d,]+) requests? waited for it"
+
+
+def warnings(root: Path) -> list[str]:
+    return [line for line in log_of(root).splitlines() if " WARNING: " in line or " ERROR: " in line]
+
+
+def check_log(root: Path, server: str, least: float, most: float) -> tuple[str, int]:
+    """(reason, how many waited): an outage of `server` has two lines in the log, and there are no others."""
+    wait_for(lambda: len(warnings(root)) > 1, 5)
+    first, last = warnings(root)
+    begins, ends = re.fullmatch(BEGINS, first), re.fullmatch(ENDS, last)
+    assert begins is not None, first
+    assert ends is not None, last
+    assert begins[1] == ends[1] == server
+    assert least <= float(ends[2]) <= most, last
+    return begins[2], int(ends[3])
+
+
+def values_at(root: Path, url: str, name: str, count: int = 600) -> tuple[Path, list[Value]]:
+    """(a document, its values), of 8 KiB each."""
+    values = cut(publish(root, name, count << 13), "v", 8 << 10)
+    return document(root.parent / f"{name}.json", {f"{url}/{name}": values}), values
+
+
+@contextlib.contextmanager
+def reading(root: Path, values: Sequence[Value], threads: int) -> Iterator[Outcome]:
+    """Values are read all the while, one after the other by each thread."""
+    outcome, done = Outcome(), threading.Event()
+
+    def go_on(number: int) -> None:
+        at = number
+        while not done.is_set():
+            for code, count in (one := read_all(root, whole([values[at % len(values)]]), 1)).failed.items():
+                for _ in range(count):
+                    outcome.count(code)
+            for _ in range(one.right):
+                outcome.count(None)
+            at += threads
+            time.sleep(0.005)
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        going = [pool.submit(go_on, number) for number in range(threads)]
+        try:
+            yield outcome
+        finally:
+            done.set()
+        for one in going:
+            one.result()
+
+
+# -- a server that is not there
+
+
+@pytest.mark.promise("S2")
+@pytest.mark.parametrize("threads", [1, 16])
+def test_nginx_is_stopped_while_a_mount_is_read(threads: int, tmp_path: Path) -> None:
+    """No EIO, every byte right, two lines in the log; few connections; `stats` and `doctor` say what goes on."""
+    (tmp_path / "www").mkdir()
+    (tmp_path / "nginx").mkdir()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(restartable(tmp_path))
+        source, values = values_at(server.web.root, server.web.url, "stopped.bin")
+        root = stack.enter_context(mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB"))
+        name = server.web.url.removeprefix("http://")
+        with reading(root, values, threads) as outcome:
+            wait_for(lambda: outcome.right > 50)
+            server.stop()
+            before = counters_of(root)["remote"]["requests"]
+            time.sleep(AWAY / 2)
+            out = counters_of(root)["remote"]["hosts"][name]["outage"]
+            assert out["waiting"] == threads
+            assert AWAY / 2 - 1 <= out["seconds"] <= AWAY / 2 + 1
+            assert re.search(
+                rf"^host +{name}, .* out for \d+ s, since [\d:]+, {threads} waiting: Connection refused$",
+                run("stats", root).stdout, re.MULTILINE,
+            )  # fmt: skip
+            said = run("doctor").stdout
+            assert f"{root}: {name} is out for" in said
+            assert f"{threads} waiting: Connection refused: its readers go on when it answers" in said
+            metrics = run("stats", "--prometheus", root).stdout
+            assert re.search(r"^zarrfs_host_outage_waiting\{.*\} " + str(threads), metrics, re.MULTILINE)
+            time.sleep(AWAY / 2)
+            attempts = counters_of(root)["remote"]["requests"] - before
+            assert attempts <= threads + 8 + AWAY / 3  # those in flight, and probes
+            right = outcome.right
+            server.start()
+            wait_for(lambda: outcome.right > right + 50)
+        assert outcome.failed == {}
+        reason, waited = check_log(root, name, AWAY - 1, AWAY + 8)
+        assert reason == "Connection refused"
+        assert waited == threads
+        assert "outage" not in counters_of(root)["remote"]["hosts"][name]
+
+
+class Restartable:
+    """An nginx that is stopped, and started again on the same ports."""
+
+    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
+        made = stack.enter_context(nginx_at(directory / "nginx", directory / "www"))
+        self.web = made.plain
+        self._directory, self._stack = directory / "nginx", stack
+        self._pid = int((directory / "nginx/pid").read_text())
+
+    def stop(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+        port = int(self.web.url.rpartition(":")[2])
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port)).close()
+
+    def start(self) -> None:
+        path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+        config = self._directory / "nginx.conf"
+        process = subprocess.Popen(["nginx", "-c", str(config)], env={**os.environ, "PATH": path})
+        self._pid = process.pid
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+
+
+@contextlib.contextmanager
+def restartable(directory: Path) -> Iterator[Restartable]:
+    with contextlib.ExitStack() as stack:
+        yield Restartable(directory, stack)
+
+
+@pytest.mark.promise("S2")
+def test_a_server_that_answers_503_for_a_while(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    source, values = values_at(nginx.plain.root, proxy.url, "busy.bin")
+    with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB") as root:
+        with reading(root, values, 8) as outcome:
+            wait_for(lambda: outcome.right > 50)
+            proxy.faults = {"503": 1}
+            time.sleep(0.2)
+            before = proxy.counts["GET"]
+            time.sleep(AWAY)
+            assert proxy.counts["GET"] - before <= 8 + AWAY / 3
+            right, proxy.faults = outcome.right, {}
+            wait_for(lambda: outcome.right > right + 50)
+        assert outcome.failed == {}
+        reason, waited = check_log(root, proxy.url.removeprefix("http://"), AWAY - 1, AWAY + 8)
+        assert (reason, waited) == ("HTTP status 503 Busy", 8)
+
+
+@pytest.mark.promise("S2")
+def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """As a black hole: what was sent into it is lost, and what is sent when it is gone is answered."""
+    source, values = values_at(nginx.plain.root, proxy.url, "silent.bin")
+    with mounted(source, tmp_path / "mnt", f"{ALONE},memory_limit=1MiB,request_timeout=1s") as root:
+        with reading(root, values, 4) as outcome:
+            wait_for(lambda: outcome.right > 50)
+            proxy.faults = {"stall": 1}
+            time.sleep(AWAY)
+            right, proxy.faults = outcome.right, {}
+            wait_for(lambda: outcome.right > right + 50)
+        assert outcome.failed == {}
+        reason, waited = check_log(root, proxy.url.removeprefix("http://"), AWAY - 2, AWAY + 8)
+        assert (reason, waited) == ("no answer within 1 s", 4)
+
+
+# -- how it ends otherwise
+
+
+@pytest.mark.promise("S46")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_reader_that_waits_for_a_server_is_killed_at_once(number: signal.Signals, tmp_path: Path) -> None:
+    name = f"127.0.0.1:{free_port()}"
+    [value] = cut(bytes(8 << 10), "v", 8 << 10)
+    source = document(tmp_path / "refs.json", {f"http://{name}/f": [value]})
+    with mounted(source, tmp_path / "mnt", ALONE) as root:
+
+        def waits() -> bool:
+            hosts = counters_of(root)["remote"]["hosts"]
+            return bool(hosts.get(name, {}).get("outage", {}).get("waiting"))
+
+        status, seconds = ended(["cat", root / value.key], number, waits)
+        assert (status, seconds < 1.0) == (-number, True), seconds
+        assert "ERROR" not in log_of(root)
+
+
+@pytest.mark.promise("S2")
+@pytest.mark.parametrize("how", ["refused", "silent"])
+def test_a_read_ends_with_read_timeout_and_says_why(how: str, faulty: Faulty, tmp_path: Path) -> None:
+    """One line: the server, the reason, how long it was tried."""
+    [value] = cut(bytes(8 << 10), "v", 8 << 10)
+    url = f"http://127.0.0.1:{free_port()}/f" if how == "refused" else faulty.put("/f", bytes(10), forever="slow")
+    source = document(tmp_path / "refs.json", {url: [value]})
+    name = url.split("/")[2]
+    with mounted(source, tmp_path / "mnt", f"{ALONE},read_timeout=3s,request_timeout=1s") as root:
+        began = time.monotonic()
+        descriptor = os.open(root / value.key, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        with pytest.raises(OSError, match="Input/output") as caught:
+            os.pread(descriptor, 10, 0)
+        os.close(descriptor)
+        assert caught.value.errno == errno.EIO
+        assert 2.9 <= time.monotonic() - began <= 4  # the kernel asks for a page twice
+        reason = "Connection refused" if how == "refused" else "no answer within 1 s"
+        [line] = [line for line in warnings(root) if " ERROR: " in line]
+        says = rf"not read within 3 s \(-o read_timeout=\): {name} has been out for [123]\.\d s: {reason} \[EIO\]"
+        assert re.search(says, line), line
+    faulty.release()
+
+
+def test_a_document_whose_server_is_down_is_an_error_soon(tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    name = f"127.0.0.1:{free_port()}"
+    began = time.monotonic()
+    done = run("mount", f"http://{name}/set.json", tmp_path / "mnt")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert name in done.stderr
+    assert time.monotonic() - began < 15
+
+
+def test_blobs_are_read_from_the_next_place_where_one_is_out(faulty: Faulty, tmp_path: Path) -> None:
+    """Places are tried in their order: the next one is better than to wait."""
+    data = b"of a blob\n" * 1000
+    ref = f"sha1-{hashlib.sha1(data).hexdigest()}"
+    faulty.put(f"/blobs/{ref}", data)
+    entry = {"path": "file", "mode": 0o100644, "size": len(data), "data": [[0, len(data), ref]],
+             "encoding": "blobvec"}  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps([entry]))
+    places = f"blobs=http://127.0.0.1:{free_port()}/blobs", f"blobs={faulty.url}/blobs"
+    with mounted(tmp_path / "a.json", tmp_path / "mnt", *places, "type=archive") as root:
+        began = time.monotonic()
+        assert (root / "file").read_bytes() == data
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.promise("S2")
+def test_an_archive_whose_server_is_out(nginx: Nginx, proxy: FaultProxy, tmp_path: Path) -> None:
+    """A zip file behind a URL: readers of its members wait for its server, and are told of it."""
+    with zipfile.ZipFile(nginx.plain.root / "out.zip", "w") as file:
+        for number in range(40):
+            file.writestr(f"a/{number}", bytes([number]) * 300_000)
+    name = proxy.url.removeprefix("http://")
+    refs = {f"v{number}": [f"zip://a/{number}::{proxy.url}/out.zip", 0, 300_000] for number in range(40)}
+    (tmp_path / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    options = f"cache=none,prefetch=0B,request_timeout=1s,read_timeout={AWAY + 3}s,memory_limit=4MiB"
+    with mounted(tmp_path / "refs.json", tmp_path / "mnt", options) as root:
+        assert (root / "v0").read_bytes() == bytes(300_000)
+        proxy.stop()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            reading = pool.submit((root / "v30").read_bytes)
+            time.sleep(AWAY)
+            assert counters_of(root)["remote"]["hosts"][name]["outage"]["reason"] == "Connection refused"
+            proxy.start()
+            assert reading.result() == bytes([30]) * 300_000
+        proxy.stop()
+        with pytest.raises(OSError, match="Input/output"):
+            (root / "v20").read_bytes()
+        proxy.start()
+        assert f"not read within {AWAY + 3:g} s (-o read_timeout=): {name} has been out for" in log_of(root)

@@ -1,0 +1,69 @@
+"""A server without sockets, for tests on trio's mock clock."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from trio.testing import MockClock
+
+from zarrfs.net.answers import Entry, Fetched, Page
+from zarrfs.net.ranges import Ranges
+
+Answer = Callable[[str], Awaitable[None]]
+
+
+class Server:
+    """A system whose server does what `answer` does: raises, waits, or returns. `sent` has the times of requests."""
+
+    immutable, tells, flat = False, True, False
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.sent: list[tuple[float, str]] = []
+
+    async def fetch(self, path: str, start: int, stop: int | None) -> Fetched:
+        self.sent.append((round(trio.current_time(), 3), path))
+        await trio.lowlevel.checkpoint()
+        await self.answer(path)
+        return Fetched(path.encode() * 10, "1", 10 * len(path))
+
+    async def stat(self, path: str) -> Entry:
+        return Entry("", False, len((await self.fetch(path, 0, 1)).data))
+
+    async def listing(self, path: str) -> list[Entry] | None:
+        return None
+
+    async def page(self, path: str, after: str) -> Page:
+        raise NotImplementedError
+
+    def child(self, path: str, name: str) -> str:
+        return path + name
+
+    def shown(self, path: str) -> str:
+        return f"http://server/{path}"
+
+    def host(self, path: str) -> str:
+        return "server"
+
+    def identity(self, path: str) -> str:
+        return path
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> Any:
+    """Run `main` in no time, from the time 0 on; at its end, nothing is in flight."""
+
+    async def from_zero() -> Any:
+        assert trio.current_time() == 0
+        return await main()
+
+    return trio.run(from_zero, clock=MockClock(autojump_threshold=0))
+
+
+def settled(ranges: Ranges) -> bool:
+    found = ranges.stats()
+    return not (found["in_flight"] or found["in_flight_bytes"] or found["waiting"])

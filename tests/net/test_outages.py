@@ -1,0 +1,337 @@
+"""Outages of servers: waited for, probed by one request at a time, told once. On trio's mock clock, without sockets.
+
+A real server goes away in mounts/test_outages.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import re
+import socket
+
+import pytest
+import trio
+
+from tests.net.clockedserver import Answer, Server, run, settled
+from zarrfs.config.options import Options
+from zarrfs.errors import AccessDenied, ReadError
+from zarrfs.net.answers import Transient
+from zarrfs.net.failures import raise_for_status
+from zarrfs.net.outages import Outage
+from zarrfs.net.ranges import Ranges
+
+REFUSED = "Connection refused"
+OPTIONS = Options(patience="all")
+
+
+def out_until(end: float, reason: str = REFUSED, begin: float = 0.0, after: float = 0.0) -> Answer:
+    """An answer that is no answer from `begin` to `end`."""
+
+    async def answer(path: str) -> None:
+        if begin <= trio.current_time() < end:
+            raise Transient(reason, after)
+
+    return answer
+
+
+async def read(ranges: Ranges, server: Server, path: str = "a") -> float:
+    """The time at which a read has ended; its bytes are right."""
+    found = await ranges.fetch(server, path, 0, 10 * len(path))
+    assert bytes(found.data) == path.encode() * 10
+    return trio.current_time()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+
+
+# -- an outage is a delay
+
+
+def test_an_outage_is_a_delay(caplog: pytest.LogCaptureFixture) -> None:
+    """Of forty readers, and with few requests: one at a time, at most 5 s apart, and one that comes later."""
+    server, ranges = Server(out_until(20.0)), Ranges(OPTIONS)
+    ended: list[float] = []
+
+    async def one(path: str, after: float) -> None:
+        await trio.sleep(after)
+        ended.append(await read(ranges, server, path))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(40):
+                nursery.start_soon(one, f"v{number}", number and 0.05)
+            await trio.sleep(10)
+            [host] = ranges.stats()["hosts"].values()
+            assert host["outage"]["waiting"] == 40
+            assert host["outage"]["reason"] == REFUSED
+            assert host["outage"]["seconds"] == pytest.approx(10, abs=0.1)
+
+    run(main)
+    assert len(ended) == 40
+    assert 20 <= min(ended) <= max(ended) <= 26.3
+    during = [at for at, _ in server.sent if at < 20]
+    assert len(during) <= 12
+    assert max(after - before for before, after in itertools.pairwise(during)) <= 6.3
+    assert settled(ranges)
+    begins, ends = lines(caplog)
+    assert begins == f"server is out: {REFUSED}: its requests wait, and one at a time tries again"
+    assert re.fullmatch(r"server answers again: it was out for 2\d\.\d s, and 40 requests waited for it", ends)
+    assert ranges.stats()["outages"] == 1
+    assert "outage" not in ranges.stats()["hosts"]["server"]
+
+
+def test_a_connection_that_breaks_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    server, ranges = Server(out_until(0.05)), Ranges(OPTIONS)
+    assert run(lambda: read(ranges, server)) < 0.5
+    assert lines(caplog) == []
+    assert ranges.stats()["outages"] == 0
+
+
+def test_requests_in_flight_that_fail_do_not_put_the_probe_off() -> None:
+    """Thirty-two requests that fail at once are one failure of the server."""
+    server, ranges = Server(out_until(1.0)), Ranges(OPTIONS)
+
+    async def main() -> float:
+        async with trio.open_nursery() as nursery:
+            for number in range(32):
+                nursery.start_soon(read, ranges, server, f"v{number}")
+        return trio.current_time()
+
+    assert run(main) < 3
+    assert len(server.sent) <= 32 + 5 + 32
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_obeyed(status: int) -> None:
+    """By all requests to the server, and however often it says so."""
+
+    async def answer(path: str) -> None:
+        if trio.current_time() < 50:
+            raise_for_status(status, "http://server/", "Busy", "7")
+
+    server, ranges = Server(answer), Ranges(dataclasses.replace(OPTIONS, retries=1))
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, ranges, server, "a")
+            await trio.sleep(0.5)
+            nursery.start_soon(read, ranges, server, "a")
+
+    run(main)
+    times = [at for at, _ in server.sent if at < 56]
+    assert len(times) == 8
+    assert all(after - before >= 7 for before, after in itertools.pairwise(times))
+
+
+def test_a_server_that_says_nothing_is_probed_for_shorter_times() -> None:
+    """A request to a black hole is lost; the one that follows is answered when the server is back."""
+
+    async def answer(path: str) -> None:
+        if trio.current_time() < 70:
+            with trio.move_on_after(60):
+                await trio.sleep_forever()
+            raise Transient("no answer within 60 s")
+
+    server, ranges = Server(answer), Ranges(OPTIONS)
+    assert 70 <= run(lambda: read(ranges, server)) <= 82
+    assert [at for at, _ in server.sent] == [0, *(pytest.approx(at, abs=0.6) for at in (60.1, 65.3, 75.6))]
+
+
+def test_the_turn_to_probe_is_passed_on_by_a_reader_that_leaves() -> None:
+    """At any moment of an outage; the other one goes on."""
+    for moment in (0.05, 0.15, 0.3, 1.0, 3.0):
+        server, ranges = Server(out_until(5.0)), Ranges(OPTIONS)
+
+        async def main(moment: float = moment, server: Server = server, ranges: Ranges = ranges) -> float:
+            async with trio.open_nursery() as nursery:
+                with trio.move_on_after(moment):
+                    nursery.start_soon(read, ranges, server, "b")
+                    await read(ranges, server, "a")
+            return trio.current_time()
+
+        assert 5 <= run(main) <= 11.3
+        assert settled(ranges)
+
+
+def test_readers_that_leave_leave_no_trace() -> None:
+    server, ranges = Server(out_until(100.0)), Ranges(OPTIONS)
+
+    async def main() -> None:
+        with trio.move_on_after(3):
+            async with trio.open_nursery() as nursery:
+                for number in range(40):
+                    nursery.start_soon(read, ranges, server, f"v{number}")
+        assert trio.current_time() == 3
+        await trio.testing.wait_all_tasks_blocked()
+        assert settled(ranges)
+        assert ranges.stats()["hosts"]["server"]["outage"]["waiting"] == 0
+        await trio.sleep(100)
+        await read(ranges, server)
+
+    run(main)
+
+
+# -- what is no outage
+
+
+def fails(ranges: Ranges, server: Server, path: str = "a") -> tuple[ReadError, float]:
+    """(the error of a read, when it came)."""
+
+    async def main() -> tuple[ReadError, float]:
+        with pytest.raises(ReadError) as caught:
+            await read(ranges, server, path)
+        return caught.value, trio.current_time()
+
+    error, at = run(main)
+    return error, at
+
+
+@pytest.mark.parametrize("reason", ["HTTP status 500 Internal Server Error", "the answer was cut off"])
+def test_a_value_that_the_server_fails_at_is_repeated_a_few_times(reason: str) -> None:
+    server, ranges = Server(out_until(1e9, reason)), Ranges(OPTIONS)
+    error, at = fails(ranges, server)
+    assert error.reason == f"{reason} (5 attempts)"
+    assert len(server.sent) == 5
+    assert at < 10
+
+
+def test_a_value_that_fails_where_others_do_not_is_no_outage() -> None:
+    """A gateway that has lost what is behind one value: the others are read, that one is an error soon."""
+
+    async def answer(path: str) -> None:
+        await trio.sleep(0.01)
+        if path == "bad":
+            raise Transient("HTTP status 503 Service Unavailable")
+
+    server, ranges = Server(answer), Ranges(OPTIONS)
+    ended: list[float] = []
+
+    async def others() -> None:
+        for number in range(100):
+            await read(ranges, server, f"v{number}")
+            ended.append(trio.current_time())
+            await trio.sleep(0.1)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await trio.sleep(0.005)
+            with pytest.raises(ReadError, match=r"503 Service Unavailable \(\d attempts\)"):
+                await read(ranges, server, "bad")
+            assert trio.current_time() < 10
+
+    run(main)
+    assert max(after - before for before, after in itertools.pairwise(ended)) < 0.5
+
+
+def test_who_comes_while_one_value_fails_is_not_held_up() -> None:
+    """Nothing but one value has been asked for: a request for another one does not wait for the next probe."""
+
+    async def answer(path: str) -> None:
+        if path == "bad":
+            raise Transient("HTTP status 503 Service Unavailable")
+
+    server, ranges = Server(answer), Ranges(OPTIONS)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, ranges, server, "bad")
+            await trio.sleep(12)
+            assert await read(ranges, server, "good") == 12
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_final_error_is_final_and_ends_an_outage() -> None:
+    async def answer(path: str) -> None:
+        if trio.current_time() < 3:
+            raise Transient(REFUSED)
+        raise_for_status(403, "http://server/a", "Forbidden")
+
+    server, ranges = Server(answer), Ranges(OPTIONS)
+    error, at = fails(ranges, server)
+    assert isinstance(error, AccessDenied)
+    assert at < 8
+    assert "outage" not in ranges.stats()["hosts"]["server"]
+
+
+# -- how long
+
+
+def test_without_retries_nothing_is_repeated() -> None:
+    server, ranges = Server(out_until(1e9)), Ranges(dataclasses.replace(OPTIONS, retries=0))
+    error, at = fails(ranges, server)
+    assert (error.reason, at, len(server.sent)) == (REFUSED, 0.0, 1)
+
+
+@pytest.mark.parametrize("patience", ["none", "answered"])
+def test_who_opens_a_source_does_not_wait_for_a_server_that_has_never_answered(patience: str) -> None:
+    server, ranges = Server(out_until(1e9)), Ranges(Options(patience=patience))
+    error, at = fails(ranges, server)
+    assert error.reason == f"{REFUSED} (5 attempts)"
+    assert at < 5
+
+
+@pytest.mark.parametrize(("patience", "waits"), [("none", False), ("answered", True), ("all", True)])
+def test_a_server_that_has_answered_is_waited_for(patience: str, waits: bool) -> None:
+    server, ranges = Server(out_until(60.0, begin=1.0)), Ranges(Options(patience=patience))
+
+    async def main() -> None:
+        await read(ranges, server)
+        await trio.sleep(2)
+        if waits:
+            assert 60 <= await read(ranges, server) < 67
+            return
+        with pytest.raises(ReadError, match=r"refused \(5 attempts\)"):
+            await read(ranges, server)
+
+    run(main)
+
+
+@pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
+def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
+    """A mount whose set has a typing error; a DNS server that does not answer is an outage."""
+
+    async def answer(path: str) -> None:
+        if trio.current_time() < 60:
+            raise Transient("a name") from socket.gaierror(code, "a name")
+
+    server, ranges = Server(answer), Ranges(OPTIONS)
+    if code == socket.EAI_NONAME:
+        assert fails(ranges, server)[1] < 5
+    else:
+        assert 60 <= run(lambda: read(ranges, server)) < 67
+
+
+@pytest.mark.parametrize("kind", ["stat", "ahead"])
+def test_what_no_reader_waits_for_ends_as_well(kind: str) -> None:
+    """With the reason: where it is, how long it was tried."""
+    server, ranges = Server(out_until(1e9)), Ranges(dataclasses.replace(OPTIONS, read_timeout=30.0))
+
+    async def ahead() -> None:
+        await ranges.fetch(server, "a", 0, 10, ahead=True)
+
+    async def main() -> None:
+        with pytest.raises(ReadError) as caught:
+            await (ranges.call(server, "a", lambda: server.stat("a")) if kind == "stat" else ahead())
+        says = r"http://server/a: not read within 30 s \(-o read_timeout=\): server has been out for 30\.\d s: "
+        assert re.fullmatch(says + REFUSED, str(caught.value))
+        assert trio.current_time() == pytest.approx(30, abs=0.5)
+        assert settled(ranges)
+
+    run(main)
+
+
+def test_the_reason_is_without_secrets() -> None:
+    async def main() -> None:
+        outage = Outage("server", "Cannot get http://me:hush@server/a?sig=hush " + 1000 * "x", "a", 0.0)
+        assert "hush" not in outage.described()
+        outage.fail("https://server/b?X-Amz-Signature=hush", 0.0, "a", True)
+        assert "hush" not in outage.described()
+        assert len(outage.reason) <= 200
+
+    run(main)
