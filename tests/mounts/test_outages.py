@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -193,6 +194,20 @@ def test_a_server_that_takes_connections_and_says_nothing(nginx: Nginx, proxy: F
         assert outcome.failed == {}
         reason, waited = check_log(root, proxy.url.removeprefix("http://"), AWAY - 2, AWAY + 8)
         assert (reason, waited) == ("no answer within 1 s", 4)
+
+
+@pytest.mark.promise("S2")
+def test_a_name_server_that_is_not_there_for_a_while(tmp_path: Path) -> None:
+    command = ["unshare", "-mn", sys.executable, "-m", "tests.mounts.nameless", tmp_path, str(AWAY)]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["right"]
+    assert AWAY <= said["seconds"] <= AWAY + 8
+    assert said["outage"]["waiting"] == 1
+    begins, ends = [line for line in said["log"].splitlines() if " WARNING: " in line]
+    assert re.fullmatch(BEGINS, begins)[1].startswith("data.test:")  # type: ignore[index]
+    assert re.fullmatch(ENDS, ends)
 
 
 # -- how it ends otherwise
