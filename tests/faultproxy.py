@@ -52,9 +52,9 @@ class _Answer(NamedTuple):
 class FaultProxy:
     """Shows the server at `upstream` at `url`, and spoils each kind of fault's share of the answers to GET.
 
-    `faults` is {a word of FAULTS: probability} and may be changed at any time. `counts` counts the faults, and
-    "GET" and "HEAD"; `paths` GETs by path. `absent`, where set, is the status of what the server answers with 404.
-    Every GET waits while it is held: hold(), release().
+    `faults` is {a word of FAULTS, or "late" (2 s): probability} and may be changed at any time. `counts` counts the
+    faults, and "GET" and "HEAD"; `paths` GETs by path. `absent`, where set, is the status of what the server
+    answers with 404. Every GET waits while it is held: hold(), release().
     """
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
@@ -306,10 +306,16 @@ async def _changed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, a
     return True
 
 
+async def _late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answer) -> bool:
+    """The right answer, two seconds late."""
+    await asyncio.sleep(2)
+    return await _send_right(reader, writer, answer)
+
+
 _Sender = Callable[[asyncio.StreamReader, asyncio.StreamWriter, _Answer], Awaitable[bool]]
 _SPOIL: dict[str, _Sender] = {
     "reset late": _reset_late, "stall": _stall, "truncate": _truncate, "short": _short, "long": _long,
-    "drip": _drip, "changed": _changed,
+    "drip": _drip, "changed": _changed, "late": _late,
 }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ COUNTERS: dict[str, Any] = {
     "local": {"open": 7, "opens": 8, "reads": 9, "waits": 10},
     "remote": {
         "requests": 100, "repeated": 12, "failed": 13, "bytes": 14 << 20, "in_flight": 15, "in_flight_bytes": 16 << 20,
-        "waiting": 17, "merged": 18, "outages": 83,
+        "waiting": 17, "merged": 18, "outages": 83, "hedged": 84, "hedged_won": 85,
         "latency": METER.quantiles(), "latency_histogram": METER.histogram(),
         "latency_sum": METER.total, "latency_count": METER.count,
         "hosts": {
@@ -171,6 +171,7 @@ def test_the_table() -> None:
         "from memory   28.0 MiB, 60.0% of blocks, 60 hits, 30 misses, 10 joined",
         "from disk     31.0 MiB, 96.7% of blocks, 29 hits, 1 misses",
         "from network  14.0 MiB, 100 requests, 12 repeated, 13 failed, 18 merged",
+        "sent twice    84 requests, 85 answered so",
         f"latency       p50 {METER.quantiles()['p50'] * 1000:.3g}, p90 {METER.quantiles()['p90'] * 1000:.3g}, "
         f"p99 {METER.quantiles()['p99'] * 1000:.3g}, max 100 ms",
         "in flight     16.0 MiB, 15 requests, 17 waiting",

@@ -27,9 +27,10 @@ from zarrfs.concurrency.tasks import in_background
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError
 from zarrfs.net.answers import Fetched, Transient
+from zarrfs.net.hedging import Hedges
 from zarrfs.net.meters import Latency
 from zarrfs.net.outages import Outage
-from zarrfs.net.systems import System
+from zarrfs.net.systems import System, ThreadSystem
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -73,7 +74,7 @@ class _Host:
     """The requests that wait for one server, and whether it answers."""
 
     __slots__ = (
-        "answers", "asked", "flying", "flying_bytes", "name", "outage", "requests", "waiting",
+        "answers", "asked", "flying", "flying_bytes", "hedges", "name", "outage", "requests", "waiting",
         "waiting_ahead",
     )  # fmt: skip
 
@@ -85,6 +86,7 @@ class _Host:
         self.asked = False  # somebody will look at the queue soon
         self.answers = 0  # so far, final errors included
         self.outage: Outage | None = None
+        self.hedges: Hedges | None = None
 
     def answered(self) -> None:
         """Note an answer, which ends an outage."""
@@ -180,9 +182,11 @@ class Ranges:
         """Counters, for the log."""
         hosts = self._hosts.items()
         named = heapq.nlargest(_NAMED, hosts, key=lambda item: (item[1].outage is not None, item[1].requests))
+        hedges = [host.hedges for host in self._hosts.values() if host.hedges is not None]
         return {
             "requests": self._requests, "repeated": self._repeated, "failed": self._failed, "bytes": self._bytes,
-            "outages": self._outages, "merged": self._merged,
+            "outages": self._outages, "hedged": sum(one.sent for one in hedges),
+            "hedged_won": sum(one.won for one in hedges), "merged": self._merged,
             "in_flight": sum(host.flying for _, host in hosts),
             "in_flight_bytes": sum(host.flying_bytes for _, host in hosts),
             "waiting": sum(len(host.waiting) + len(host.waiting_ahead) for _, host in hosts),
@@ -206,12 +210,25 @@ class Ranges:
         host = self._hosts.get(name)
         if host is None:
             host = self._hosts[name] = _Host(name)
+            if not (system.immutable or isinstance(system, ThreadSystem)):  # no thread can be cancelled
+                host.hedges = Hedges(functools.partial(self._take, host), functools.partial(self._leave_slot, host))
         return host
 
     def _may_send(self, host: _Host, want: _Want) -> bool:
         if host.flying >= self._options.host_requests:
             return False
         return not host.flying or host.flying_bytes + want.stop - want.start <= self._options.host_bytes
+
+    def _take(self, host: _Host, size: int) -> bool:
+        """Take a slot for a second request, if nothing else waits for one."""
+        busy = host.waiting or host.waiting_ahead or host.flying >= self._options.host_requests
+        if busy or host.outage is not None or host.flying_bytes + size > self._options.host_bytes:
+            return False
+        self._requests += 1
+        host.requests += 1
+        host.flying += 1
+        host.flying_bytes += size
+        return True
 
     def _leave_slot(self, host: _Host, size: int) -> None:
         host.flying -= 1
@@ -323,7 +340,8 @@ class Ranges:
         first = wants[0]
         system, path, start = first.system, first.path, first.start
         stop = max(want.stop for want in wants)
-        request = functools.partial(self._once, system, path, start, stop)
+        once, hedges = functools.partial(self._once, system, path, start, stop), host.hedges
+        request = once if hedges is None else functools.partial(hedges.fetch, once, stop - start)
         found: Fetched = await self._attempts(host, wants, start, stop - start, request)
         if len(wants) == 1:
             first.found = found

@@ -1,0 +1,162 @@
+"""Hedged requests: a range whose answer is slow, for its server and size, is asked for a second time.
+
+The first answer wins and the other request is cancelled. One task a server looks for slow requests, with a timer that
+is set to the first time at which one may be slow; a request that is not slow costs a cancel scope and a few numbers.
+Source: Dean, Barroso: The Tail at Scale (CACM 56(2), 2013), hedged requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from zarrfs.concurrency.tasks import in_background
+from zarrfs.net.answers import Fetched
+
+log = logging.getLogger("zarrfs.transfer")
+
+_TIMES, _LEAST, _EVERY = 256, 100, 32  # the last answers that tell what is usual; at least so many; looked at so often
+_USUAL, _FACTOR = 0.95, 2.0  # slow: so many times what this part of the answers have taken at most
+_FLOOR = 0.05  # seconds: sooner no request is slow
+_SHARE, _SAVED = 0.05, 8.0  # second requests to each first one; so many may be saved up
+_AGAIN = 0.05  # seconds after which a slow request that could not be sent again is looked at again
+_IDLE = 1.0  # seconds without a request after which the task ends
+
+
+class Pace:
+    """The usual time of answers of about one size from one server."""
+
+    __slots__ = ("_new", "_times", "slow")
+
+    def __init__(self) -> None:
+        self.slow = math.inf  # seconds after which a request is slow
+        self._times: deque[float] = deque(maxlen=_TIMES)
+        self._new = 0
+
+    def add(self, seconds: float) -> None:
+        """Note the time of an answer.
+
+        Twice the 95th percentile, not the 99th: where two answers in a hundred are slow, that is their own time.
+        """
+        self._times.append(seconds)
+        self._new += 1
+        if self._new >= _EVERY and len(self._times) >= _LEAST:
+            self._new = 0
+            times = sorted(self._times)
+            self.slow = max(_FLOOR, _FACTOR * times[math.ceil(_USUAL * len(times)) - 1])
+
+
+class _Race:
+    """A request in flight that may be sent a second time."""
+
+    __slots__ = ("done", "due", "found", "request", "scope", "second", "size")
+
+    def __init__(self, request: Callable[[], Awaitable[Fetched]], size: int, due: float) -> None:
+        self.request, self.size, self.due = request, size, due
+        self.scope = trio.CancelScope()
+        self.second: trio.CancelScope | None = None  # of the second request
+        self.done: trio.Event | None = None  # set at its end
+        self.found: Fetched | None = None  # the first answer
+
+
+class Hedges:
+    """The hedged requests of one server.
+
+    `take(size)` gives room for one more request of so many bytes, False while there is none; `leave(size)` gives it
+    back.
+    """
+
+    __slots__ = ("_credit", "_leave", "_paces", "_races", "_take", "_timer", "_watched", "sent", "won")
+
+    def __init__(self, take: Callable[[int], bool], leave: Callable[[int], None]) -> None:
+        self.sent = self.won = 0
+        self._take, self._leave = take, leave
+        self._paces: dict[int, Pace] = {}
+        self._races: dict[_Race, None] = {}
+        self._credit = 0.0
+        self._timer = trio.CancelScope()
+        self._watched = False
+
+    async def fetch(self, request: Callable[[], Awaitable[Fetched]], size: int) -> Fetched:
+        """Send `request`, for `size` bytes, and a second time if it is slow. Raises what the first one raises."""
+        size_class = size.bit_length() >> 1  # sizes of one class differ by a factor of four at most
+        pace = self._paces.get(size_class)
+        if pace is None:
+            pace = self._paces[size_class] = Pace()
+        began = trio.current_time()
+        if pace.slow == math.inf:
+            found = await request()
+            pace.add(trio.current_time() - began)
+            return found
+        race = _Race(request, size, began + pace.slow)
+        self._begin(race)
+        try:
+            with race.scope:
+                race.found = await request()
+        except Exception:
+            if race.done is None:
+                raise
+            await race.done.wait()  # the second one may do better
+            if race.found is None:
+                raise
+        finally:
+            del self._races[race]
+            if race.second is not None:
+                race.second.cancel()
+        assert race.found is not None
+        pace.add(trio.current_time() - began)
+        return race.found
+
+    def _begin(self, race: _Race) -> None:
+        if self._credit < _SAVED:
+            self._credit += _SHARE
+        self._races[race] = None
+        if not self._watched:
+            self._watched = True
+            in_background(self._watch)
+        elif race.due < self._timer.deadline:
+            self._timer.deadline = race.due
+
+    async def _watch(self) -> None:
+        """Send requests again that are slow, until there have been none for a while."""
+        idle = False
+        try:
+            while self._races or not idle:
+                idle = not self._races
+                due = min((race.due for race in self._races), default=math.inf)
+                self._timer = trio.CancelScope(deadline=min(due, trio.current_time() + _IDLE))
+                with self._timer:
+                    await trio.sleep_forever()
+                now = trio.current_time()
+                for race in [race for race in self._races if race.due <= now]:
+                    self._send_again(race, now)
+        finally:
+            self._watched = False
+
+    def _send_again(self, race: _Race, now: float) -> None:
+        if self._credit < 1 or not self._take(race.size):
+            race.due = now + _AGAIN
+            return
+        self._credit -= 1
+        race.due = math.inf
+        self.sent += 1
+        race.second, race.done = trio.CancelScope(), trio.Event()
+        in_background(self._second, race, race.second, race.done)
+
+    async def _second(self, race: _Race, scope: trio.CancelScope, done: trio.Event) -> None:
+        try:
+            with scope:
+                found = await race.request()
+                if race.found is None:
+                    race.found = found
+                    self.won += 1
+                    race.scope.cancel()
+        except Exception as exc:  # the first one may do better, and tells if it does not
+            log.debug("a request that was sent a second time failed: %s", exc)
+        finally:
+            self._leave(race.size)
+            done.set()
