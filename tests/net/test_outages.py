@@ -308,6 +308,27 @@ def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
         assert 60 <= run(lambda: read(ranges, server)) < 67
 
 
+def test_a_read_that_comes_again_does_not_wait_again() -> None:
+    """As the kernel does with what fails: it is tried once, and is right if the server is back by then."""
+    server, ranges = Server(out_until(20.0)), Ranges(OPTIONS)
+
+    async def main() -> None:
+        for again in (10.0, 19.9):
+            with trio.move_on_at(again):
+                await read(ranges, server)
+            assert "server has been out for" in ranges.too_late(server, "a", 0, 10)
+            if again == 10:
+                with pytest.raises(ReadError, match=r"not read within 300 s .*: server has been out for 10\.0 s"):
+                    await read(ranges, server)
+                assert trio.current_time() == 10
+                await trio.sleep(2)
+        await trio.sleep(0.2)
+        assert await read(ranges, server) == pytest.approx(20.1)
+        assert settled(ranges)
+
+    run(main)
+
+
 @pytest.mark.parametrize("kind", ["stat", "ahead"])
 def test_what_no_reader_waits_for_ends_as_well(kind: str) -> None:
     """With the reason: where it is, how long it was tried."""

@@ -1,7 +1,8 @@
 """Hedged requests: a range whose answer is slow, for its server and size, is asked for a second time.
 
 The first answer wins and the other request is cancelled. One task a server looks for slow requests, with a timer that
-is set to the first time at which one may be slow; a request that is not slow costs a cancel scope and a few numbers.
+is set to the first time at which one may be slow. That a request can be cancelled costs a cancel scope, some 5 us, so
+that a server is watched only while one of its last answers was slow: the first slow one is not asked for again.
 Source: Dean, Barroso: The Tail at Scale (CACM 56(2), 2013), hedged requests.
 """
 
@@ -19,7 +20,8 @@ from zarrfs.net.answers import Fetched
 
 log = logging.getLogger("zarrfs.transfer")
 
-_TIMES, _LEAST, _EVERY = 256, 100, 32  # the last answers that tell what is usual; at least so many; looked at so often
+_TIMES, _LEAST, _EVERY = 256, 100, 64  # the last answers that tell what is usual; at least so many; looked at so often
+_WATCHED = 10_000  # requests that are watched after a slow one
 _USUAL, _FACTOR = 0.95, 2.0  # slow: so many times what this part of the answers have taken at most
 _FLOOR = 0.05  # seconds: sooner no request is slow
 _SHARE, _SAVED = 0.05, 8.0  # second requests to each first one; so many may be saved up
@@ -37,8 +39,8 @@ class Pace:
         self._times: deque[float] = deque(maxlen=_TIMES)
         self._new = 0
 
-    def add(self, seconds: float) -> None:
-        """Note the time of an answer.
+    def add(self, seconds: float) -> bool:
+        """Note the time of an answer; return whether it was slow.
 
         Twice the 95th percentile, not the 99th: where two answers in a hundred are slow, that is their own time.
         """
@@ -48,6 +50,12 @@ class Pace:
             self._new = 0
             times = sorted(self._times)
             self.slow = max(_FLOOR, _FACTOR * times[math.ceil(_USUAL * len(times)) - 1])
+        return seconds > self.slow
+
+
+def _size_class(size: int) -> int:
+    """Return the number of a class of sizes, which differ by a factor of four at most."""
+    return size.bit_length() >> 1
 
 
 class _Race:
@@ -70,10 +78,10 @@ class Hedges:
     back.
     """
 
-    __slots__ = ("_credit", "_leave", "_paces", "_races", "_take", "_timer", "_watched", "sent", "won")
+    __slots__ = ("_credit", "_leave", "_paces", "_races", "_take", "_timer", "_watched", "sent", "watches", "won")
 
     def __init__(self, take: Callable[[int], bool], leave: Callable[[int], None]) -> None:
-        self.sent = self.won = 0
+        self.sent = self.won = self.watches = 0  # watches: requests that are watched from now on
         self._take, self._leave = take, leave
         self._paces: dict[int, Pace] = {}
         self._races: dict[_Race, None] = {}
@@ -83,16 +91,11 @@ class Hedges:
 
     async def fetch(self, request: Callable[[], Awaitable[Fetched]], size: int) -> Fetched:
         """Send `request`, for `size` bytes, and a second time if it is slow. Raises what the first one raises."""
-        size_class = size.bit_length() >> 1  # sizes of one class differ by a factor of four at most
-        pace = self._paces.get(size_class)
-        if pace is None:
-            pace = self._paces[size_class] = Pace()
-        began = trio.current_time()
-        if pace.slow == math.inf:
-            found = await request()
-            pace.add(trio.current_time() - began)
-            return found
-        race = _Race(request, size, began + pace.slow)
+        pace = self._paces.get(_size_class(size))
+        if pace is None or pace.slow == math.inf:
+            return await request()
+        self.watches -= 1
+        race = _Race(request, size, trio.current_time() + pace.slow)
         self._begin(race)
         try:
             with race.scope:
@@ -108,12 +111,20 @@ class Hedges:
             if race.second is not None:
                 race.second.cancel()
         assert race.found is not None
-        pace.add(trio.current_time() - began)
         return race.found
 
-    def _begin(self, race: _Race) -> None:
+    def note(self, size: int, seconds: float) -> None:
+        """Note how long an answer of `size` bytes has taken."""
+        size_class = _size_class(size)
+        pace = self._paces.get(size_class)
+        if pace is None:
+            pace = self._paces[size_class] = Pace()
+        if pace.add(seconds):
+            self.watches = _WATCHED
         if self._credit < _SAVED:
             self._credit += _SHARE
+
+    def _begin(self, race: _Race) -> None:
         self._races[race] = None
         if not self._watched:
             self._watched = True

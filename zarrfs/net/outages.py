@@ -21,7 +21,7 @@ log = logging.getLogger("zarrfs.transfer")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # seconds between probes, doubled each time
 _TOLD = 1.0  # seconds of an outage without a line in the log: a connection that broke is none
-_SAME, _LATE = 0.25, 1024  # seconds in which the kernel repeats a read that failed; reads that are remembered
+_SAME, _LATE = 1.0, 1024  # seconds in which the kernel repeats a read that failed; reads that are remembered
 _REASON = 200  # characters
 _PROBE = 5.0  # seconds that the first probe may take; each one that gets no answer doubles them
 

@@ -16,7 +16,6 @@ import logging
 import math
 import random
 import socket
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -35,6 +34,7 @@ from zarrfs.net.systems import System, ThreadSystem
 log = logging.getLogger("zarrfs.transfer")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds between attempts, doubled each time
+_ONCE_MORE = 1.0  # seconds for a read that comes again just after it has failed
 TINY = 64 << 10  # bytes: wants below are not worth a file each
 _NAMED = 32  # servers that are told of, the most asked ones: an extended attribute has 64 KiB
 _SMALL = 1 << 20  # bytes: while requests may be sent, wants are made one only up to this
@@ -124,7 +124,7 @@ class Ranges:
         host = self._host(system, path)
         want = _Want(system, path, start, stop, ahead)
         if host.outage is not None and not ahead and (late := host.outage.late(want.range)):
-            raise ReadError(system.shown(path), late)
+            return await self._once_more(host, want, late)
         found: Fetched
         if ahead or host.waiting or not self._may_send(host, want):
             found = await self._wait(host, want)
@@ -137,6 +137,27 @@ class Ranges:
             self._leave_slot(host, stop - start)
         found = want.found
         return found
+
+    async def _once_more(self, host: _Host, want: _Want, reason: str) -> Fetched:
+        """Fetch a range whose reader has just failed for `reason` by one attempt, without a turn to probe."""
+        size = want.stop - want.start
+        self._requests += 1
+        host.requests += 1
+        host.flying += 1
+        host.flying_bytes += size
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + _ONCE_MORE):
+                found = await self._once(want.system, want.path, want.start, want.stop)
+                host.answered()
+                return found
+        except Transient as exc:
+            log.debug("%s: %s", want.system.shown(want.path), exc)
+        finally:
+            self._leave_slot(host, size)
+        self._failed += 1
+        error = ReadError(want.system.shown(want.path), reason)
+        error.about(want.system.shown(want.path), want.start, size, 1)
+        raise error
 
     async def call(self, system: System, path: str, request: Callable[[], Awaitable[Any]]) -> Any:
         """Send a request of another kind, with the bounds and retries of ranges, and return its answer."""
@@ -157,7 +178,7 @@ class Ranges:
     def too_late(self, system: System, path: str, start: int, stop: int) -> str:
         """Return the reason of a read of [start, stop) that read_timeout= has ended: what is known of the server.
 
-        The kernel asks again at once for what fails; until the outage ends, it gets the same answer without a wait.
+        The kernel asks again at once for what fails: that read is tried once, and does not wait as long again.
         """
         host = self._host(system, path)
         reason = self._too_late(host)
@@ -341,7 +362,9 @@ class Ranges:
         system, path, start = first.system, first.path, first.start
         stop = max(want.stop for want in wants)
         once, hedges = functools.partial(self._once, system, path, start, stop), host.hedges
-        request = once if hedges is None else functools.partial(hedges.fetch, once, stop - start)
+        request: Callable[[], Awaitable[Fetched]] = once
+        if hedges is not None and hedges.watches > 0:
+            request = functools.partial(hedges.fetch, once, stop - start)
         found: Fetched = await self._attempts(host, wants, start, stop - start, request)
         if len(wants) == 1:
             first.found = found
@@ -384,7 +407,7 @@ class Ranges:
             attempt += 1
             self._requests += 1
             host.requests += 1
-            sent = time.perf_counter()
+            sent = trio.current_time()
             try:
                 found = await (request() if probed is None else self._probe(probed, request))
             except Transient as exc:
@@ -396,7 +419,10 @@ class Ranges:
                     exc.about(wants[0].system.shown(wants[0].path), start, length, attempt)
                 raise
             else:
-                self._latency.add(time.perf_counter() - sent)
+                seconds = trio.current_time() - sent
+                self._latency.add(seconds)
+                if length and host.hedges is not None:
+                    host.hedges.note(length, seconds)
                 host.answers += 1
                 if host.outage is not None:
                     host.answered()
