@@ -90,12 +90,16 @@ class Waiting:
         if poll is None:
             poll = self._polls[descriptor] = select.poll()
             poll.register(descriptor, select.POLLIN)
-        if self.taken < _AT_ONCE and poll.poll(0):
+        if self.taken < _AT_ONCE and (found := poll.poll(0)):
+            self._look(found)
             self.taken += 1
             return
         self.taken = 0
         await trio.lowlevel.wait_readable(descriptor)
-        if any(events & select.POLLERR for _, events in poll.poll(0)):
+        self._look(poll.poll(0))
+
+    def _look(self, found: list[tuple[int, int]]) -> None:
+        if found and found[0][1] & select.POLLERR:
             self.unmounted.set()
 
     def __getattr__(self, name: str) -> Any:
