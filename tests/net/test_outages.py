@@ -293,6 +293,18 @@ def test_a_server_that_has_answered_is_waited_for(patience: str, waits: bool) ->
     run(main)
 
 
+def test_a_failure_that_is_the_cause_of_its_cause_ends_the_search_for_a_name() -> None:
+    """As where a connection that is reset fails while the failure before is handled."""
+    first, second = ConnectionResetError("reset"), OSError("again")
+    first.__context__, second.__cause__ = second, first
+
+    async def answer(path: str) -> None:
+        if trio.current_time() < 10:
+            raise Transient("Connection reset by peer") from first
+
+    assert 10 <= run(lambda: read(Ranges(OPTIONS), Server(answer))) < 17
+
+
 @pytest.mark.parametrize("code", [socket.EAI_NONAME, socket.EAI_AGAIN])
 def test_a_name_that_does_not_exist_is_an_error_soon(code: int) -> None:
     """A mount whose set has a typing error; a DNS server that does not answer is an outage."""

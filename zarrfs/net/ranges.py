@@ -514,7 +514,9 @@ def _tell_attempt(want: _Want, start: int, length: int, attempt: int, reason: st
 def _is_unknown(failure: BaseException) -> bool:
     """Return whether the name of the server does not exist, as far as DNS says."""
     at: BaseException | None = failure
-    while at is not None:
+    seen: set[int] = set()  # causes and contexts may go round in a circle
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
         found = getattr(at, "os_error", at)  # of aiohttp
         if isinstance(found, socket.gaierror) and found.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
             return True
