@@ -287,7 +287,7 @@ ANSWERS = [endless_headers, endless_status, endless_interim, one_byte_a_second, 
 def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], None], tmp_path: Path) -> None:
     """EIO within the deadline, bounded memory, and the rest of the mount goes on.
 
-    Of the compressed answer the first bytes are what the server means, if they came in time.
+    The compressed answer is what the server means, if it came in time.
     """
     expected = {errno.EIO, None} if answer is compressed_bomb else {errno.EIO}
     server = Hostile(answer)
@@ -297,7 +297,7 @@ def test_an_answer_without_end_is_an_error(answer: Callable[[socket.socket], Non
         with mounted(source, tmp_path / "mnt", options) as root:
             began = time.monotonic()
             assert error_of((root / "evil").read_bytes) in expected
-            assert error_of((root / "whole").read_bytes) == errno.EIO
+            assert error_of((root / "whole").read_bytes) in expected
             assert time.monotonic() - began < 30
             assert (root / "good").read_text() == "good"
             status = Path(f"/proc/{daemon_pid(root)}/status").read_text()

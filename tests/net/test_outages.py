@@ -26,12 +26,18 @@ REFUSED = "Connection refused"
 OPTIONS = Options(patience="all")
 
 
+def failing(reason: str, after: float = 0.0) -> Transient:
+    """The failure that a client raises for this reason."""
+    status = re.match(r"HTTP status (\d+)", reason)
+    return Transient(reason, after, int(status[1]) if status else None, begun="cut off" in reason)
+
+
 def out_until(end: float, reason: str = REFUSED, begin: float = 0.0, after: float = 0.0) -> Answer:
     """An answer that is no answer from `begin` to `end`."""
 
     async def answer(path: str) -> None:
         if begin <= trio.current_time() < end:
-            raise Transient(reason, after)
+            raise failing(reason, after)
 
     return answer
 
@@ -205,7 +211,7 @@ def test_a_value_that_fails_where_others_do_not_is_no_outage() -> None:
     async def answer(path: str) -> None:
         await trio.sleep(0.01)
         if path == "bad":
-            raise Transient("HTTP status 503 Service Unavailable")
+            raise failing("HTTP status 503 Service Unavailable")
 
     server, ranges = Server(answer), Ranges(OPTIONS)
     ended: list[float] = []
@@ -233,7 +239,7 @@ def test_who_comes_while_one_value_fails_is_not_held_up() -> None:
 
     async def answer(path: str) -> None:
         if path == "bad":
-            raise Transient("HTTP status 503 Service Unavailable")
+            raise failing("HTTP status 503 Service Unavailable")
 
     server, ranges = Server(answer), Ranges(OPTIONS)
 

@@ -294,8 +294,9 @@ def test_credentials_go_to_buckets_that_the_user_named(
     for bucket in ("tests", "theirs", "named"):
         for protocol in ("s3", "s3a"):
             assert read(f"{protocol}://{bucket}/v", origin=origin, options=said(*options)) == VALUE[3:11]
-            assert asked.requests[-1][0] == f"/{bucket}/v"
-            assert ("authorization" in asked.headers()) == (bucket in signed), bucket
+            path, _, query = asked.requests[-1][0].partition("?")
+            assert path == f"/{bucket}/v"
+            assert ("authorization" in asked.headers() or "X-Amz-Signature=" in query) == (bucket in signed), bucket
 
 
 def test_a_bucket_that_refuses_strangers_says_what_may_be_done(asked: Recorder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 from zarrfs.errors import ReadError
@@ -59,29 +58,24 @@ def too_large(where: str, limit: int) -> ReadError:
     return ReadError(where, f"more than {limit} bytes (-o document_limit=)")
 
 
-_STATUS = re.compile(r"HTTP status (\d{3})")
-_BEGUN = re.compile(r"the answer was cut off|payload is not completed|unexpected EOF")
-_OUT = (502, 503, 504, *range(520, 528))  # of gateways, and of servers that are starting, stopping or too busy
+_OUT = (429, 502, 503, 504, *range(520, 528))  # of gateways, and of servers that are starting, stopping or too busy
 
 
 class Transient(Exception):
-    """A failure that a repetition may cure; `after`: seconds to wait that the server asked for."""
+    """A failure that a repetition may cure.
 
-    def __init__(self, reason: str, after: float = 0.0) -> None:
+    `after`: seconds to wait that the server asked for. `status`: of HTTP, if there was an answer with one. `begun`: an
+    answer had begun, and was cut off or is not what it should be.
+    """
+
+    def __init__(self, reason: str, after: float = 0.0, status: int | None = None, begun: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.after = reason, after
-
-    @property
-    def status(self) -> int | None:
-        """The status of HTTP, as http.raise_for_status() writes it; None where there was no answer with one."""
-        found = _STATUS.match(self.reason)
-        return None if found is None else int(found[1])
+        self.reason, self.after, self.status, self.begun = reason, after, status, begun
 
     @property
     def of_value(self) -> bool:
         """Return whether it tells of one value alone: the server answers, with an error of its own or half a body."""
-        status = self.status
-        return (status is not None and status not in (*_OUT, 429)) or bool(_BEGUN.search(self.reason))
+        return self.begun or (self.status is not None and self.status not in _OUT)
 
     @property
     def asks_for_patience(self) -> bool:

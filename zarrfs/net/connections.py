@@ -63,7 +63,7 @@ class Cut(Transient):
     """A body that ended too early; `data` has come of what was to be read."""
 
     def __init__(self, reason: str, data: Buffer) -> None:
-        super().__init__(reason)
+        super().__init__(reason, begun=True)
         self.data = data
 
 
@@ -422,7 +422,7 @@ class Server:
             hint = " (http.proxy_auth=)" if head.status == 407 else ""
             raise AccessDenied(where, rule + hint, head.status)
         if not 200 <= head.status < 300:
-            raise Transient(rule) if head.status >= 500 else ReadError(where, rule, head.status)
+            raise Transient(rule, 0.0, head.status) if head.status >= 500 else ReadError(where, rule, head.status)
         if connection.ahead:
             raise BadAnswer("the proxy sends more than its answer")
 

@@ -13,6 +13,7 @@ from zarrfs.net.answers import Transient
 
 _BUSY = (408, 425, 429)
 _RETRY_AFTER_MAX = 60.0  # seconds
+_CUT = ("ClientPayloadError", "IncompleteReadError", "ResponseStreamingError", "IncompleteRead")  # of libraries
 _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTSUP)
 
 
@@ -25,7 +26,7 @@ def raise_for_status(status: int, url: str, reason: str = "", retry_after: str =
         raise AccessDenied(where, what, status)
     if status >= 500 or status in _BUSY:
         after = min(float(retry_after), _RETRY_AFTER_MAX) if retry_after.isdecimal() else 0.0
-        raise Transient(what, after)
+        raise Transient(what, after, status)
     raise ReadError(where, what, status)
 
 
@@ -61,7 +62,7 @@ def failure(exc: Exception, where: str, timeout: float) -> Exception:
     if isinstance(exc, ValueError) or (isinstance(exc, OSError) and exc.errno in _LASTING):
         return ReadError(where, _reason(exc))
     if isinstance(exc, OSError) or type(exc).__module__.partition(".")[0] in _NETWORK:
-        return Transient(_reason(exc))
+        return Transient(_reason(exc), begun=kind in _CUT)
     return ReadError(where, f"{type(exc).__name__}: {_reason(exc)}")
 
 

@@ -140,7 +140,7 @@ class HttpSystem:
                 raise too_large(without_secrets(url), self._limit)
             size = (end if stop is None else min(stop, end)) - start
             if 0 <= response.body.left < size:  # what follows is another answer
-                raise Transient("the answer was cut off")
+                raise Transient("the answer was cut off", begun=True)
             data = await response.body.read(size)
             if len(data) < size:
                 raise Cut("the answer was cut off", data)
@@ -294,7 +294,7 @@ async def _pieces(response: Response) -> AsyncIterator[bytes]:
         async for data in _decoded(response, 15 if coding == "deflate" else 31):
             yield data
     except zlib.error as exc:
-        raise Transient(f"its body is not what it is encoded as: {exc}") from exc
+        raise Transient(f"its body is not what it is encoded as: {exc}", begun=True) from exc
 
 
 async def _decoded(response: Response, window: int) -> AsyncIterator[bytes]:

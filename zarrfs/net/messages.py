@@ -31,7 +31,7 @@ class BadAnswer(Transient):
     """An answer that breaks the rules of HTTP."""
 
     def __init__(self, rule: str) -> None:
-        super().__init__(f"the answer is not HTTP: {rule}")
+        super().__init__(f"the answer is not HTTP: {rule}", begun=True)
 
 
 class Headers(dict[str, str]):

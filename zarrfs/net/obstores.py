@@ -466,7 +466,8 @@ def raise_for(exc: Exception, where: str) -> NoReturn:
         raise Refused(where, certificate_refused(certificate[1].removesuffix("Context"))) from None
     network = _NETWORK.search(text)
     if network and "Redirect" not in text:
-        raise (Unconnected if network[1] == "Connect" else Transient)(_reason(text, network[1])) from None
+        cut = "IncompleteBody" in text or "IncompleteMessage" in text
+        raise (Unconnected if network[1] == "Connect" else Transient)(_reason(text, network[1]), begun=cut) from None
     raise Refused(where, " ".join(text.partition("\n")[0].split())[:200]) from None
 
 

@@ -384,7 +384,7 @@ class Ranges:
         found = await system.fetch(path, start, stop)
         self._bytes += len(found.data)
         if found.total is not None and len(found.data) < min(stop, found.total) - start:
-            raise Transient("the answer was cut off")
+            raise Transient("the answer was cut off", begun=True)
         if len(found.data) > stop - start:
             raise ReadError(system.shown(path), "the server sent more than it was asked for")
         return found
