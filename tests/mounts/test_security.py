@@ -275,7 +275,7 @@ def endless_redirects(connection: socket.socket) -> None:
 def compressed_bomb(connection: socket.socket) -> None:
     import gzip
 
-    body = gzip.compress(bytes(200 << 20), 1)
+    body = gzip.compress(bytes(80 << 20), 1)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nETag: \"1\"\r\n"
                        b"Content-Length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
 
