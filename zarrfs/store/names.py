@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from zarrfs.net.answers import Entry
@@ -77,6 +77,10 @@ def span_of(directory: str) -> tuple[bytes, bytes]:
     return (key + b"/", key + b"0") if key else (b"", END)
 
 
+class Emptied(Exception):
+    """The table was emptied while it was read: it has no room for more, or is damaged."""
+
+
 class Names:
     """See the module. `ttl`: seconds for which it is believed; `absent`: the same of what is not there.
 
@@ -93,6 +97,7 @@ class Names:
         self._database: sqlite3.Connection | None = None
         self._spans: list[tuple[bytes, bytes, float]] = []  # sorted, none over another
         self._changed = False
+        self.emptied = 0  # how often all was forgotten, for want of room
 
     # -- what is asked
 
@@ -153,13 +158,16 @@ class Names:
     def children(self, directory: str, after: str, upto: bytes | None, now: float) -> Iterator[tuple[str, Known]]:
         """(name, what it is) of what is known to be in a directory, sorted, from the name `after` to before `upto`.
 
-        Of each only what may be believed: that is all where the directory is listed.
+        Of each only what may be believed: that is all where the directory is listed. Raises Emptied, rather than to
+        end too early.
         """
-        parent, at = encoded(directory), encoded(after)
+        parent, at, emptied = encoded(directory), encoded(after), self.emptied
         listed = self.listed(directory, now)
         while True:
             query = f"SELECT {_COLUMNS} FROM names WHERE parent = ? AND name > ? ORDER BY name LIMIT {_ROWS}"
             rows = self._rows(query, parent, at)
+            if self.emptied != emptied:
+                raise Emptied
             for row in rows:
                 if upto is not None and row[0] >= upto:
                     return
@@ -186,11 +194,24 @@ class Names:
             self._write(_PUT, [_row(encoded(parent), encoded(name), entry, now, identity)])
         return Known(entry, identity, now)
 
-    def put_listing(self, directory: str, found: Iterable[tuple[str, Entry, int | None]], since: float) -> None:
+    def put_listing(self, directory: str, found: Sequence[tuple[str, Entry, int | None]], since: float) -> bool:
         """Note all (name, entry, identity) of a directory, which was asked for at `since`.
 
-        Entries without a size keep what is known of them.
+        Entries without a size keep what is known of them. Returns whether there was room for all of them.
         """
+        return self._with_room(lambda: self._put_listing(directory, found, since))
+
+    def _with_room(self, put: Callable[[], None]) -> bool:
+        """Call `put`, and once more if the table was emptied by that; return whether it holds all that was put."""
+        for _ in range(2):
+            emptied = self.emptied
+            put()
+            if self.emptied == emptied:
+                return True
+        self._begin_anew()  # a part would look like all of it
+        return False
+
+    def _put_listing(self, directory: str, found: Sequence[tuple[str, Entry, int | None]], since: float) -> None:
         parent = encoded(directory)
         files, names, directories = [], [], []
         for name, entry, identity in found:
@@ -214,8 +235,11 @@ class Names:
         query = "UPDATE names SET listed = ? WHERE parent = ? AND name = ?"
         self._write(query, [(since, encoded(above), encoded(name))])
 
-    def put_page(self, found: Iterable[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
+    def put_page(self, found: Sequence[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
         """Note a page of a flat listing: all keys from `start` to before `stop`, asked for at `since`."""
+        self._with_room(lambda: self._put_page(found, start, stop, since))
+
+    def _put_page(self, found: Sequence[tuple[str, Entry]], start: bytes, stop: bytes, since: float) -> None:
         files, directories = [], dict[str, None]()
         for key, entry in found:
             parent, name = split_key(key)
@@ -350,6 +374,7 @@ class Names:
         """Forget all: the table has no room, or is damaged."""
         self.close()
         self._spans, self.path = [], None
+        self.emptied += 1
 
     # -- listings and pages
 

@@ -50,6 +50,7 @@ class Pages:
         self._chains: list[_Chain] = []  # sorted
         self._unused: list[bytes] = []  # where pages begin that came ahead, and that nobody has reached
         self._window = self._flying = 0
+        self._most, self._emptied = _MOST, 0
         self._directory, self._directories = b"", 0  # begun last; how many of them in order, one after the other
 
     @property
@@ -68,8 +69,11 @@ class Pages:
                 self._go_on(at)
                 return at
             chain, walks = self._chain(at)
+            if self._emptied != self._names.emptied:  # there is room for less
+                self._emptied, self._most = self._names.emptied, self._most // 2
+                self._unused, self._window = [], 0
             if walks and not self._window:
-                self._window = 1
+                self._window = min(1, self._most)
             if chain.landed is None:
                 await self._page(chain)
             else:
@@ -148,7 +152,7 @@ class Pages:
         used = [start for start in self._unused if start < at]
         if used:
             self._unused = [start for start in self._unused if start >= at]
-            self._window = min(2 * self._window, _MOST)
+            self._window = min(2 * self._window, self._most)
         for chain in self._chains:
             if self._flying + len(self._unused) >= self._window:
                 return

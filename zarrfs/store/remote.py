@@ -35,7 +35,7 @@ from zarrfs.net.answers import Entry, Page
 from zarrfs.net.systems import System
 from zarrfs.net.versions import note_unversioned
 from zarrfs.store.api import Info, Kind, Store, Value, check_key, join_key, keys_below, name_rule, split_key
-from zarrfs.store.names import Known, Names, span_of
+from zarrfs.store.names import Emptied, Known, Names, encoded, span_of
 from zarrfs.store.pages import Pages
 from zarrfs.store.remotefiles import RemoteFiles
 from zarrfs.system.buffers import Buffer
@@ -248,7 +248,8 @@ class FsspecStore(Store):
         """As listed(), of a directory."""
         now = time.time()
         if self.names.listed(prefix, now):
-            return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
+            with contextlib.suppress(Emptied):
+                return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
         system, path = await self._place(prefix)
         try:
             entries = await self.files.listing_at(system, path)
@@ -414,16 +415,17 @@ class FsspecStore(Store):
             return
         was = self._reached.pop(directory, ("", 0.0))
         after = max(after, was[0]) if was[1] + self.names.ttl > now else after
-        for child, known in self.names.children(directory, after, None, now):
-            if most <= 0 or len(self._ahead) >= _AHEAD:
-                break
-            after, key = child, join_key(directory, child)
-            listed = known.entry is None or not known.entry.directory or key in self._listings
-            if not listed and not self.names.listed(key, now):
-                most -= 1
-                self._ahead.add(key)
-                self._listings[key] = trio.Event()
-                in_background(self._one_ahead, key)
+        with contextlib.suppress(Emptied):
+            for child, known in self.names.children(directory, after, None, now):
+                if most <= 0 or len(self._ahead) >= _AHEAD:
+                    break
+                after, key = child, join_key(directory, child)
+                listed = known.entry is None or not known.entry.directory or key in self._listings
+                if not listed and not self.names.listed(key, now):
+                    most -= 1
+                    self._ahead.add(key)
+                    self._listings[key] = trio.Event()
+                    in_background(self._one_ahead, key)
         self._reached[directory] = after, now
         if len(self._reached) > 2 * _AHEAD:
             self._reached.pop(next(iter(self._reached)))
@@ -453,12 +455,43 @@ class FsspecStore(Store):
         check_key(prefix, root=True)
         if prefix and not (await self._entry(prefix)).directory:
             raise NotDirectory(prefix)
-        assert self._pages is not None
         now = time.time() - _TICK
+        found = begun = False
+        while True:
+            emptied, before = self.names.emptied, after
+            try:
+                async for info in self._flat_names(prefix, after, now, begun):
+                    found, after = True, info.name
+                    yield info
+                if self.names.emptied == emptied:
+                    break
+            except Emptied:
+                log.debug("%s: listed anew from %r on: the table of names is full", prefix, after)
+            if begun and after == before:  # what is below the next name has no room: the names alone have
+                for info in await self._listing(prefix):
+                    if info.name > after:
+                        found = True
+                        yield info
+                break
+            begun = True
+        if not (found or after or prefix):
+            system, path = await self._place("")
+            if not (await self.files.stat_at(system, path)).directory:
+                raise NotDirectory(prefix)
+
+    async def _flat_names(self, prefix: str, after: str, now: float, begun: bool) -> AsyncIterator[Info]:
+        """The entries of a directory after a name, as the pages of it come. Raises Emptied: then some may be missing.
+
+        `begun`: it is listed by its pages, whatever its tree is like.
+        """
+        assert self._pages is not None
         start, stop = span_of(prefix)
-        at, begun = start, False
-        while not self.names.listed(prefix, now):
+        emptied = self.names.emptied
+        at = encoded(join_key(prefix, after)) + b"\0" if after else start
+        while at < stop and not self.names.listed(prefix, now):
             at = await self._pages.reach(at, stop, now)
+            if self.names.emptied != emptied:
+                raise Emptied
             narrow = not begun and not any(itertools.islice(self._so_far(prefix, "", None, now), _WIDE, None))
             if at < stop and narrow and not self._pages.walking:
                 await self.listed(prefix)  # a large tree: its top is one page of another kind
@@ -467,14 +500,8 @@ class FsspecStore(Store):
             for info in self._so_far(prefix, after, _safe(prefix, at), now):
                 after = info.name
                 yield info
-        found = False
         for info in self._so_far(prefix, after, None, now):
-            found = True
             yield info
-        if not (found or after or prefix):
-            system, path = await self._place("")
-            if not (await self.files.stat_at(system, path)).directory:
-                raise NotDirectory(prefix)
 
     def _so_far(self, prefix: str, after: str, upto: bytes | None, now: float) -> Iterator[Info]:
         return (self._info(name, known) for name, known in self.names.children(prefix, after, upto, now))
@@ -515,9 +542,11 @@ class FsspecStore(Store):
             if entry.rough and was is not None and was.entry is not None and was.entry.size == entry.size:
                 entry = entry._replace(size=None)  # what was told before is more exact
             names.append((name, *self._identified(was, entry)))
-        self.names.put_listing(prefix, names, since)
-        now = since - _TICK
-        return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
+        if self.names.put_listing(prefix, names, since):
+            with contextlib.suppress(Emptied):
+                now = since - _TICK
+                return [self._info(name, known) for name, known in self.names.children(prefix, "", None, now)]
+        return [self._info(name, Known(entry, identity, since)) for name, entry, identity in names]
 
     async def _get(self, key: str, entry: Entry, start: int, length: int | None) -> Buffer:
         if entry.directory:
