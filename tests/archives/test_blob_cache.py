@@ -323,7 +323,7 @@ def test_the_first_blobs_come_at_once(tmp_path: Path) -> None:
         with concurrent.futures.ThreadPoolExecutor(5) as pool:
             list(pool.map(put, blobs))
         assert names(tmp_path / f"{number}/blobs") == {blobref(data) for data in blobs}
-        assert set(os.listdir(tmp_path / str(number))) == {"blobs", "zarrfs-blocks-1"}
+        assert set(os.listdir(tmp_path / str(number))) == {"blobs", "zarrfs-blocks-2"}
         disk.close()
 
 
@@ -390,7 +390,7 @@ def test_processes_share_the_cache_directory(tmp_path: Path) -> None:
         assert process.wait() == 0
     blobs = pieces(40, 4096)
     assert names(tmp_path / "blobs") == {blobref(data) for data in blobs}
-    assert sorted(os.listdir(tmp_path)) == ["blobs", "zarrfs-blocks-1"]
+    assert sorted(os.listdir(tmp_path)) == ["blobs", "zarrfs-blocks-2"]
     for data in blobs:
         assert run(tmp_path / "blobs", lambda reader, data=data: whole(reader, url_of(data), 4096)) == data
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from zarrfs.cache.disk import DiskCache
-from zarrfs.cache.diskfiles import LAYOUT, Layout
+from zarrfs.cache.diskfiles import INDEX, LAYOUT, Layout, segment_name
+from zarrfs.cache.diskindex import Index, Row
+from zarrfs.cache.diskspace import LOCKS
 from zarrfs.net.versions import Version
 
 MIB = 1 << 20
@@ -28,21 +32,70 @@ def content(target: str, version: Version, start: int, stop: int) -> bytes:
 
 
 def write(cache: DiskCache, target: str, start: int, stop: int, version: Version = ONE, run: bool = False) -> None:
+    """Write a range, and wait until it is on the disk."""
     cache.write(target, version, start, content(target, version, start, stop), run)
+    assert cache.flush()
+
+
+def remember(cache: DiskCache, target: str, version: Version) -> None:
+    """Note a version, and wait until it is on the disk."""
+    cache.remember(target, version)
+    assert cache.flush()
+
+
+def read_now(cache: DiskCache, target: str, start: int, stop: int, version: Version = ONE) -> bytes | None:
+    """What is read without waiting; None also where that means waiting."""
+    try:
+        data = cache.read(target, version, start, stop, now=True)
+    except BlockingIOError:
+        return None
+    return None if data is None else bytes(data)
 
 
 def found(cache: DiskCache, target: str, start: int, stop: int, version: Version = ONE) -> bool:
     """Whether the cache has a range; what it has must be right."""
-    at_once = cache.read_now(target, version, 0.0, start, stop)
-    data = cache.read(target, version, start, stop)
-    for one in (data, at_once and at_once[1]):
+    at_once = read_now(cache, target, start, stop, version)
+    data = cache.read(target, version, start, stop, again=True)
+    for one in (data, at_once):
         assert one is None or bytes(one) == content(target, version, start, stop)
     return data is not None
 
 
-def blocks(directory: Path) -> list[Path]:
-    """The files of blocks and records."""
-    return sorted(directory / LAYOUT / name[:2] / name[2:] for name, _ in Layout(str(directory)).kept())
+def rows(directory: Path) -> list[Row]:
+    """The rows of blocks and records that are there, by their place."""
+    layout = Layout(str(directory))
+    segments = {number for number, _ in layout.segments()}
+    try:
+        index = Index(layout.index())
+    except FileNotFoundError:
+        return []
+    kept = [row for row in index.rows() if isinstance(row, Row) and row.segment in segments]
+    return sorted(kept, key=lambda row: (row.segment, row.offset))
+
+
+def segments(directory: Path) -> list[Path]:
+    """The files of segments, least recently used first."""
+    found = [directory / LAYOUT / segment_name(number) for number, _ in Layout(str(directory)).segments()]
+    return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def segment_of(directory: Path, row: Row) -> Path:
+    return directory / LAYOUT / segment_name(row.segment)
+
+
+def flip(path: Path, place: int) -> None:
+    """Change one bit of a file."""
+    with path.open("r+b") as file:
+        byte = os.pread(file.fileno(), 1, place)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 4]), place)
+
+
+def is_fetching(directory: Path) -> bool:
+    """Whether any process holds a lease."""
+    with (directory / LAYOUT / INDEX).open("r+b") as file:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, LOCKS + 1, 0, 0)
+        kind: int = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_OFD_GETLK, lock))[0]  # type: ignore[attr-defined]
+    return kind != fcntl.F_UNLCK
 
 
 def taken(directory: Path) -> int:
@@ -66,9 +119,11 @@ def churn(directory: str, size: int, seed: int, largest: int) -> None:
         cache = DiskCache(directory, size, 0)
         for count, (target, version, start, stop, run) in enumerate(ranges(seed, largest)):
             if not found(cache, target, start, stop, version):
-                write(cache, target, start, stop, version, run)
+                cache.write(target, version, start, content(target, version, start, stop), run)
             if count % 16 == 0:
                 cache.remember(target, version)
+            if count % 4 == 0:
+                cache.flush()
     except BaseException as exc:
         Path(directory + ".WRONG").write_text(repr(exc))
         os._exit(1)

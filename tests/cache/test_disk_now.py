@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -10,11 +12,26 @@ import pytest
 import trio
 from trio.testing import trio_test
 
-from tests.cache.diskblocks import MIB, ONE, TWO, blocks, content, found, write
+from tests.cache.diskblocks import (
+    MIB,
+    ONE,
+    TWO,
+    content,
+    flip,
+    found,
+    read_now,
+    remember,
+    rows,
+    segment_of,
+    segments,
+    write,
+)
 from zarrfs.cache import diskfiles
 from zarrfs.cache.disk import DiskCache
-from zarrfs.cache.diskfiles import LAYOUT, Damaged, Layout
+from zarrfs.cache.diskadmin import verify
+from zarrfs.cache.diskfiles import LAYOUT
 from zarrfs.concurrency.tasks import Round
+from zarrfs.net.versions import Version
 from zarrfs.system import beneath
 from zarrfs.system.beneath import is_local, open_cached
 
@@ -80,45 +97,94 @@ def test_no_server_is_waited_for() -> None:
     assert not is_local(descriptor)
 
 
+def version_now(cache: DiskCache, newer_than: float) -> Version | None:
+    return cache.version(T, newer_than, now=True)
+
+
 def test_what_is_in_memory_is_read_at_once(local: Path) -> None:
-    """With the version given, or with that of the record; counted as a hit."""
-    write(DiskCache(str(local), SIZE, 0), T, 0, 500_000)
+    """With the version that is given; counted as a hit, and what is not there as a miss."""
+    first = DiskCache(str(local), SIZE, 0)
+    write(first, T, 0, 500_000)
     cache = DiskCache(str(local), SIZE, 0)
-    assert cache.read_now(T, ONE, 0.0, 0, 500_000) is None  # nobody has looked what file system it is
+    assert read_now(cache, T, 0, 500_000) is None  # nobody has looked what file system it is
     assert found(cache, T, 0, 500_000)
     hits = cache.stats()["hits"]
-    version, data, due = cache.read_now(T, ONE, 0.0, 0, 500_000) or pytest.fail("not read")
-    assert (version, bytes(data), due) == (ONE, content(T, ONE, 0, 500_000), "")
+    assert read_now(cache, T, 0, 500_000) == content(T, ONE, 0, 500_000)
     assert cache.stats()["hits"] == hits + 1
-    assert cache.read_now(T, None, 0.0, 0, 500_000) is None  # no record
+    assert version_now(cache, 0.0) is None  # no record
+    remember(first, T, ONE)
+    assert version_now(cache, time.time() - 60) == ONE
+    assert version_now(cache, time.time() + 60) is None  # too old
+    misses = cache.stats()["misses"]
+    assert cache.read(T, TWO, 0, 500_000, now=True) is None
+    assert cache.read(T, ONE, 0, 400_000, now=True) is None
+    assert cache.stats()["misses"] == misses + 2
+
+
+def test_what_another_process_writes_is_seen_without_a_thread(local: Path) -> None:
+    """Also once it has made the index larger."""
+    reader, writer = DiskCache(str(local), SIZE, 0), DiskCache(str(local), SIZE, 0)
+    write(writer, T, 0, 1000)
+    assert found(reader, T, 0, 1000)
+    size = (local / LAYOUT / "index").stat().st_size
+    for start in range(10_000, 10_600):
+        writer.write(T, ONE, start, content(T, ONE, start, start + 10))
+    assert writer.flush()
+    assert (local / LAYOUT / "index").stat().st_size > size
+    for start in range(10_000, 10_600):
+        assert reader.read(T, ONE, start, start + 10, now=True) == content(T, ONE, start, start + 10)
+
+
+def test_tiny_values_out_of_a_run(local: Path) -> None:
+    cache = DiskCache(str(local), SIZE, 0)
+    write(cache, T, 1000, 50_000, run=True)
+    assert found(cache, T, 1000, 1010)
+    again = DiskCache(str(local), SIZE, 0)
+    again.read(T, ONE, 0, 1)
+    assert read_now(again, T, 2000, 2100) == content(T, ONE, 2000, 2100)
+
+
+def test_what_waits_to_be_written_is_read_from_memory(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block, a part of a run, and a version; and more is dropped than may wait."""
+    cache, go_on = DiskCache(str(local), SIZE, 0, queue=200_000), threading.Event()
+    real = DiskCache._do
+    monkeypatch.setattr(DiskCache, "_do", lambda self, batch: (go_on.wait(20), real(self, batch))[1])
+    cache.write(T, ONE, 0, content(T, ONE, 0, 100_000))
+    cache.write(T, ONE, 200_000, content(T, ONE, 200_000, 250_000), run=True)
     cache.remember(T, ONE)
-    assert (cache.read_now(T, None, time.time() - 60, 0, 500_000) or pytest.fail("not read"))[0] == ONE
-    assert cache.read_now(T, None, time.time() + 60, 0, 500_000) is None  # too old
-    assert cache.read_now(T, TWO, 0.0, 0, 500_000) is None
-    assert cache.read_now(T, ONE, 0.0, 0, 400_000) is None
+    began = time.monotonic()
+    cache.write(T, ONE, 500_000, content(T, ONE, 500_000, 600_000))  # no room
+    assert time.monotonic() - began < 1
+    assert cache.stats()["dropped"] == 1
+    assert cache.read(T, ONE, 0, 100_000) == content(T, ONE, 0, 100_000)
+    assert cache.read(T, ONE, 210_000, 220_000) == content(T, ONE, 210_000, 220_000)
+    assert cache.version(T, time.time() - 60) == ONE
+    assert not DiskCache(str(local), SIZE, 0).read(T, ONE, 0, 100_000)
+    go_on.set()
+    assert cache.flush()
+    assert cache.stats()["queued"] == 0
+    assert not cache._waiting
+    assert found(DiskCache(str(local), SIZE, 0), T, 0, 100_000)
 
 
 def test_what_is_large_damaged_or_on_a_server_is_for_a_thread(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which removes what is damaged."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 2 * MIB)
     write(cache, T, 5, 1005)
     assert found(cache, T, 0, 2 * MIB)
-    assert cache.read_now(T, ONE, 0.0, 0, 2 * MIB) is None
-    [small] = [path for path in blocks(local) if path.stat().st_size < MIB]
-    data = bytearray(small.read_bytes())
-    data[-1] ^= 1
-    small.write_bytes(data)
-    assert cache.read_now(T, ONE, 0.0, 5, 1005) is None
-    assert small.exists()
-    assert not found(cache, T, 5, 1005)
-    assert not small.exists()
+    assert read_now(cache, T, 0, 2 * MIB) is None
+    small = next(row for row in rows(local) if row.length == 1000)
+    flip(segment_of(local, small), small.offset + 7)
+    assert read_now(cache, T, 5, 1005) is None
+    assert cache.flush()
+    assert len(rows(local)) == 1, "what is damaged is forgotten"
     write(cache, T, 5, 1005)
-    assert cache.read_now(T, ONE, 0.0, 5, 1005) is not None
+    assert read_now(cache, T, 5, 1005) is not None
     monkeypatch.setattr(diskfiles, "is_local", lambda descriptor: False)
     elsewhere = DiskCache(str(local), SIZE, 0)
     assert found(elsewhere, T, 5, 1005)
-    assert elsewhere.read_now(T, ONE, 0.0, 5, 1005) is None
+    with pytest.raises(BlockingIOError):
+        elsewhere.read(T, ONE, 5, 1005, now=True)
 
 
 def test_a_kernel_without_openat2(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +193,7 @@ def test_a_kernel_without_openat2(local: Path, monkeypatch: pytest.MonkeyPatch) 
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
     monkeypatch.setattr(beneath, "_SYS_OPENAT2", 100_000)
-    assert cache.read_now(T, ONE, 0.0, 0, 1000) is None
+    assert read_now(cache, T, 0, 1000) is None
     assert found(cache, T, 0, 1000)
 
 
@@ -137,25 +203,24 @@ def test_a_directory_that_goes_away(local: Path) -> None:
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
     (local / LAYOUT).rename(local / "gone")
-    cache.look_again()
-    assert cache.read_now(T, ONE, 0.0, 0, 1000) is None
+    shutil.rmtree(local / "gone")
+    assert not found(cache, T, 0, 1000)
+    write(cache, T, 0, 1000)
+    assert found(cache, T, 0, 1000)
 
 
-def test_what_was_not_used_for_a_while_is_to_be_marked(local: Path) -> None:
+def test_what_was_not_used_for_a_while_is_marked(local: Path) -> None:
     """By a thread: a file system that is frozen would stop the loop."""
     cache = DiskCache(str(local), SIZE, 0)
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
-    [block] = blocks(local)
-    long_ago = time.time() - 3600
-    os.utime(block, (long_ago, long_ago))
-    _version, _data, due = cache.read_now(T, ONE, 0.0, 0, 1000) or pytest.fail("not read")
-    assert due
-    assert block.stat().st_mtime == pytest.approx(long_ago)
-    cache.touch(due)
-    assert block.stat().st_mtime > long_ago + 3000
-    _version, _data, due = cache.read_now(T, ONE, 0.0, 0, 1000) or pytest.fail("not read")
-    assert not due
+    [segment] = segments(local)
+    for age, touched in ((3600, True), (50, False)):
+        then = time.time() - age
+        os.utime(segment, (then, then))
+        assert read_now(cache, T, 0, 1000)
+        assert cache.flush()
+        assert (segment.stat().st_mtime > then + 1) == touched
 
 
 def test_a_file_that_takes_long_to_open(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,19 +229,20 @@ def test_a_file_that_takes_long_to_open(local: Path, monkeypatch: pytest.MonkeyP
     write(cache, T, 0, 1000)
     assert found(cache, T, 0, 1000)
     monkeypatch.setattr(diskfiles, "_SLOW", 0.0)
-    cache.read_now(T, ONE, 0.0, 0, 1000)
+    read_now(cache, T, 0, 1000)
     monkeypatch.undo()
-    assert cache.read_now(T, ONE, 0.0, 0, 1000) is None
+    assert read_now(cache, T, 0, 1000) is None
     assert found(cache, T, 0, 1000)
 
 
-def test_a_block_that_says_it_is_huge(local: Path) -> None:
-    """`zarrfs cache verify` takes no memory for what a header contradicts."""
-    write(DiskCache(str(local), SIZE, 0), T, 0, 1000)
-    [block] = blocks(local)
-    os.truncate(block, 1 << 42)
-    with pytest.raises(Damaged, match="too long"):
-        Layout(str(local)).load(block.parent.name + block.name)
+def test_a_row_that_says_its_block_is_huge(local: Path) -> None:
+    """`zarrfs cache verify` takes no memory for what a segment contradicts."""
+    cache = DiskCache(str(local), SIZE, 0)
+    write(cache, T, 0, 1000)
+    [row] = rows(local)
+    cache._put_rows([row._replace(length=1 << 31)])
+    assert verify(str(local)).bad == 1
+    assert rows(local) == []
 
 
 @trio_test

@@ -17,10 +17,10 @@ from collections.abc import AsyncIterator
 import trio
 
 from zarrfs.cache.diskfiles import BLOBS, LAYOUT, TOUCH, Layout
-from zarrfs.cache.diskspace import Space, cost
+from zarrfs.cache.diskspace import Busy, Space
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError, reason_of
-from zarrfs.system.buffers import Buffer
+from zarrfs.system.buffers import Buffer, write_parts
 
 log = logging.getLogger("zarrfs.transfer")
 
@@ -147,7 +147,6 @@ class DiskBlobs:
                 self._space.full()  # the next write makes room first
             else:
                 self._layout.forget()  # the directory may have been removed
-                self._space.forget()
             reason = reason_of(exc)
             if reason not in self._reported:
                 self._reported.add(reason)
@@ -160,7 +159,7 @@ class DiskBlobs:
         with contextlib.suppress(OSError):
             path = os.path.join(self.directory, blobref)
             if time.time() - os.stat(path, follow_symlinks=False).st_mtime > TOUCH:
-                self._layout.touch(blobref)
+                self._layout.touch(BLOBS, blobref)
 
     def stats(self) -> dict[str, int]:
         """Return counters since the start."""
@@ -171,12 +170,9 @@ class DiskBlobs:
         self._space.resize(size, min_free)
 
     def close(self) -> None:
-        """Give back reserved space."""
+        """Keep nothing from now on."""
         self._closed = True
-        try:
-            self._space.close()
-        finally:
-            self._layout.forget()
+        self._layout.forget()
 
     def _count(self, counter: str, written: int = 0) -> None:
         with self._lock:
@@ -184,13 +180,23 @@ class DiskBlobs:
             self._counts["bytes_written"] += written
 
     def _put(self, blobref: str, data: Buffer) -> bool:
-        count, taken = cost(len(data)), 0
-        if not self._space.take(count):
+        if not self._space.fits(len(data)):
             return False
         try:
-            taken = self._layout.put(blobref, [data] if len(data) else [])
-        finally:
-            self._space.done(count, taken)
+            with self._lock, self._space.locked():  # the threads of a process share its lock
+                name, file = self._space.blob(len(data))
+        except Busy:
+            return False
+        folder = self._layout.folder(BLOBS)
+        try:
+            try:
+                write_parts(file, [data] if len(data) else [])
+            finally:
+                os.close(file)
+            os.rename(name, blobref, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            self._layout.remove(BLOBS, name)
+            raise
         return True
 
 

@@ -2,7 +2,7 @@
 
 The first bytes that come of a target tell its version, by tag and size; bytes of another version are an error
 from then on, or with stale=reread the target is read anew. On disk, blocks lie under the version that they are of.
-What another process that shares the disk is about to fetch is waited for (leases.py).
+What another process that shares the disk is about to fetch is waited for (fetchlocks.py).
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from zarrfs.cache.memory import Ahead, BlockCache
 from zarrfs.cache.runs import Runs
 from zarrfs.cache.wanted import Wanted
 from zarrfs.concurrency.lru import LRU
-from zarrfs.concurrency.tasks import Round, in_background
+from zarrfs.concurrency.tasks import Round
 from zarrfs.config.options import Options
 from zarrfs.errors import ReadError, TargetChanged
 from zarrfs.net.answers import Entry, Fetched
 from zarrfs.net.ranges import TINY, Ranges
 from zarrfs.net.systems import System
-from zarrfs.net.versions import Pin, differs, note_unversioned, version_from, version_of
+from zarrfs.net.versions import Pin, Version, differs, note_unversioned, version_from, version_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap, memory_limit
 
 if TYPE_CHECKING:
     from zarrfs.cache.disk import DiskCache
-    from zarrfs.cache.leases import Claim
+    from zarrfs.cache.fetchlocks import Lease
 
 log = logging.getLogger("zarrfs.transfer")
 
-_UNIT = 1 << 20  # bytes: what is claimed at once for many tiny values
+_UNIT = 1 << 20  # bytes: what one lease is taken on for many tiny values
 _LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
 _PINS = 65_536  # targets whose version is remembered
 _AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
-_READERS, _WRITERS = 16, 2  # threads that read blocks from the disk, and that write them
+_READERS = 16  # threads that read blocks from the disk
+_QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
 _PATIENCE = 4.0  # seconds for blocks that are on their way to the disk when all ends: less than a daemon has
 _USUAL, _SLOW, _SLOW_LEAST = 1.5, 10, 5.0  # others' requests: seconds of the first, times the usual, seconds: too slow
 
@@ -49,23 +50,23 @@ class Blocks:
 
     def __init__(self, options: Options) -> None:
         self.ranges = Ranges(options, self._keep_run)
-        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options), self._is_paid)
         self._heap = heap()
         self._options = options
         self._pins: LRU[tuple[int, str], Pin] = LRU(_PINS)
         self._disk: DiskCache | None = None
+        self._queue = 0  # bytes that may wait for the disk
         if options.cache_dir is not None and options.cache != "none":
-            from zarrfs.cache.disk import DiskCache
+            from zarrfs.cache.disk import QUEUE, DiskCache
 
-            self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free)
-        self._readers, self._writers = trio.CapacityLimiter(_READERS), trio.CapacityLimiter(_WRITERS)
+            self._queue = min(QUEUE, memory_limit(options) // _QUEUE_SHARE)
+            self._disk = DiskCache(options.cache_dir, options.cache_size, options.cache_min_free, self._queue)
+        self.cache: BlockCache[Buffer] = BlockCache(memory_limit(options) - self._queue, self._is_paid)
+        self._readers = trio.CapacityLimiter(_READERS)
         ahead = min(options.prefetch, self.cache.max_bytes // 4)
         self._beginning = trio.CapacityLimiter(options.host_requests)
         self._runs = Runs(options.coalesce_gap, options.coalesce_size, ahead)
-        self._writes = self._unkept = self._hit_bytes = 0
+        self._hit_bytes = 0
         self._round = Round(_AT_ONCE)
-        self._beating = False
-        self._written = trio.Event()
 
     async def get(self, wanted: Wanted, taken: int) -> Buffer:
         """The block, cut at the end of the target, of which the caller takes `taken` bytes.
@@ -88,10 +89,8 @@ class Blocks:
 
         None where the answer does not tell: ask. ReadError.
         """
-        if self._disk is not None:
-            known = await trio.to_thread.run_sync(self._disk.version, wanted.target, 0.0, limiter=self._readers)
-            if known is not None:  # the bytes may be there
-                return None
+        if self._disk is not None and await self._version(self._disk, wanted, 0.0) is not None:
+            return None  # the bytes may be there
         self._pins.pop(wanted.at, None)
         await self.get(wanted._replace(alone=True), 0)
         pin = self._pins.pop(wanted.at, None)
@@ -126,12 +125,11 @@ class Blocks:
 
     async def _begin_on_disk(self, disk: DiskCache, wanted: Wanted) -> int | None:
         """As begin(): what the disk has is not asked for, and what comes goes there."""
-        known, kept = await trio.to_thread.run_sync(
-            lambda: (disk.version(wanted.target, self._oldest()), disk.version(wanted.target, 0.0)),
-            limiter=self._readers,
-        )
-        if known is not None or kept is not None:  # of long ago: ask, and perhaps the bytes are right
-            return None if known is None else known.size
+        known = await self._version(disk, wanted, self._oldest())
+        if known is not None:
+            return known.size
+        if await self._version(disk, wanted, 0.0) is not None:  # of long ago: ask, and perhaps the bytes are right
+            return None
         async with self._beginning:
             await self.get(wanted._replace(alone=True), 0)
         pin = self._pins.get(wanted.at)
@@ -144,30 +142,30 @@ class Blocks:
         """Bring blocks into the cache; returns when they are there. Cancelled, it lets go of the rest."""
         wanted = [one for one in wanted if not self.cache.has(one.key)]
         found: dict[Hashable, Buffer] = {}
-        claims: dict[Hashable, Claim] = {}
+        leases: dict[Hashable, Lease] = {}
         if self._disk is not None and wanted:  # one thread for all: neighbours that are missing stay together
-            found, claims = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
+            found, leases = await trio.to_thread.run_sync(self._all_from_disk, wanted, limiter=self._readers)
         started = []
         for one in wanted:
-            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key), claims))
+            ahead = self.cache.ahead(one.key, one.stop - one.start, self._given(one, found.get(one.key), leases))
             if ahead is not None:
                 started.append(ahead)
             else:
-                self._leave(claims.pop(one.key, None), one)
+                self._leave(leases.pop(one.key, None))
         try:
             for ahead in started:
                 await ahead.done.wait()
         finally:
             for ahead in started:
                 ahead.let_go()
-            for one in wanted if claims else ():  # those of what was cancelled before it began
-                self._leave(claims.pop(one.key, None), one)
+            for one in wanted if leases else ():  # those of what was cancelled before it began
+                self._leave(leases.pop(one.key, None))
 
     def adjust(self, options: Options) -> None:
         """Take over what may change of the options; a smaller bound on the disk holds from the next block on."""
         self._options = options
         self.ranges.adjust(options)
-        self.cache.resize(memory_limit(options))
+        self.cache.resize(memory_limit(options) - self._queue)
         self._beginning.total_tokens = options.host_requests
         self._runs.ahead = min(options.prefetch, self.cache.max_bytes // 4)
         if self._disk is not None:
@@ -181,22 +179,19 @@ class Blocks:
     def stats(self) -> dict[str, Any]:
         """Counters."""
         cache = {**self.cache.stats(), "hit_bytes": self._hit_bytes}
-        disk = {} if self._disk is None else {"disk": {**self._disk.stats(), "unkept": self._unkept}}
+        disk = {} if self._disk is None else {"disk": self._disk.stats()}
         return {**self.ranges.stats(), "cache": cache, **disk, "prefetch": self.cache.ahead_stats()}
 
     async def aclose(self) -> None:
         """Wait a little for blocks that are on their way to the disk."""
-        with trio.move_on_after(_PATIENCE):
-            while self._writes:  # one that ends may begin the next
-                await self._written.wait()
         if self._disk is not None:
-            await trio.to_thread.run_sync(self._disk.close)
+            await trio.to_thread.run_sync(self._disk.close, _PATIENCE)
 
     # -- from where it is nearest
 
-    def _given(self, wanted: Wanted, data: Buffer | None, claims: dict[Hashable, Claim]) -> Callable[[], Any]:
+    def _given(self, wanted: Wanted, data: Buffer | None, leases: dict[Hashable, Lease]) -> Callable[[], Any]:
         async def give() -> Buffer:
-            return await self._in_turn(wanted, True, claims.pop(wanted.key, None)) if data is None else data
+            return await self._in_turn(wanted, True, leases.pop(wanted.key, None)) if data is None else data
 
         return give
 
@@ -210,21 +205,16 @@ class Blocks:
             found = await self._from_runs(wanted, covering)
             if found is not None:
                 return found
-        claim = None
-        if self._disk is not None:
-            data = self._in_page_cache(self._disk, wanted)
-            if data is not None:
-                return data
-            found, old, claim = await trio.to_thread.run_sync(self._from_disk_or_claim, wanted, limiter=self._readers)
+        lease = None
+        if self._disk is not None and self._keeps(wanted):
+            found, old, lease = await self._from_disk_or_lease(wanted)
             if old and await self._ask(wanted):
-                found, _, claim = await trio.to_thread.run_sync(
-                    self._from_disk_or_claim, wanted, limiter=self._readers
-                )
+                found, _, lease = await self._from_disk_or_lease(wanted)
             if found is not None:
                 return found
         if in_order and not covering:
             self._runs.read(wanted.at, wanted.start, wanted.stop, functools.partial(self._run, wanted))
-        return await self._in_turn(wanted, ahead, claim)
+        return await self._in_turn(wanted, ahead, lease)
 
     def _run(self, wanted: Wanted, low: int, high: int) -> tuple[int, Ahead] | None:
         pin = self._pins.get(wanted.at)
@@ -288,64 +278,70 @@ class Blocks:
 
     # -- the disk
 
-    def _in_page_cache(self, disk: DiskCache, wanted: Wanted) -> Buffer | None:
-        """The block, if the disk has it and the kernel has that in memory: that needs no visit to a thread."""
-        at, expected, pin = wanted.at, wanted.expected, self._pins.get(wanted.at)
-        version = version_of(expected) if expected is not None else pin.version if pin is not None else None
-        unknown = version is None and (expected is not None or pin is not None)
-        if unknown or not self._round.take(wanted.stop - wanted.start):
-            return None
-        found = disk.read_now(wanted.target, version, self._oldest(), wanted.start, wanted.stop)
-        if found is None:
-            return None
-        version, data, due = found
-        if due:
-            self._begin_write(functools.partial(disk.touch, due))
-        if expected is not None:
-            return data
-        pin = self._pins.get(at) or self._pins.put(at, Pin(version.tag, version.size, certain=False, noted=True))
-        if pin.version != version:  # of somebody who was faster
-            return None
-        pin.certain = True
-        return data
-
     def _oldest(self) -> float:
         """When a server must have been asked for its word to count: seconds since 1970."""
         return max(time.time() - self._options.cache_validity, self._options.asked_since)
 
-    def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Claim]]:
-        """In a worker thread: (what is there of `wanted`, claims on the rest)."""
+    async def _version(self, disk: DiskCache, wanted: Wanted, newer_than: float) -> Version | None:
+        """As DiskCache.version()."""
+        try:
+            return disk.version(wanted.target, newer_than, now=True)
+        except BlockingIOError:
+            return await trio.to_thread.run_sync(disk.version, wanted.target, newer_than, limiter=self._readers)
+
+    def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Lease]]:
+        """In a worker thread: (what is there of `wanted`, leases on the rest)."""
         assert self._disk is not None
-        found, claims = {}, {}
-        units: dict[tuple[str, int], list[Wanted]] = {}  # tiny values: one claim for all of a unit, not one a value
+        found, leases = {}, {}
+        units: dict[tuple[str, int], list[Wanted]] = {}  # tiny values: one lease for all of a unit, not one a value
         for one in wanted:
             tiny = one.stop - one.start < TINY
-            data, old, claim = (*self._from_disk(one), None) if tiny else self._from_disk_or_claim(one)
+            data, old, lease = (*self._from_disk(one), None) if tiny else self._look_or_lease(one)
             if data is not None:
                 found[one.key] = data
-            elif claim is not None:
-                claims[one.key] = claim
+            elif lease is not None:
+                leases[one.key] = lease
             elif tiny and not old and self._keeps(one):
                 units.setdefault((one.target, one.start - one.start % _UNIT), []).append(one)
         for (target, start), ones in units.items():
-            wants = [(one.start, one.stop) for one in ones]
-            claim = self._disk.claims.take(target, start, start + _UNIT, wants)
-            if claim is not None:
-                claims.update((one.key, claim) for one in ones)
-        return found, claims
+            lease = self._disk.leases.take(target, start, start + _UNIT)
+            if lease is not None:
+                lease.users = len(ones)
+                leases.update((one.key, lease) for one in ones)
+        return found, leases
 
-    def _from_disk_or_claim(self, wanted: Wanted) -> tuple[Buffer | None, bool, Claim | None]:
-        """In a worker thread: what _from_disk() gives, and, where that is nothing, who fetches it (None: we)."""
+    async def _from_disk_or_lease(self, wanted: Wanted) -> tuple[Buffer | None, bool, Lease | None]:
+        """What _look_or_lease() gives: at once where the kernel has in memory what it takes, else by a thread."""
         assert self._disk is not None
-        data, old = self._from_disk(wanted)
+        if self._disk.local:
+            try:
+                return self._look_or_lease(wanted, now=True)
+            except BlockingIOError:
+                pass
+        return await trio.to_thread.run_sync(self._look_or_lease, wanted, limiter=self._readers)
+
+    def _look_or_lease(self, wanted: Wanted, now: bool = False) -> tuple[Buffer | None, bool, Lease | None]:
+        """What _from_disk() gives, and, where that is nothing, the lease on the block (None: fetch without).
+
+        `now`: BlockingIOError where that means waiting for the disk.
+        """
+        assert self._disk is not None
+        data, old = self._from_disk(wanted, now=now)
         if data is not None or old or not self._keeps(wanted):
             return data, old, None
-        claim = self._disk.claims.take(wanted.target, wanted.start, wanted.stop)
-        if claim is not None and claim.held:  # somebody else may have finished since we looked
-            data, _ = self._from_disk(wanted, again=True)
+        lease = self._disk.leases.take(wanted.target, wanted.start, wanted.stop)
+        if lease is not None and lease.held:  # somebody else may have finished since we looked
+            try:
+                data, _ = self._from_disk(wanted, True, now)
+            except BlockingIOError:
+                self._disk.leases.release(lease)
+                raise
             if data is not None:
-                self._disk.claims.release([claim])
-        return data, False, claim
+                self._disk.leases.release(lease)
+                return data, False, None
+        if lease is not None:
+            lease.users = 1
+        return data, False, lease
 
     def _keeps(self, wanted: Wanted) -> bool:
         """Return whether a block is kept on disk once it has come, as far as that is known."""
@@ -354,10 +350,10 @@ class Blocks:
         pin = self._pins.get(wanted.at)
         return pin is None or pin.kept
 
-    def _from_disk(self, wanted: Wanted, again: bool = False) -> tuple[Buffer | None, bool]:
-        """In a worker thread: (the block, or None; whether one may be there, of a version seen too long ago).
+    def _from_disk(self, wanted: Wanted, again: bool = False, now: bool = False) -> tuple[Buffer | None, bool]:
+        """(the block, or None; whether one may be there, of a version seen too long ago).
 
-        `again`: it was not there a moment ago.
+        `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk.
         """
         assert self._disk is not None
         at, target = wanted.at, wanted.target
@@ -365,14 +361,15 @@ class Blocks:
         if wanted.expected is None:
             pin = self._pins.get(at)
             if pin is None:
-                known = self._disk.version(target, self._oldest())
+                known = self._disk.version(target, self._oldest(), now)
                 if known is None:
-                    return None, self._disk.version(target, 0.0) is not None
+                    return None, self._disk.version(target, 0.0, now) is not None
                 pin = self._pins.get(at) or self._pins.put(at, Pin(known.tag, known.size, certain=False, noted=True))
             version = pin.version
         if version is None:
             return None, False
-        data = self._disk.read(target, version, wanted.start, min(wanted.stop, version.size), again)
+        stop = min(wanted.stop, version.size)
+        data = self._disk.read(target, version, wanted.start, stop, again, now, self._round.take)
         if data is not None and pin is not None:
             pin.certain = True
         return data, False
@@ -389,14 +386,14 @@ class Blocks:
         if version is None or self._disk is None:
             return False
         self._pins.put(wanted.at, Pin(version.tag, version.size, noted=True))
-        await trio.to_thread.run_sync(self._disk.remember, wanted.target, version, limiter=self._writers)
+        self._disk.remember(wanted.target, version)
         return True
 
     def _note(self, wanted: Wanted, found: Fetched) -> None:
         """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
         version = version_from(found.tag, found.total)
         if self._disk is not None and version is not None:
-            self._begin_write(functools.partial(self._disk.remember, wanted.target, version))
+            self._disk.remember(wanted.target, version)
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """Write the merged range of many small reads to the disk in one piece."""
@@ -407,125 +404,60 @@ class Blocks:
             self._write(self._disk, wanted, found, run=True)
 
     def _write(self, disk: DiskCache, wanted: Wanted, found: Fetched, run: bool = False) -> None:
-        """Keep a block on disk, later; not where memory is short or its version unknown."""
+        """Keep a block on disk, later; not where its version is unknown."""
         pin = None
         if wanted.expected is not None:
             version = version_of(wanted.expected)
         else:
             pin = self._pins.get(wanted.at)
             version = version_from(found.tag, found.total) or (pin.version if pin else None)
-        size = len(found.data)
         if pin is not None:
             pin.kept = version is not None
-        settle = functools.partial(disk.claims.settle, wanted.target, wanted.start, wanted.stop)
-        if version is None or not size or not self.cache.reserve(size):
-            self._unkept += version is not None and size > 0
-            if disk.claims.any_held:
-                self._begin_write(settle)
+        if version is None:
             return
-        self._write_begins()
-        note = pin is not None and not pin.noted
-        if pin is not None:
+        disk.write(wanted.target, version, wanted.start, found.data, run)
+        if pin is not None and not pin.noted:
             pin.noted = True
-
-        def work() -> None:
-            try:
-                disk.write(wanted.target, version, wanted.start, found.data, run)
-                if note:
-                    disk.remember(wanted.target, version)
-            finally:
-                settle()
-
-        in_background(self._written_later, work, size)
-
-    async def _written_later(self, work: Callable[[], None], size: int) -> None:
-        try:
-            await self._later(work)
-        finally:
-            self.cache.release(size)
-
-    def _begin_write(self, work: Callable[[], None]) -> None:
-        """Have the disk do something that nobody waits for until all ends."""
-        self._write_begins()
-        in_background(self._later, work)
-
-    def _write_begins(self) -> None:
-        if not self._writes:
-            self._written = trio.Event()
-        self._writes += 1
-
-    async def _later(self, work: Callable[[], None]) -> None:
-        """End a write that _write_begins() announced."""
-        try:
-            await trio.to_thread.run_sync(work, limiter=self._writers)
-        finally:
-            self._writes -= 1
-            if not self._writes:
-                self._written.set()
+            disk.remember(wanted.target, version)
 
     # -- whose turn it is to fetch
 
-    async def _in_turn(self, wanted: Wanted, ahead: bool, claim: Claim | None) -> Buffer:
-        """The block from the server, or from whoever has claimed it, by way of the disk."""
-        first = claim
+    async def _in_turn(self, wanted: Wanted, ahead: bool, lease: Lease | None) -> Buffer:
+        """The block from the server, or from the holder of the lease on it, by way of the disk."""
         try:
-            patience = self._patience() if claim is not None and not claim.held else 0.0
-            while claim is not None and not claim.held:
-                async with claim.lock:
-                    if claim.held:
-                        break
-                    await trio.sleep(claim.pause())
-                    found, claim = await trio.to_thread.run_sync(
-                        self._wait, wanted, claim, patience, limiter=self._readers
-                    )
+            if lease is not None and not lease.held:
+                found = await self._wait(wanted, lease)
                 if found is not None:
-                    self._leave(first, wanted)
                     return found
-            if claim is None:
-                self._leave(first, wanted)
-            elif not self._beating:
-                self._beating = True
-                in_background(self._beat)
             return await self._from_server(wanted, ahead)
-        except BaseException:
-            self._leave(first, wanted)
-            raise
+        finally:
+            self._leave(lease)
 
-    def _wait(self, wanted: Wanted, claim: Claim, patience: float) -> tuple[Buffer | None, Claim | None]:
-        """In a worker thread: (the block once it is there, or the claim as it is now; None: wait no more)."""
-        from zarrfs.cache.leases import Turn
+    async def _wait(self, wanted: Wanted, lease: Lease) -> Buffer | None:
+        """The block once another process has fetched it; None: fetch it."""
+        from zarrfs.cache.fetchlocks import Turn
 
         assert self._disk is not None
-        turn, claims = self._disk.claims.look(claim, patience), self._disk.claims
-        if turn is Turn.WAIT:
-            return None, claim
-        found, _ = self._from_disk(wanted, again=True)
-        if turn is Turn.GONE and found is None:
-            self._disk.look_again()
-            left = claims.again(claim)
-            found, _ = self._from_disk(wanted, again=True)
-        else:
-            left = claim if turn is Turn.OURS else None
-        return found, left
+        leases, patience, turn = self._disk.leases, self._patience(), Turn.WAIT
+        while turn is Turn.WAIT:
+            async with lease.lock:  # many blocks may lie in the range: one after the other looks
+                if lease.held:
+                    break
+                await trio.sleep(lease.pause())
+                if self._disk.local:
+                    turn = leases.look(lease, patience)
+                else:
+                    turn = await trio.to_thread.run_sync(leases.look, lease, patience, limiter=self._readers)
+        return (await trio.to_thread.run_sync(self._from_disk, wanted, True, limiter=self._readers))[0]
 
     def _patience(self) -> float:
         """Seconds after which another's request is too slow to be waited for."""
         usual = self.ranges.usual() or _USUAL
         return min(max(_SLOW * usual, _SLOW_LEAST), self._options.read_timeout / 4)
 
-    def _leave(self, claim: Claim | None, wanted: Wanted) -> None:
-        """Let go of a claim, if `wanted` is the last that it was made for."""
-        claims = self._disk and self._disk.claims
-        if claims and claim is not None and claims.leave(claim, wanted.start, wanted.stop):
-            self._begin_write(functools.partial(claims.release, [claim]))
-
-    async def _beat(self) -> None:
-        """While claims are held, show that we live."""
-        from zarrfs.cache.leases import BEAT
-
-        try:
-            while self._disk is not None and self._disk.claims.any_held:
-                await trio.sleep(BEAT)
-                await trio.to_thread.run_sync(self._disk.claims.beat)
-        finally:
-            self._beating = False
+    def _leave(self, lease: Lease | None) -> None:
+        """Let go of a lease; the last of its users releases it, once what came is on the disk."""
+        if lease is not None and self._disk is not None:
+            lease.users -= 1
+            if not lease.users:
+                self._disk.release(lease)

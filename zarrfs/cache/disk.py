@@ -1,6 +1,7 @@
 """DiskCache: blocks of targets in a directory that any number of processes and nodes share.
 
-What is kept where: diskfiles.py. How much: diskspace.py. Who fetches it: leases.py. For whom: docs/disk-cache.md.
+A block is appended to a segment, and a row of the index says where it lies. Files: diskfiles.py. Index: diskindex.py.
+Space: diskspace.py. Who fetches a block: fetchlocks.py. For users: docs/disk-cache.md.
 """
 
 from __future__ import annotations
@@ -9,379 +10,607 @@ import contextlib
 import errno
 import json
 import logging
+import os
+import stat
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from zarrfs.cache.diskfiles import RECORD, Block, Damaged, Layout, checksum, hash_of, header
-from zarrfs.cache.diskspace import FOLDER_COST, Space, cost
-from zarrfs.cache.leases import Claims
+import xxhash
+
+from zarrfs.cache.diskfiles import TOUCH, Layout, hash_of, segment_name
+from zarrfs.cache.diskindex import PIECE_KEY, Index, Row
+from zarrfs.cache.diskspace import Busy, Segment, Space
+from zarrfs.cache.fetchlocks import FetchLocks, Lease
 from zarrfs.config.redaction import without_secrets
 from zarrfs.net.versions import Version
 from zarrfs.system.buffers import Buffer
+from zarrfs.system.localfiles import read_cached
 
 log = logging.getLogger("zarrfs.transfer")
 
-_NOW = 1 << 20  # bytes that are read on the loop at most
+QUEUE = 64 << 20  # bytes that wait to be written at most
 UNIT = 1 << 20  # bytes: where runs of tiny values are cut
 PIECES = 32  # of a unit that do not touch each other
-UNITS_HELD = 4  # in memory, as reading a tiny value from the disk means reading and verifying its whole unit
+PIECES_HELD = 8  # in memory, as reading a tiny value from the disk means reading and verifying its whole piece
 BACK_OFF, BACK_OFF_MAX = 30.0, 600.0  # seconds without writing after a failure; doubled while it goes on failing
-CROWDED = 1.0  # seconds after a block that found no room: others are not told to wait for what may not be kept
-TELL_AGAIN = 3600.0  # seconds after which the same warning is worth another line
+CROWDED = 1.0  # seconds after a block found no room: others are not told to wait for what may not be kept
+REPORT_AGAIN = 3600.0  # seconds after which the same warning is worth another line
 SKEW = 300.0  # seconds that the clocks of nodes may differ
+_NOW = 1 << 20  # bytes that are read on the loop at most
+_BATCH = 16 << 20  # bytes that are written before other processes see them, at most
+_IDLE = 5.0  # seconds without a write after which a segment is closed
+_INDEX_SHARE = 16  # of the bound: what the index may take
+_RECORD_MAX = 64 << 10  # bytes
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What is wrong with one file, not with the disk.
-_ONE_FILE = (errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENAMETOOLONG)
+
+
+class Damaged(Exception):
+    """Bytes that are not what their row says; str() is why."""
+
+
+class _Put(NamedTuple):
+    """A block that waits to be written; of `pieces`, it may be joined to others of its unit."""
+
+    key: bytes
+    target: bytes
+    start: int  # as in Row
+    data: memoryview
+    piece: bool = False
+
+
+_Job = _Put | Lease | Row | int  # write it, release it, free it (it is damaged), or mark that segment as used
 
 
 class DiskCache:
-    """Blocks in a directory. Thread-safe; every method but the constructor blocks; none raises for what the disk does.
+    """Blocks in a directory. Thread-safe; none of its methods raises for what the disk does.
 
-    A file is believed where its checksum says so. That finds accidents: who may write in the directory can also
-    forge blocks, so it must be shared only with those who are trusted. A failing or full disk is told once in the
+    write(), remember() and release() hand work to a thread and return at once; what waits there is found like what is
+    on the disk. All others block; with `now` they raise BlockingIOError instead of waiting.
+
+    Bytes are believed where their checksum says so. That finds accidents: who may write in the directory can also
+    forge blocks, so it must be shared only with those who are trusted. A failing or full disk is reported once in the
     log; then nothing is written for a while, and reading goes on.
     """
 
-    def __init__(self, directory: str, size: int, min_free: int) -> None:
-        """Keep at most `size` bytes, and let `min_free` bytes of the disk be free. Touches nothing on the disk."""
+    def __init__(self, directory: str, size: int, min_free: int, queue: int = QUEUE) -> None:
+        """Keep at most `size` bytes, let `min_free` bytes of the disk be free, and `queue` bytes wait for it.
+
+        Nothing on the disk is touched yet.
+        """
         self._layout = Layout(directory)
         self._space = Space(self._layout, size, min_free)
-        self._lock = threading.Lock()
+        self._index: Index | None = None
+        self._lock = threading.Condition()
         self._counts = dict.fromkeys(
             ("hits", "misses", "bytes_read", "writes", "bytes_written", "dropped", "errors"), 0
         )
-        self._units: OrderedDict[str, list[Block]] = OrderedDict()  # pieces of the last ones read, by first name
-        self._growing = [threading.Lock() for _ in range(16)]  # of units, by the first digit of their names
+        self._queue_max, self._queued = queue, 0  # bytes
+        self._queue: deque[_Job] = deque()
+        self._waiting: dict[bytes, list[_Put]] = {}  # what is queued or being written: by key, or of a unit
+        self._working = self._closed = False
+        self._worker: threading.Thread | None = None
+        self._segment: Segment | None = None  # the worker's
+        self._held: OrderedDict[tuple[int, int], bytes] = OrderedDict()  # pieces read last, by segment and offset
         self._pause = 0.0  # seconds, of the back-off that goes on or the last one
         self._until = 0.0  # monotonic; nothing is written before
-        self._told: dict[str, float] = {}
         self._crowded = 0.0  # monotonic, as _until
-        self._closed = False
-        self.claims = Claims(self._layout, self._keeps)
+        self._reported: dict[str, float] = {}
+        self.leases = FetchLocks(self._layout, self._keeps)
 
-    def version(self, target: str, newer_than: float) -> Version | None:
+    @property
+    def local(self) -> bool:
+        """Return whether the directory is known to be on a file system that never waits for a server."""
+        return self._layout.local
+
+    def version(self, target: str, newer_than: float, now: bool = False) -> Version | None:
         """Return the version of `target` that its server last gave, if after `newer_than` (seconds since 1970)."""
-        name = _record_name(target)
+        key = hash_of(target)
+        queued = self._waiting.get(key)
+        if queued:
+            seen, data = queued[-1].start, bytes(queued[-1].data)
+        else:
+            row = self._find(key, now)
+            text = None if row is None or row.length > _RECORD_MAX else self._load(row, now)
+            if row is None or text is None:
+                return None
+            seen, data = row.start, bytes(text)
+        if not newer_than < seen / 1e9 < time.time() + SKEW:
+            return None
         try:
-            return self._recorded(name, newer_than)
-        except FileNotFoundError:
-            pass
+            return parse_record(data)[0]
         except Damaged:
-            self._damaged(name)
-        except OSError as exc:
-            self._unreadable(exc)
-        return None
+            return None
 
     def remember(self, target: str, version: Version) -> None:
         """Note that the server of `target` has just said that this is its version."""
-        name = _record_name(target)
-        body = json.dumps(
-            {"tag": version.tag, "size": version.size, "target": without_secrets(target), "name": name}
-        ).encode()
-        text = checksum(body) + b"\n" + body
-        if not self._writes():
-            return
-        try:
-            try:
-                if self._layout.load_record(name)[0] == text:
-                    self._layout.touch(name)
-                    return
-            except (Damaged, FileNotFoundError, PermissionError):
-                pass
-            self._put(name, [text])
-        except OSError as exc:
-            self._failed(exc)
+        about = {"tag": version.tag, "size": version.size, "target": without_secrets(target)}
+        key = hash_of(target)
+        self._enqueue(_Put(key, key[:8], time.time_ns(), memoryview(json.dumps(about).encode())))
 
-    def read(self, target: str, version: Version, start: int, stop: int, again: bool = False) -> Buffer | None:
-        """Exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
+    def read(
+        self, target: str, version: Version, start: int, stop: int, again: bool = False, now: bool = False,
+        allow: Callable[[int], bool] = lambda size: True,
+    ) -> Buffer | None:  # fmt: skip
+        """Return exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
 
-        `again`: that they were not a moment ago has been counted.
+        `again`: that they were not a moment ago has been counted. `now`: BlockingIOError also for more bytes than it
+        is good to copy on the loop, or than `allow` says.
         """
         data: Buffer | None = None
         if not self._closed and start < stop:
-            if stop - start < UNIT:
-                data = self._held(target, version, start, stop)
-            if data is None:
-                block = self._load(_block_name(target, version, start, stop), stop - start)
-                data = block.data if block is not None else None
+            if now and stop - start > _NOW:
+                raise BlockingIOError(errno.EAGAIN, "too long")
+            data = self._block(_block_key(target, version, start, stop), now, allow)
             if data is None:  # large ones, too: they may have been cut out of what came for many tiny ones
-                data = self._from_units(target, version, start, stop)
+                data = self._from_units(target, version, start, stop, now, allow)
         with self._lock:
             if data is not None or not again:
                 self._counts["misses" if data is None else "hits"] += 1
             self._counts["bytes_read"] += len(data or b"")
         return data
 
-    def read_now(
-        self, target: str, version: Version | None, newer_than: float, start: int, stop: int
-    ) -> tuple[Version, Buffer, str] | None:
-        """Return what version() and read() would, if that needs no waiting; None: call these, in a thread.
-
-        `version` is None where it is not known yet. It takes the time of a copy, of at most _NOW bytes. The third is
-        the name of the block if touch() is due, else "".
-        """
-        if self._closed or stop - start > _NOW:
-            return None
-        try:
-            if version is None:
-                version = self._recorded(_record_name(target), newer_than, now=True)
-                if version is None:
-                    return None
-            stop = min(stop, version.size)
-            name = _block_name(target, version, start, stop)
-            block = self._layout.load(name, stop - start, now=True)
-        except (OSError, Damaged):
-            return None
-        with self._lock:
-            self._counts["hits"] += 1
-            self._counts["bytes_read"] += len(block.data)
-        return version, block.data, name if block.due else ""
-
-    def touch(self, name: str) -> None:
-        """Mark a block as used."""
-        with contextlib.suppress(OSError):  # read-only, of somebody else, or gone
-            self._layout.touch(name)
-
     def write(self, target: str, version: Version, start: int, data: Buffer, run: bool = False) -> None:
-        """Keep `data`, the bytes of `target` from `start` on, if there is room.
+        """Keep `data`, the bytes of `target` from `start` on, if there is room; later, unless much waits already.
 
         One block is found again under its exact (start, stop). A `run`, many tiny values that came in one request,
         is cut into units, and any range within what is kept of one or two neighbouring units is found again.
         """
         view = memoryview(data).cast("B")
-        if not view or not self._writes():
+        if not view:
             return
-        try:
-            if not run:
-                name = _block_name(target, version, start, start + len(view))
-                self._keep(name, target, start, view)
-            else:
-                stop = start + len(view)
-                for unit in range(start // UNIT, -(-stop // UNIT)):
-                    low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
-                    names = [_unit_name(target, version, unit, number) for number in range(PIECES)]
-                    with self._growing[int(names[0][0], 16)]:
-                        self._grow(names, target, low, view[low - start : high - start])
-        except OSError as exc:
-            self._failed(exc)
+        of, stop = hash_of(target)[:8], start + len(view)
+        if not run:
+            self._enqueue(_Put(_block_key(target, version, start, stop), of, start, view))
+            return
+        for unit in range(start // UNIT, -(-stop // UNIT)):
+            low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
+            part = view[low - start : high - start]
+            self._enqueue(_Put(_unit_key(target, version, unit), of, low, part, piece=True))
+
+    def release(self, lease: Lease) -> None:
+        """Release a lease once everything that was to be written before is visible to others, or dropped."""
+        if lease.held:
+            self._enqueue(lease)
+
+    def flush(self, seconds: float = 60.0) -> bool:
+        """Wait until everything is written; False if that takes longer than `seconds`."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._queue and not self._working, seconds)
 
     def stats(self) -> dict[str, int]:
         """Counts since the start; "dropped" are blocks that were not kept for want of room, "evicted" are files."""
         with self._lock:
-            counts = {**self._counts, "evicted": self._space.evicted}
-        return {**counts, **self.claims.stats()}
+            counts = {**self._counts, "evicted": self._space.evicted, "queued": self._queued}
+        return {**counts, **self.leases.stats()}
 
     def resize(self, size: int, min_free: int) -> None:
-        """Other bounds from now on."""
+        """Set other bounds."""
         self._space.resize(size, min_free)
 
-    def close(self) -> None:
-        """Give back what was reserved; from now on nothing is found and nothing kept."""
-        self._closed = True
-        try:
-            self.claims.close()
-            self._space.close()
-        finally:
-            self._layout.forget()
-
-    def look_again(self) -> None:
-        """Open directories anew: a network file system (NFS) then asks its server what is in them."""
+    def close(self, seconds: float = 60.0) -> None:
+        """Write what waits, for `seconds` at most; from now on nothing is found and nothing kept."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+        if self._worker is not None:
+            self._worker.join(seconds)
+            with self._lock:
+                self._queue.clear()  # so that the worker ends, if it is only slow
+        self._index = None
         self._layout.forget()
 
     # -- reading
 
-    def _recorded(self, name: str, newer_than: float, now: bool = False) -> Version | None:
-        """Return the record `name` if it was written or touched after `newer_than`. OSError, Damaged."""
-        text, seen = self._layout.load_record(name, now)
-        return parse_record(text, name)[0] if newer_than < seen < time.time() + SKEW else None
+    def _open(self) -> Index:
+        """The index as it is on the disk now. OSError."""
+        self._layout.is_gone()
+        file, index = self._layout.index(), self._index
+        if index is None or index.file is not file:
+            if index is None and (old := self._layout.old()):
+                self._report_old(old)
+            index = self._index = Index(file)
+        return index
 
-    def _load(self, name: str, length_max: int) -> Block | None:
+    def _search(self, search: Callable[[Index], list[Row]], now: bool) -> list[Row]:
+        """What `search` finds in the index."""
+        index = self._index
+        if now and (index is None or not self._layout.local):
+            raise BlockingIOError(errno.EAGAIN, "may have to wait for a server")
         try:
-            return self._layout.load(name, length_max)
+            return search(index if now and index is not None else self._open())
         except FileNotFoundError:
-            return None
-        except Damaged:
-            self._damaged(name)
+            pass
+        except BlockingIOError:
+            raise
         except OSError as exc:
             self._unreadable(exc)
-        return None
+        return []
 
-    def _held(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
-        """A range of one of the units in memory."""
-        if not self._units:
+    def _find(self, key: bytes, now: bool) -> Row | None:
+        found = self._search(lambda index: [] if (row := index.find(key, now)) is None else [row], now)
+        return found[0] if found else None
+
+    def _load(self, row: Row, now: bool) -> Buffer | None:
+        """The bytes of a row, verified; None where they are not what they should be, or cannot be had."""
+        try:
+            data, due = load(self._layout, row, now)
+        except BlockingIOError:
+            raise
+        except FileNotFoundError:  # evicted
             return None
-        with self._lock:
-            pieces = self._units.get(_unit_name(target, version, start // UNIT, 0), ())
-        return next((part for piece in pieces if (part := _part(piece, start, stop)) is not None), None)
+        except Damaged:
+            self._count("errors")
+            self._enqueue(row)
+            return None
+        except OSError as exc:
+            self._unreadable(exc)
+            return None
+        if due:
+            self._enqueue(row.segment)
+        return data
 
-    def _from_units(self, target: str, version: Version, start: int, stop: int) -> bytes | None:
+    def _block(self, key: bytes, now: bool, allow: Callable[[int], bool]) -> Buffer | None:
+        queued = self._waiting.get(key)
+        if queued:
+            return queued[-1].data
+        row = self._find(key, now)
+        if row is None:
+            return None
+        if now and not allow(row.length):
+            raise BlockingIOError(errno.EAGAIN, "others have their turn")
+        return self._load(row, now)
+
+    def _from_units(
+        self, target: str, version: Version, start: int, stop: int, now: bool, allow: Callable[[int], bool]
+    ) -> bytes | None:
         parts = []
         for unit in range(start // UNIT, (stop - 1) // UNIT + 1):
             low, high = max(start, unit * UNIT), min(stop, (unit + 1) * UNIT)
-            pieces, part = [], None
-            for number in range(PIECES):
-                piece = self._load(_unit_name(target, version, unit, number), UNIT)
-                if piece is None:
-                    break
-                pieces.append(piece)
-                part = _part(piece, low, high)
-                if part is not None:
-                    break
+            part = self._from_unit(_unit_key(target, version, unit), low, high, now, allow)
             if part is None:
                 return None
-            with self._lock:
-                name = _unit_name(target, version, unit, 0)
-                self._units[name] = pieces
-                self._units.move_to_end(name)
-                if len(self._units) > UNITS_HELD:
-                    self._units.popitem(last=False)
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _damaged(self, name: str) -> None:
-        self._layout.remove(name)
-        self._count("errors")
+    def _from_unit(self, key: bytes, low: int, high: int, now: bool, allow: Callable[[int], bool]) -> bytes | None:
+        for put in self._waiting.get(key, ()):
+            if put.start <= low and high <= put.start + len(put.data):
+                return bytes(put.data[low - put.start : high - put.start])
+        for row in self._search(lambda index: index.pieces(key, now), now):
+            if row.start <= low and high <= row.stop and row.length <= UNIT:
+                with self._lock:
+                    data = self._held.get((row.segment, row.offset))
+                if data is None:
+                    if now and not allow(row.length):
+                        raise BlockingIOError(errno.EAGAIN, "others have their turn")
+                    found = self._load(row, now)
+                    if found is None:
+                        continue
+                    data = bytes(found)
+                with self._lock:
+                    self._held[row.segment, row.offset] = data
+                    self._held.move_to_end((row.segment, row.offset))
+                    if len(self._held) > PIECES_HELD:
+                        self._held.popitem(last=False)
+                return data[low - row.start : high - row.start]
+        return None
 
     def _unreadable(self, exc: OSError) -> None:
         if exc.errno not in (errno.ESTALE, errno.ENOTDIR):  # removed by another node, or there is nothing yet
             self._count("errors")
-            self._tell(exc, "cannot be read")
+            self._report(exc, "cannot be read")
 
-    # -- writing
+    # -- what waits to be written
 
-    def _writes(self) -> bool:
-        if self._closed:
+    def _enqueue(self, job: _Job) -> None:
+        """Hand something to the worker, or drop it: a block that is too much, and all after a failure."""
+        size = len(job.data) if isinstance(job, _Put) else 0
+        with self._lock:
+            if isinstance(job, _Put):
+                room = not self._queued or self._queued + size <= self._queue_max
+                if self._closed or time.monotonic() < self._until or not room or not self._space.fits(size):
+                    self._counts["dropped"] += not self._closed
+                    return
+                self._waiting.setdefault(job.key, []).append(job)
+            self._queue.append(job)
+            self._queued += size
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="disk cache", daemon=True)
+                self._worker.start()
+            elif not self._working:
+                self._lock.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._working = False
+                self._lock.notify_all()
+                self._lock.wait_for(lambda: self._queue or self._closed, _IDLE if self._segment else None)
+                batch: list[_Job] = []
+                size = 0
+                while self._queue and size < _BATCH:
+                    batch.append(self._queue.popleft())
+                    size += len(batch[-1].data) if isinstance(batch[-1], _Put) else 0
+                ends = self._closed and not batch
+                self._working = bool(batch)
+            if not batch:
+                self._close_segment()
+            if ends:
+                return
+            try:
+                self._do(batch)
+            except Exception:
+                log.exception("the cache on disk failed")
+            finally:
+                self._done(batch, size)
+
+    def _done(self, batch: list[_Job], size: int) -> None:
+        with self._lock:
+            self._queued -= size
+            for job in batch:
+                if isinstance(job, _Put):
+                    others = [put for put in self._waiting[job.key] if put is not job]
+                    if others:
+                        self._waiting[job.key] = others
+                    else:
+                        del self._waiting[job.key]
+        for job in batch:
+            if isinstance(job, Lease):
+                self.leases.release(job)
+
+    def _do(self, batch: list[_Job]) -> None:
+        puts = [job for job in batch if isinstance(job, _Put)]
+        for job in batch:
+            if isinstance(job, int):
+                with contextlib.suppress(OSError):  # read-only, of somebody else, or gone
+                    self._layout.touch("", segment_name(job))
+            elif isinstance(job, Row):
+                with contextlib.suppress(OSError, Busy), self._space.locked():
+                    self._open().drop(job)
+        if not puts:
+            return
+        try:
+            if time.monotonic() < self._until:  # a batch before has failed
+                raise Busy  # noqa: TRY301
+            self._layout.is_gone()
+            self._layout.index(make=True)
+            if self._space.is_short():
+                with self._space.locked():
+                    self._space.make_room(0)
+            kept = self._keep([put for put in puts if not put.piece])
+            for put in puts:
+                kept += self._keep_piece(put) if put.piece else 0
+        except Busy:
+            self._crowd(len(puts))
+        except OSError as exc:
+            self._failed(exc, len(puts))
+        else:
+            with self._lock:
+                self._pause = 0.0
+                self._counts["bytes_written"] += kept
+
+    # -- writing, by the worker
+
+    def _keep(self, puts: Sequence[_Put]) -> int:
+        """Write blocks and records unless they are there, from another process; return how many bytes. OSError."""
+        puts = [put for put in {put.key: put for put in puts}.values() if not self._is_kept(put)]
+        try:
+            rows = self._append(puts)
+        except OSError as exc:
+            if exc.errno not in _NO_ROOM:
+                raise
+            self._space.full()  # others, who write too, were faster: make room, if that helps
+            self._close_segment()
+            rows = self._append(puts)
+        return self._put_rows(rows)
+
+    def _append(self, puts: Sequence[_Put]) -> list[Row]:
+        """Write blocks to segments; return their rows. OSError, Busy."""
+        rows: list[Row] = []
+        while puts:
+            segment = self._segment_for(len(puts[0].data))
+            count, stop = 0, segment.at
+            while count < len(puts) and stop + len(puts[count].data) <= segment.size:
+                stop += len(puts[count].data)
+                count += 1
+            at = segment.append([put.data for put in puts[:count]])
+            for put in puts[:count]:
+                check = xxhash.xxh3_64_intdigest(put.data)
+                rows.append(Row(put.key, put.target, segment.number, put.start, at, len(put.data), check))
+                at += len(put.data)
+            puts = puts[count:]
+        return rows
+
+    def _keep_piece(self, put: _Put) -> int:
+        """Join a piece to the kept ones of its unit that it touches, or keep it beside them. OSError."""
+        start, data = put.start, put.data
+        rows = self._search(lambda index: index.pieces(put.key), False)
+        gone: list[Row] = []
+        for row in rows:
+            if row.start <= start and start + len(data) <= row.stop and self._size_of(row.segment):
+                return 0
+            if row.start <= start + len(data) and start <= row.stop:
+                old = self._load(row, False) if row.length <= UNIT else None
+                gone.append(row)
+                if old is not None:
+                    before, after = old[: max(0, start - row.start)], old[max(0, start + len(data) - row.start) :]
+                    data, start = memoryview(b"".join((before, data, after))), min(start, row.start)
+        numbers = {int.from_bytes(row.key[PIECE_KEY:], "big") for row in rows}
+        free = next(number for number in range(len(numbers) + 1) if number not in numbers)
+        if gone:
+            key = gone[0].key
+        elif free < PIECES:
+            key = put.key[:PIECE_KEY] + free.to_bytes(4, "big")
+        else:
+            shortest = min(rows, key=lambda row: row.length)
+            if shortest.length >= len(data):
+                return 0
+            key = shortest.key
+        kept = self._keep([_Put(key, put.target, start, data)])
+        if gone[1:]:
+            with self._space.locked():
+                for row in gone[1:]:
+                    self._open().drop(row)
+        return kept
+
+    def _is_kept(self, put: _Put) -> bool:
+        """Return whether a block is there already; a record is confirmed by its row alone, where it lies well."""
+        row = self._find(put.key, False)
+        if row is None or row.length != len(put.data) or not self._size_of(row.segment):
             return False
-        if time.monotonic() < self._until:
-            self._count("dropped")
+        if put.key[:8] != put.target:
+            return row.start == put.start
+        if self._segment is None or row.segment != self._segment.number:
+            return False  # as old as the blocks around it, it would go before those that need it
+        if self._load(row, False) != put.data:
             return False
+        self._put_rows([row._replace(start=put.start)])
         return True
+
+    def _segment_for(self, least: int) -> Segment:
+        """The segment to append `least` bytes to. OSError, Busy."""
+        segment = self._segment
+        if segment is not None and segment.at + least <= segment.size and not segment.is_gone():
+            return segment
+        self._close_segment()
+        with self._space.locked():
+            self._segment = self._space.segment(least)
+        return self._segment
+
+    def _close_segment(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            with contextlib.suppress(OSError):
+                segment.close()
+
+    def _put_rows(self, rows: list[Row]) -> int:
+        """Note where blocks lie; return how many bytes they have. OSError, Busy."""
+        if not rows:
+            return 0
+        alive: dict[int, bool] = {}
+
+        def is_dead(segment: int) -> bool:
+            if segment not in alive:
+                alive[segment] = bool(self._size_of(segment))
+            return not alive[segment]
+
+        with self._space.locked():
+            index = self._open()
+            for row in rows:
+                while not index.put(row, is_dead):
+                    if index.growth > self._space.limit // _INDEX_SHARE:
+                        index.put(row, is_dead, force=True)
+                        break
+                    self._space.make_room(index.growth)
+                    index.grow()
+        with self._lock:
+            self._counts["writes"] += len(rows)
+        return sum(row.length for row in rows)
+
+    def _size_of(self, segment: int) -> int:
+        """Bytes in a segment; 0 if there is none."""
+        try:
+            status = os.stat(segment_name(segment), dir_fd=self._layout.folder(), follow_symlinks=False)
+        except OSError:
+            return 0
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+    # -- disks that fail
 
     def _keeps(self) -> bool:
         return not self._closed and time.monotonic() >= max(self._until, self._crowded)
 
-    def _keep(self, name: str, target: str, start: int, data: Buffer) -> None:
-        """Write a block unless it is there, from another process."""
-        head = header(name, hash_of(target), start, data)
-        if self._layout.size(name) != len(head) + len(data):
-            self._put(name, [head, data])
-
-    def _grow(self, names: list[str], target: str, start: int, data: memoryview) -> None:
-        """Put a piece of a unit to a kept one that it touches, or beside them, or in place of a shorter one."""
-        whole: Buffer = data
-        stop, name = start + len(data), names[-1]
-        for one in names:
-            old = self._load(one, UNIT)
-            if old is None:
-                name = one
-                break
-            old_stop = old.start + len(old.data)
-            if old.start <= start and stop <= old_stop:
-                return
-            if start <= old_stop and old.start <= stop:
-                before, after = old.data[: max(0, start - old.start)], old.data[max(0, stop - old.start) :]
-                whole, start, name = b"".join((before, data, after)), min(start, old.start), one
-                break
-            if one == names[-1] and len(old.data) >= len(data):
-                return
-        self._put(name, [header(name, hash_of(target), start, whole), whole])
-
-    def _put(self, name: str, parts: list[Buffer]) -> None:
-        size = sum(map(len, parts))
-        for again in (False, True):
-            try:
-                kept = self._put_once(name, parts, size)
-            except FileNotFoundError:  # somebody has removed the directory, or has never made it
-                if again:
-                    raise
-                self._layout.forget()
-                self._space.forget()
-            except OSError as exc:
-                if again or exc.errno not in _NO_ROOM:
-                    raise  # else others, who write too, were faster: the next attempt makes room, if that helps
-            else:
-                break
+    def _crowd(self, count: int) -> None:
         with self._lock:
-            self._counts["writes" if kept else "dropped"] += 1
-            self._counts["bytes_written"] += size if kept else 0
-            self._crowded = self._crowded if kept else time.monotonic() + CROWDED
-            self._pause = 0.0 if kept else self._pause
+            self._counts["dropped"] += count
+            self._crowded = time.monotonic() + CROWDED
 
-    def _put_once(self, name: str, parts: list[Buffer], size: int) -> bool:
-        count, taken = cost(size), 0
-        try:
-            self._layout.folder(name[:2])
-        except FileNotFoundError:
-            count += FOLDER_COST
-        if not self._space.take(count):
-            return False
-        try:
-            taken = self._layout.put(name, parts)
-        except OSError as exc:
-            if exc.errno not in _ONE_FILE:
-                raise
-            self._layout.remove(name)  # a directory, perhaps
-            self._count("errors")
-            return False
-        finally:
-            self._space.done(count, taken)
-        return True
-
-    def _failed(self, exc: OSError) -> None:
+    def _failed(self, exc: OSError, count: int) -> None:
+        self._close_segment()
         with self._lock:
             self._counts["errors"] += 1
-            self._counts["dropped"] += 1
+            self._counts["dropped"] += count
             self._pause = min(max(BACK_OFF, 2 * self._pause), BACK_OFF_MAX)
             self._until = time.monotonic() + self._pause
         if exc.errno in _NO_ROOM:
             self._space.full()
-        self._tell(exc, "nothing is kept there for now")
+        self._report(exc, "nothing is kept there for now")
 
-    def _tell(self, exc: OSError, outcome: str) -> None:
+    def _report(self, exc: OSError, outcome: str) -> None:
         reason = (exc.strerror or str(exc)).lower()
         now = time.monotonic()
         with self._lock:
-            news = now - self._told.get(reason, -TELL_AGAIN) >= TELL_AGAIN
+            news = now - self._reported.get(reason, -REPORT_AGAIN) >= REPORT_AGAIN
             if news:
-                self._told[reason] = now
+                self._reported[reason] = now
         if news:
             log.warning("cache_dir=%s: %s; %s", self._layout.directory, reason, outcome)
+
+    def _report_old(self, names: list[str]) -> None:
+        directory = self._layout.directory
+        log.warning(
+            "cache_dir=%s: %s is of an earlier version of zarrfs and is not used; remove it with zarrfs cache clear "
+            "--cache-dir %s", directory, ", ".join(names), directory,
+        )  # fmt: skip
 
     def _count(self, what: str) -> None:
         with self._lock:
             self._counts[what] += 1
 
 
-def _part(block: Block | None, start: int, stop: int) -> bytes | None:
-    if block is None or start < block.start or stop > block.start + len(block.data):
-        return None
-    return bytes(block.data[start - block.start : stop - block.start])  # a slice would keep the whole unit in memory
+def load(layout: Layout, row: Row, now: bool = False) -> tuple[Buffer, bool]:
+    """Return (the bytes that a row leads to, whether its segment is to be marked as used). OSError, Damaged.
 
-
-def _block_name(target: str, version: Version, start: int, stop: int) -> str:
-    return hash_of(target, version.tag, version.size, start, stop).hex()
-
-
-def _unit_name(target: str, version: Version, unit: int, piece: int) -> str:
-    return hash_of(target, version.tag, version.size, "u", unit, piece).hex()
-
-
-def _record_name(target: str) -> str:
-    return hash_of(target).hex() + RECORD
-
-
-def parse_record(text: bytes, name: str) -> tuple[Version, str]:
-    """(version, target without secrets) of a version record called `name`. Damaged if it is none."""
-    check, _, body = text.partition(b"\n")
-    if checksum(body) != check:
-        raise Damaged("wrong checksum")
+    `now`: BlockingIOError where that means waiting for the disk.
+    """
+    name = segment_name(row.segment)
     try:
-        about = json.loads(body)
-        version, shown = Version(about["tag"], about["size"]), about["target"]
+        fd = layout.open_now(name) if now else layout.open("", name, os.O_RDONLY)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):
+            raise Damaged("a symbolic link or a socket") from None
+        raise
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or row.offset + row.length > status.st_size:
+            raise Damaged("cut short, or not a file")
+        data = read_cached(fd, row.offset, row.length) if now else _read_all(fd, row.offset, row.length)
+    finally:
+        os.close(fd)
+    if len(data) < row.length:
+        raise BlockingIOError(errno.EAGAIN, "not in memory")
+    if xxhash.xxh3_64_intdigest(data) != row.check:
+        raise Damaged("wrong checksum")
+    return data, time.time() - status.st_mtime > TOUCH
+
+
+def parse_record(text: bytes) -> tuple[Version, str]:
+    """Return (version, target without secrets) of a version record. Damaged if it is none."""
+    try:
+        about = json.loads(text)
+        return Version(about["tag"], about["size"]), about["target"]
     except (ValueError, KeyError, TypeError):
         raise Damaged("no version record") from None
-    if about["name"] != name:
-        raise Damaged("another file")
-    return version, shown
+
+
+def _read_all(fd: int, offset: int, size: int) -> bytes:
+    data = os.pread(fd, size, offset)
+    while len(data) < size:  # on some network file systems, and over 2 GiB
+        more = os.pread(fd, size - len(data), offset + len(data))
+        if not more:
+            raise Damaged("cut short")
+        data += more
+    return data
+
+
+def _block_key(target: str, version: Version, start: int, stop: int) -> bytes:
+    return hash_of(target, version.tag, version.size, start, stop)
+
+
+def _unit_key(target: str, version: Version, unit: int) -> bytes:
+    """The key under which pieces of a unit wait; in the index, the last bytes are the number of the piece."""
+    return hash_of(target, version.tag, version.size, "u", unit)[:PIECE_KEY] + bytes(4)

@@ -7,17 +7,20 @@ import dataclasses
 import errno
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 
-from zarrfs.cache.disk import parse_record
-from zarrfs.cache.diskfiles import BLOB, RECORD, Damaged, Layout
-from zarrfs.cache.diskspace import Ages, Space
+from zarrfs.cache.disk import Damaged, load, parse_record
+from zarrfs.cache.diskfiles import BLOBS, Layout, segment_name
+from zarrfs.cache.diskindex import Index, Row
+from zarrfs.cache.diskspace import Busy, Space, size_of
 from zarrfs.errors import UsageError
 
-LOCK_PATIENCE = 5.0  # seconds to wait for another process that scans
+LOCK_PATIENCE = 5.0  # seconds to wait for a writer
 BLOBS_SOURCE = "archives"  # what blobs are of
-UNKNOWN = "unknown"  # the source of blocks whose version record has gone, or that are damaged
+UNKNOWN = "unknown"  # the source of blocks whose version record has gone
+OLD_SOURCE = "an earlier version of zarrfs"
 
 
 @dataclasses.dataclass
@@ -25,15 +28,15 @@ class Target:
     """The cached blocks of one target, all its versions; times in seconds since 1970."""
 
     source: str = UNKNOWN  # its URL without secrets
-    blocks: int = 0  # files
-    size: int = 0  # bytes on the disk
-    used: float = 0.0  # when one of its blocks was last read, within a minute
+    blocks: int = 0
+    size: int = 0  # bytes
+    used: float = 0.0  # when a segment with blocks of it was last read or written, within a minute
     seen: float = 0.0  # when its server was last asked for its version; 0.0 if nobody knows
 
 
 @dataclasses.dataclass
 class Verified:
-    """The result of verify(); bytes are those of blocks, without headers."""
+    """The result of verify(); bytes are those of blocks."""
 
     checked: int = 0
     bytes: int = 0
@@ -41,134 +44,168 @@ class Verified:
     unreadable: int = 0  # the disk or its permissions refuse them
 
 
+_File = tuple[float, int, str, str]  # when it was used, bytes, directory, name
+
+
 def targets(directory: str) -> list[Target]:
     """Return the contents of `directory` by target, most recently used first. UsageError if it cannot be read."""
-    return _by_target(_layout(directory), lambda _name, _status: True)
+    with _opened(directory) as layout:
+        return _by_target(layout, lambda file: True) + _old(layout)
 
 
 def prune(directory: str, older_than: float, size_max: int | None, dry_run: bool) -> list[Target]:
     """Remove what was not used for `older_than` seconds, and then the least used over `size_max` bytes.
 
-    Returns what is (with `dry_run`: would be) removed, by target. UsageError if `directory` cannot be read.
+    Segments go as a whole. Returns what is (with `dry_run`: would be) removed, by target. UsageError if `directory`
+    cannot be read.
     """
-    layout = _layout(directory)
-    oldest, ages, total = int((time.time() - older_than) * 1e9), Ages(), 0
-    for _name, status in _kept(layout):
-        if status.st_mtime_ns >= oldest:
-            total += status.st_blocks * 512
-            ages.add(status.st_mtime_ns, status.st_blocks * 512)
-    excess = total - size_max if size_max is not None else 0
-    before = ages.before(excess) if excess > 0 else 0
-
-    def goes(_name: str, status: os.stat_result) -> bool:
-        nonlocal excess
-        if status.st_mtime_ns < oldest:
-            return True
-        if excess <= 0 or status.st_mtime_ns >= before:
-            return False
-        excess -= status.st_blocks * 512
-        return True
-
-    gone = _by_target(layout, goes, remove=not dry_run)
-    if gone and not dry_run:
-        _recount(layout)
-    return gone
+    with _opened(directory) as layout:
+        oldest, left = time.time() - older_than, sum(size for _, size, _, _ in _files(layout))
+        chosen = set()
+        for file in sorted(_files(layout)):
+            if file[0] < oldest or (size_max is not None and left > size_max):
+                chosen.add(file[2:])
+                left -= file[1]
+        return _by_target(layout, lambda file: file[2:] in chosen, remove=not dry_run)
 
 
 def clear(directory: str) -> list[Target]:
     """Remove everything; returns what that was, by target. UsageError if `directory` cannot be read."""
-    layout = _layout(directory)
-    gone = _by_target(layout, lambda _name, _status: True, remove=True)
-    if gone:
-        _recount(layout)
-    return gone
+    with _opened(directory) as layout:
+        gone = _by_target(layout, lambda file: True, remove=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.ftruncate(layout.index(), 0)  # in place: locks are on it
+        for name in layout.old():
+            gone += _old(layout)
+            shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
+        return gone
 
 
 def verify(directory: str) -> Verified:
     """Read every block and every version record, and remove the bad ones. UsageError if `directory` cannot be read."""
-    layout, found = _layout(directory), Verified()
-    for name, _status in _kept(layout):
-        try:
-            if name.endswith(RECORD):
-                parse_record(layout.load_record(name)[0], name)
-            else:
-                blob = BLOB.fullmatch(name)
-                found.bytes += _blob(layout, name) if blob else len(layout.load(name, touch=False).data)
-        except FileNotFoundError:
-            continue  # another process tidies up, too
-        except Damaged:
-            found.bad += 1
-            layout.remove(name)
-        except OSError as exc:
-            found.unreadable += 1
-            if exc.errno == errno.EIO:
-                layout.remove(name)
-        found.checked += 1
+    found = Verified()
+    with _opened(directory) as layout:
+        for row in _rows(layout):
+            try:
+                found.bytes += _verified(layout, row)
+            except FileNotFoundError:
+                continue  # evicted
+            except Damaged:
+                found.bad += 1
+                _drop(layout, row)
+            except OSError as exc:
+                found.unreadable += 1
+                if exc.errno == errno.EIO:
+                    _drop(layout, row)
+            found.checked += 1
+        for name, _status in layout.blobs():
+            try:
+                found.bytes += _blob(layout, name)
+            except FileNotFoundError:
+                continue
+            except Damaged:
+                found.bad += 1
+                layout.remove(BLOBS, name)
+            except OSError as exc:
+                found.unreadable += 1
+                if exc.errno == errno.EIO:
+                    layout.remove(BLOBS, name)
+            found.checked += 1
     return found
 
 
-def _layout(directory: str) -> Layout:
+@contextlib.contextmanager
+def _opened(directory: str) -> Iterator[Layout]:
     try:
         os.listdir(directory)
+        yield Layout(directory, foreign=True)
     except OSError as exc:
         raise UsageError(f"option cache_dir={directory}: {(exc.strerror or str(exc)).lower()}") from None
-    return Layout(directory)
 
 
-def _kept(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
-    """layout.kept(), where there may be nothing yet."""
-    try:
-        yield from layout.kept()
-    except OSError as exc:
-        raise UsageError(f"option cache_dir={layout.directory}: {(exc.strerror or str(exc)).lower()}") from None
+def _files(layout: Layout) -> Iterator[_File]:
+    """Every segment and every blob."""
+    for number, status in layout.segments():
+        yield status.st_mtime, size_of(status), "", segment_name(number)
+    for name, status in layout.blobs():
+        yield status.st_mtime, size_of(status), BLOBS, name
 
 
-def _by_target(layout: Layout, chosen: Callable[[str, os.stat_result], bool], remove: bool = False) -> list[Target]:
-    """The files that are `chosen`, summed up by target; with `remove` they are removed on the way."""
+def _rows(layout: Layout) -> Iterator[Row | bytes]:
+    with contextlib.suppress(FileNotFoundError):
+        yield from Index(layout.index()).rows()
+
+
+def _verified(layout: Layout, row: Row | bytes) -> int:
+    """The length of the block that a row leads to, once it is found to be right. OSError, Damaged."""
+    if isinstance(row, bytes):
+        raise Damaged("wrong checksum")
+    data, _ = load(layout, row)
+    if row.is_record:
+        parse_record(bytes(data))
+        return 0
+    return row.length
+
+
+def _drop(layout: Layout, row: Row | bytes) -> None:
+    with contextlib.suppress(OSError, Busy), Space(layout, 0, 0).locked(LOCK_PATIENCE):
+        Index(layout.index()).drop(row)
+
+
+def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = False) -> list[Target]:
+    """What lies in the files that are `chosen`, summed up by target; with `remove` they are removed."""
+    files = {file[3]: file for file in _files(layout) if chosen(file)}
     found: dict[bytes, Target] = {}
-    for name, status in _kept(layout):
-        if not chosen(name, status):
+    records: dict[bytes, Row] = {}
+    for row in _rows(layout):
+        if isinstance(row, bytes):
             continue
-        record, key = name.endswith(RECORD), b""
-        with contextlib.suppress(OSError, Damaged):
-            if BLOB.fullmatch(name):
-                key = b"blobs"
-            else:
-                key = bytes.fromhex(name.removesuffix(RECORD)) if record else layout.target(name)
-        if key not in found:
-            found[key] = _about(layout, key)
+        if row.is_record:
+            records[row.target] = row
+        file = files.get(segment_name(row.segment))
+        if file is not None:
+            one = found.setdefault(row.target, Target())
+            one.size += row.length
+            one.blocks += not row.is_record
+            one.used = max(one.used, file[0])
+    for target, one in found.items():
+        with contextlib.suppress(OSError, Damaged, KeyError):
+            one.source = parse_record(bytes(load(layout, records[target])[0]))[1]
+            one.seen = records[target].start / 1e9
+    for used, size, folder, name in files.values():
+        if folder == BLOBS:
+            one = found.setdefault(b"", Target(BLOBS_SOURCE))
+            one.size, one.blocks, one.used = one.size + size, one.blocks + 1, max(one.used, used)
         if remove:
-            layout.remove(name)
-        one = found[key]
-        one.size += status.st_blocks * 512
-        if not record:
-            one.blocks += 1
-            one.used = max(one.used, status.st_mtime)
+            layout.remove(folder, name)
+    if remove and b"" in found:
+        with contextlib.suppress(OSError, Busy), Space(layout, 0, 0).locked(LOCK_PATIENCE):
+            Space(layout, 0, 0).recount()
     return sorted(found.values(), key=lambda one: -max(one.used, one.seen))
 
 
-def _about(layout: Layout, key: bytes) -> Target:
-    """A target with that hash, as far as its version record tells; or all blobs."""
-    if key == b"blobs":
-        return Target(BLOBS_SOURCE)
-    name = key.hex() + RECORD
-    try:
-        text, seen = layout.load_record(name)
-        return Target(parse_record(text, name)[1], seen=seen)
-    except (OSError, Damaged):
-        return Target()
+def _old(layout: Layout) -> list[Target]:
+    """What earlier layouts hold."""
+    found = Target(OLD_SOURCE)
+    for name in layout.old():
+        for above, _, names in os.walk(os.path.join(layout.directory, name)):
+            for one in names:
+                with contextlib.suppress(OSError):
+                    found.blocks += 1
+                    found.size += os.lstat(os.path.join(above, one)).st_blocks * 512
+    return [found] if found.blocks else []
 
 
 def _blob(layout: Layout, name: str) -> int:
     """The size of a blob, once its hash is found to be its name. OSError, Damaged."""
-    with open(layout.blob(name), "rb") as file:
+    try:
+        fd = layout.open(BLOBS, name, os.O_RDONLY)
+    except OSError as exc:
+        if exc.errno in (errno.ELOOP, errno.ENXIO):
+            raise Damaged("a symbolic link or a socket") from None
+        raise
+    with open(fd, "rb") as file:
         algorithm, _, digest = name.partition("-")
         if hashlib.file_digest(file, algorithm).hexdigest() != digest:
             raise Damaged("wrong hash")
         return file.tell()
-
-
-def _recount(layout: Layout) -> None:
-    """Let other processes know of the room; where that fails, they find out when they need it."""
-    with contextlib.suppress(OSError):
-        Space(layout, 0, 0).recount(LOCK_PATIENCE)

@@ -1,41 +1,36 @@
-"""Room in the disk cache: a hard bound that all processes share, and who has to go when it is reached.
+"""Space in the disk cache: a bound that all processes share, and eviction of what was not used for longest.
 
-The file `usage` holds a number that is never below the sum of st_blocks in the cache directory. A process reserves
-room there before it writes, a piece at a time, under flock(2); a file in `leases`, which it holds locked while it
-lives, says how much of that it may still use. What a killed process had reserved stays in the number, an
-overestimate, until the next scan.
+Space is taken a segment at a time: under the write lock, a lock on a byte of the index, a writer sums up the segments
+and adds one of full size, so that what is reserved is what stat(2) says, and a process that is killed leaves nothing
+to settle. Blobs are files of their own; the mark in their directory holds a sum that is never below theirs.
 
-When the bound is reached, or less than the free space to be left would be left, the process that notices counts
-what is there and removes what was not used for longest, down to a low-water mark. Nothing is counted before.
+Where the bound would be exceeded, or less than the free space to be left would be left, segments and blobs that were
+not used for longest go, down to a low-water mark. Other processes find out when they open a segment or look at theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
-import fcntl
 import os
-import re
 import secrets
 import stat
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from zarrfs.cache.diskfiles import BLOB, BLOBS, FOLDER, KEPT, TEMPORARY, Handle, Layout, checksum
+from zarrfs.cache.diskfiles import BLOB, BLOBS, BLOBS_MARK, TEMPORARY, Handle, Layout, segment_name
+from zarrfs.system.buffers import Buffer, write_parts
+from zarrfs.system.rangelocks import UNSUPPORTED, try_lock, unlock
 
-PIECE = 32 << 20  # bytes that are reserved at a time, at most
-PATIENCE = 0.5  # seconds that a writer waits for a lock, or for a scan; a reader never does
-SYNC = 5.0  # seconds that a writer waits for another of its process, which may wait for the disk
-LOW_WATER = 0.9  # of the bound: what is left by a scan, at most
-SCAN_FREES = 1 << 30  # bytes that a scan frees at most where another's files fill the disk
+SEGMENT_MAX, SEGMENT_LEAST = 64 << 20, 256 << 10  # bytes
+SHARE = 64  # segments that the bound is made of, at least
+SIZE_LEAST = 1 << 20  # bytes: nothing is kept where the bound is less
+LOCKS = 1 << 62  # the byte of the index that the write lock is on; others lie behind it (fetchlocks.py)
+PATIENCE = 0.5  # seconds that a writer waits for the write lock; a reader never does
+LOW_WATER = 0.9  # of the bound: what eviction leaves, at most
+FREES_MAX = 1 << 30  # bytes that are evicted at a time at most where another's files fill the disk
 ABANDONED = 3600.0  # seconds after which a temporary file has no writer any more
-FOLDER_COST = 8192  # bytes: a new directory, and its entry
-BOOKKEEPING = 32_768  # bytes that usage, leases and claims may grow by
-
-_NUMBER = re.compile(rb"(\d{20}) ([0-9a-f]{16})\n")
+BOOKKEEPING = 32_768  # bytes that directories may grow by
 
 
 def cost(size: int) -> int:
@@ -43,294 +38,219 @@ def cost(size: int) -> int:
     return -(-(size + size // 256) // 4096) * 4096 + 512
 
 
-@dataclasses.dataclass
-class Ages:
-    """Bytes by the time of their last use, coarser the more different times there are."""
+def size_of(status: os.stat_result) -> int:
+    """Bytes that a file takes, or will take once what is reserved in it is written."""
+    return max(status.st_size, status.st_blocks * 512)
 
-    shift: int = 20  # of nanoseconds: a millisecond at first
-    limit: int = 65_536
-    bytes: dict[int, int] = dataclasses.field(default_factory=lambda: defaultdict(int))
 
-    def add(self, when_ns: int, size: int) -> None:
-        """Count `size` bytes that were used at that time."""
-        self.bytes[when_ns >> self.shift] += size
-        while len(self.bytes) > self.limit:
-            self.shift += 1
-            old, self.bytes = self.bytes, defaultdict(int)
-            for when, count in old.items():
-                self.bytes[when >> 1] += count
+class Busy(Exception):
+    """Another process has held the write lock for longer than one waits for it."""
 
-    def before(self, excess: int) -> int:
-        """The time (ns) such that what was used before holds `excess` bytes or little more."""
-        for when in sorted(self.bytes):
-            if excess <= 0:
-                return when << self.shift
-            excess -= self.bytes[when]
-        return 1 << 100
+
+class Segment:
+    """A segment that this process appends to; nobody else does while it is open."""
+
+    def __init__(self, number: int, file: Handle, at: int, size: int) -> None:
+        self.number, self.file, self.at, self.size = number, file, at, size
+
+    def append(self, parts: Sequence[Buffer]) -> int:
+        """Write `parts`, which fit, at the end; return the offset of the first. Raise OSError."""
+        at = self.at
+        os.lseek(self.file, at, os.SEEK_SET)
+        self.at += sum(map(len, parts))  # also if it fails: what was written is not written over
+        write_parts(self.file, parts)
+        return at
+
+    def is_gone(self) -> bool:
+        """Return whether it was evicted."""
+        return not os.fstat(self.file).st_nlink
+
+    def close(self) -> None:
+        """Give back what is reserved and not used. Raise OSError."""
+        if self.at < self.size:  # not for nothing: it would count as a use
+            os.ftruncate(self.file, self.at)
 
 
 class Space:
-    """The room left in a cache directory. Thread-safe; methods raise OSError if the disk fails."""
+    """The space in a cache directory. Methods but locked() are called under the write lock; they raise OSError."""
 
     def __init__(self, layout: Layout, limit: int, min_free: int) -> None:
-        self._layout, self._limit, self._min_free = layout, limit, min_free
-        self._counts = threading.Lock()
-        self._room = 0  # reserved, and not in use
-        self._flying = 0  # in use by writes that go on
-        self._lease: Handle | None = None
-        self._lease_name = ""
-        self._asking = threading.Lock()
-        self._scanning = 0.0  # since then (monotonic); 0: not
-        self._full = False  # the system has said so: a quota, or no more inodes
-        self._pause = 0.0  # until then (monotonic) the lock is not asked for: another process scans
-        self.evicted = 0  # files that scans have removed
+        self._layout, self.limit, self._min_free = layout, limit, min_free
+        self._full = False
+        self.evicted = 0  # files
 
     def resize(self, limit: int, min_free: int) -> None:
-        """Other bounds from now on; what is over them goes when something is written next."""
-        self._limit, self._min_free = limit, min_free
-
-    def take(self, count: int) -> bool:
-        """Reserve `count` bytes for a write, which done() ends; False to skip it. OSError if there is no room."""
-        free = not self._full and self._free() - count >= self._min_free
-        if free and self._take(count):
-            return True
-        if time.monotonic() < self._pause or count > self._limit // 2:
-            return False
-        if not self._ask():
-            return False
-        try:
-            return (free and self._take(count)) or self._reserve(count)
-        finally:
-            self._asking.release()
-
-    def done(self, count: int, taken: int) -> None:
-        """End a write that took `count`; `taken` bytes of the disk are in use by it (0: it failed)."""
-        with self._counts:
-            self._flying -= count
-            self._room -= max(0, taken - count)
-
-    def full(self) -> None:
-        """The system refuses to write more: the next take() makes room first."""
-        self._full = True
-
-    def forget(self) -> None:
-        """Drop all reservations: the directory was removed."""
-        with self._counts:
-            self._room, self._lease = 0, None
-
-    def close(self) -> None:
-        """Give back what was reserved and not used."""
-        if self._lease is None or self._flying or os.fstat(self._lease).st_nlink == 0:
-            return
-        with contextlib.suppress(OSError), self._locked(PATIENCE) as usage:
-            if usage is not None and (total := usage.read()) is not None:
-                usage.write(total - max(0, self._room))
-                leases = self._layout.folder("leases")
-                os.unlink(self._lease_name, dir_fd=leases)  # if not, the next scan does it
-        self.forget()
-
-    def recount(self, patience: float) -> bool:
-        """Count anew after files were removed; False if the lock was not to be had within `patience` seconds."""
-        with self._locked(patience) as usage:
-            if usage is not None:
-                usage.write(self._scan(None, 0))
-            return usage is not None
-
-    def _take(self, count: int) -> bool:
-        with self._counts:
-            if self._room < count:
-                return False
-            self._room -= count
-            self._flying += count
-            return True
-
-    def _ask(self) -> bool:
-        """Let one thread at a time ask for room; yields False if another one takes too long."""
-        end = time.monotonic() + SYNC
-        while not self._asking.acquire(timeout=0.02):
-            now, scanning = time.monotonic(), self._scanning
-            if now > end or (scanning and now - scanning > PATIENCE):
-                return False
-        return True
-
-    def _free(self) -> int:
-        about = os.fstatvfs(self._layout.folder("", make=True))
-        return about.f_bavail * about.f_frsize
-
-    def _reserve(self, count: int) -> bool:
-        """Reserve a piece and take `count` of it, after a scan where it must be."""
-        with self._locked(PATIENCE) as usage:
-            if usage is None:
-                self._pause = time.monotonic() + PATIENCE
-                return False
-            holders, found = self._leases(), self._lease is not None and os.fstat(self._lease).st_nlink > 0
-            want = max(count, min(PIECE, self._limit // (8 * max(2, holders + (not found)))))
-            short = max(self._min_free + count - self._free(), int(self._full))
-            total = usage.read()
-            with self._counts:
-                lost = 0 if found else self._room + self._flying
-            if total is None or total + lost + want > self._limit or short > 0:
-                self._write_lease(0)
-                usage.write(total := self._make_room(want, count, short))
-            else:
-                total += lost + (0 if found else FOLDER_COST)
-            with self._counts:
-                self._write_lease(self._room + self._flying + want)
-                usage.write(total + want)
-                self._room += want - count
-                self._flying += count
-        return True
-
-    def _make_room(self, want: int, count: int, short: int) -> int:
-        """Scan; returns the bytes in use and reserved.
-
-        OSError(ENOSPC) if even so `want` is too much for the bound, or `count` for the disk.
-        """
-        self._scanning = time.monotonic()
-        try:
-            total = self._scan(want, short)
-        finally:
-            self._scanning, self._full = 0.0, False
-        if total + want > self._limit:
-            raise OSError(errno.ENOSPC, "cache_size leaves no room")
-        if self._free() - count < self._min_free:
-            raise OSError(errno.ENOSPC, "less than cache_min_free would be left")
-        return total
-
-    def _scan(self, want: int | None, short: int) -> int:
-        """Count everything, and (with `want`) remove the least recently used; returns what is in use and reserved."""
-        reserved, ages = self._reserved(), Ages()
-        total = os.stat(self._layout.directory).st_blocks * 512 + BOOKKEEPING
-        now = time.time()
-        for folder, name, status in self._everything():
-            size = status.st_blocks * 512
-            if TEMPORARY.fullmatch(name) and now - status.st_mtime > ABANDONED and stat.S_ISREG(status.st_mode):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._layout.folder(folder))
-                    continue
-            total += size
-            if folder and (KEPT if folder != BLOBS else BLOB).fullmatch(name):
-                ages.add(status.st_mtime_ns, size)
-        if want is not None:
-            excess = total + reserved + want - int(self._limit * LOW_WATER)
-            if short > 0:
-                excess = max(excess, short + min(total // 10, SCAN_FREES))
-            if excess > 0:
-                total -= self._evict(ages.before(excess), excess)
-        return total + reserved
-
-    def _everything(self) -> Iterator[tuple[str, str, os.stat_result]]:
-        """(directory, name, lstat) of all there is in LAYOUT, directories as "."."""
-        for name, status in self._layout.entries(""):
-            if not stat.S_ISDIR(status.st_mode) or name == ".":
-                yield "", name, status
-            elif FOLDER.fullmatch(name) or name in ("leases", "claims"):
-                for inner, about in self._layout.entries(name):
-                    yield name, inner, about
-        for inner, about in self._layout.entries(BLOBS):
-            yield BLOBS, inner, about
-
-    def _evict(self, before_ns: int, excess: int) -> int:
-        """Remove files last used before that time until `excess` bytes are free; returns how many are."""
-        freed = 0
-        for name, status in self._layout.kept():
-            if freed >= excess:
-                break
-            if status.st_mtime_ns < before_ns:
-                with contextlib.suppress(OSError):
-                    self._layout.unlink(name)
-                    freed += status.st_blocks * 512
-                    self.evicted += 1
-        return freed
-
-    # -- the files of the bookkeeping
+        """Set other bounds; what is over them goes when space is needed next."""
+        self.limit, self._min_free = limit, min_free
 
     @contextlib.contextmanager
-    def _locked(self, patience: float) -> Iterator[_Usage | None]:
-        """`usage`, locked; None if that takes longer than `patience` seconds. OSError where nothing can be locked."""
-        end = time.monotonic() + patience
-        while True:
-            file = Handle(self._layout.open("", "usage", os.O_RDWR | os.O_CREAT, make=True))
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError(errno.EINVAL, "usage is not a file")
-            while not _lock(file):
-                if time.monotonic() > end:
-                    yield None
-                    return
-                time.sleep(0.005)
-            with contextlib.suppress(FileNotFoundError):  # removed while we waited
-                status = os.stat("usage", dir_fd=self._layout.folder(""), follow_symlinks=False)
-                if os.path.samestat(status, os.fstat(file)):
-                    break
-        usage = _Usage(file)
+    def locked(self, patience: float = PATIENCE) -> Iterator[None]:
+        """Hold the write lock; without it where the file system has none. Busy after `patience` seconds; OSError."""
+        self._layout.is_gone()
+        file, end = self._layout.index(make=True), time.monotonic() + patience
         try:
-            yield usage
+            while not (locked := try_lock(file, LOCKS)):
+                if time.monotonic() > end:
+                    raise Busy
+                time.sleep(0.001)
+        except OSError as exc:
+            if exc.errno not in UNSUPPORTED:
+                raise
+            locked = False  # the bound may be exceeded by a segment for each process, and rows may be lost
+        try:
+            yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
-            if usage.changed:  # after a power cut, the number must not be older than what it is about
-                with contextlib.suppress(OSError):
-                    os.fdatasync(file)
+            if locked:
+                unlock(file, LOCKS)
 
-    def _write_lease(self, count: int) -> None:
-        """Note under the lock of `usage` how much is reserved; 0 notes what is now."""
-        if self._lease is None or os.fstat(self._lease).st_nlink == 0:
-            name = secrets.token_hex(8)
-            lease = Handle(self._layout.open("leases", name, os.O_RDWR | os.O_CREAT | os.O_EXCL, make=True))
-            if not _lock(lease):
-                raise OSError(errno.ENOLCK, "a new file is locked")
-            self._lease, self._lease_name = lease, name
-        os.pwrite(self._lease, b"%020d\n" % (count or self._room + self._flying), 0)
+    def fits(self, size: int) -> bool:
+        """Return whether a block may be kept at all."""
+        return size <= min(self.limit // 2, (1 << 32) - 1) and self.limit >= SIZE_LEAST
 
-    def _leases(self) -> int:
-        return sum(name != "." for name, _ in self._layout.entries("leases"))
+    def is_short(self) -> bool:
+        """Return whether others fill the disk, so that segments have to go before anything is written."""
+        return self._full or self._free() < self._min_free
 
-    def _reserved(self) -> int:
-        """Bytes that living processes may still write; the leases of dead ones are removed."""
-        total = 0
-        for name, _ in self._layout.entries("leases"):
-            if name == ".":
-                continue
-            try:
-                lease = Handle(self._layout.open("leases", name, os.O_RDWR))
-            except FileNotFoundError:
-                continue
-            except OSError:  # of a user who does not share: it may be a whole piece
-                total += PIECE
-                continue
-            if _lock(lease):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._layout.folder("leases"))
-            else:
-                text = os.pread(lease, 20, 0)
-                total += int(text) if text.isdigit() else PIECE
+    def full(self) -> None:
+        """Note that the system refuses to write more, a quota perhaps: make_room() evicts something first."""
+        self._full = True
+
+    def segment(self, least: int) -> Segment:
+        """Open a segment with room for `least` bytes: one that was closed half empty, or a new one."""
+        could_have = min(self.limit, self._total() + self._free() - self._min_free)
+        size = max(least, min(SEGMENT_MAX, max(SEGMENT_LEAST, could_have // SHARE // 4096 * 4096)))
+        found = self._unfinished(size, least)
+        if found is not None:
+            self.make_room(size - found.at)
+        if found is None or found.is_gone():
+            self.make_room(size)
+            number = secrets.randbits(64)
+            file = Handle(self._layout.open("", segment_name(number), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+            _lock(file)
+            found = Segment(number, file, 0, size)
+        try:
+            self._reserve(found.file, size)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def _unfinished(self, size: int, least: int) -> Segment | None:
+        """A segment that is less than half full and that nobody writes to."""
+        half = [(status.st_mtime_ns, number) for number, status in self._layout.segments()
+                if status.st_size <= min(size // 2, size - least) and stat.S_ISREG(status.st_mode)]  # fmt: skip
+        for _, number in sorted(half, reverse=True)[:4]:
+            with contextlib.suppress(OSError):
+                file = Handle(self._layout.open("", segment_name(number), os.O_RDWR))
+                if _lock(file) and (at := os.fstat(file).st_size) <= size - least:
+                    return Segment(number, file, at, size)
+        return None
+
+    def _reserve(self, file: Handle, size: int) -> None:
+        if self._layout.local:
+            os.posix_fallocate(file, 0, size)
+        else:  # a file system that has no fallocate(2) would have every block written
+            os.ftruncate(file, size)
+
+    def blob(self, size: int) -> tuple[str, int]:
+        """Make a file for a blob of `size` bytes in the directory of blobs; return (name, descriptor)."""
+        count = cost(size)
+        self._layout.folder(BLOBS, make=True)
+        self.make_room(count)
+        name = self._layout.scratch()
+        file = self._layout.open(BLOBS, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        os.ftruncate(file, size)
+        self._write_sum((self._read_sum() or 0) + count)
+        return name, file
+
+    def make_room(self, count: int) -> None:
+        """Evict until `count` more bytes are within the bounds. OSError (ENOSPC) if even so they are not."""
+        total, free = self._total(), self._free()
+        short = self._min_free + count - free
+        if total + count <= self.limit and short <= 0 and not self._full:
+            return
+        self._count_blobs()
+        total = self._total()
+        excess = total + count - int(self.limit * LOW_WATER) if total + count > self.limit else 0
+        if short > 0 or self._full:
+            excess = max(excess, short + min(total // 10, FREES_MAX), 1)
+        total -= self._evict(excess)
+        self._full = False
+        if total + count > self.limit:
+            raise OSError(errno.ENOSPC, "cache_size leaves no room")
+        free = self._free()
+        if free - count < self._min_free:
+            text = "less than cache_min_free would be left" if free > count else os.strerror(errno.ENOSPC)
+            raise OSError(errno.ENOSPC, text)
+
+    def recount(self) -> None:
+        """Sum up the blobs anew, after some were removed."""
+        self._count_blobs()
+
+    def _total(self) -> int:
+        """Bytes that are taken, or reserved."""
+        blobs = self._read_sum()
+        total = BOOKKEEPING + (self._count_blobs() if blobs is None else blobs)
+        for name, status in self._layout.entries(""):
+            total += size_of(status) if name != "." else 0
         return total
 
+    def _free(self) -> int:
+        about = os.fstatvfs(self._layout.folder())
+        return about.f_bavail * about.f_frsize
 
-class _Usage:
-    """The file `usage` while it is locked."""
+    def _evict(self, excess: int) -> int:
+        """Remove what was not used for longest until `excess` bytes are free; return how many are."""
+        if excess <= 0:
+            return 0
+        kept = [(status.st_mtime_ns, size_of(status), "", segment_name(number))
+                for number, status in self._layout.segments()]  # fmt: skip
+        kept += [(status.st_mtime_ns, cost(status.st_size), BLOBS, name) for name, status in self._layout.blobs()]
+        freed = blobs = 0
+        for _, size, folder, name in sorted(kept):
+            if freed >= excess:
+                break
+            if self._layout.remove(folder, name):
+                freed += size
+                blobs += size if folder == BLOBS else 0
+                self.evicted += 1
+        if blobs:
+            self._write_sum(max(0, (self._read_sum() or 0) - blobs))
+        return freed
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.changed = False
+    # -- the sum of the blobs
 
-    def read(self) -> int | None:
-        """The number; None where it is missing or damaged."""
-        found = _NUMBER.fullmatch(os.pread(self._fd, 64, 0))
-        return int(found[1]) if found and checksum(found[1]) == found[2] else None
+    def _count_blobs(self) -> int:
+        """Sum up the blobs, remove what killed writers have left, and note the sum."""
+        total, now, found = 0, time.time(), False
+        for name, status in self._layout.entries(BLOBS):
+            found = True
+            old = TEMPORARY.fullmatch(name) and now - status.st_mtime > ABANDONED and stat.S_ISREG(status.st_mode)
+            if not (old and self._layout.remove(BLOBS, name)):
+                total += cost(status.st_size) if BLOB.fullmatch(name) or TEMPORARY.fullmatch(name) else 0
+                total += size_of(status) if name == "." else 0
+        if found:
+            self._write_sum(total)
+        return total
 
-    def write(self, total: int) -> None:
-        """Set the number."""
-        text = b"%020d" % max(0, total)
-        os.pwrite(self._fd, b"%s %s\n" % (text, checksum(text)), 0)
-        if os.fstat(self._fd).st_size != 38:  # a change of size would make fdatasync() wait for the journal
-            os.ftruncate(self._fd, 38)
-        self.changed = True
+    def _read_sum(self) -> int | None:
+        """The bytes that blobs take at most; None if nobody has noted them."""
+        try:
+            file = Handle(self._layout.open(BLOBS, BLOBS_MARK, os.O_RDONLY))
+        except FileNotFoundError:
+            return 0
+        text = os.pread(file, 64, 0)
+        return int(text) if len(text) == 21 and text[:20].isdigit() and text[20:] == b"\n" else None
+
+    def _write_sum(self, total: int) -> None:
+        file = Handle(self._layout.open(BLOBS, BLOBS_MARK, os.O_WRONLY | os.O_CREAT))
+        os.pwrite(file, b"%020d\n" % total, 0)
+        os.ftruncate(file, 21)
 
 
-def _lock(fd: int) -> bool:
-    """Lock a file unless another holds it. OSError (ENOLCK, ENOTSUP) where its file system has no locks."""
+def _lock(file: Handle) -> bool:
+    """Lock a segment for appending, until it is closed; False where another holds the lock, or there are no locks."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        return try_lock(file, 0)
+    except OSError:
         return False
-    return True

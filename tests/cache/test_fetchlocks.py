@@ -1,0 +1,300 @@
+"""Leases: one of many that share a cache directory fetches a block, and the others wait for it, but never for long."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.cache.diskblocks import MIB, ONE, content, found, is_fetching, write
+from tests.servers import Faulty
+from zarrfs.cache.disk import DiskCache
+from zarrfs.cache.diskfiles import LAYOUT, Layout
+from zarrfs.cache.fetchlocks import FetchLocks, Lease, Turn
+from zarrfs.concurrency.tasks import at_once
+from zarrfs.config.options import Options
+from zarrfs.errors import ReadError
+from zarrfs.net import ranges
+from zarrfs.store.remotefiles import RemoteFiles
+
+VALUE = os.urandom(400_000)
+T = "http://h/t"
+LONG = 1000.0  # seconds
+SIZE = 80_000  # bytes: not so small that neighbours share a file
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_FIRST_PAUSE", 0.001)
+
+
+def node(directory: Path) -> FetchLocks:
+    return FetchLocks(Layout(str(directory)), lambda: True)
+
+
+def taken(of: FetchLocks, start: int = 0) -> Lease:
+    lease = of.take(T, start, start + 10)
+    assert lease is not None
+    return lease
+
+
+# -- the locks
+
+
+def test_one_of_many_has_it_until_it_is_released(tmp_path: Path) -> None:
+    nodes = [node(tmp_path) for _ in range(5)]
+    first, *others = [taken(one) for one in nodes]
+    assert first.held
+    assert not any(lease.held for lease in others)
+    other = taken(nodes[1], 10)
+    assert other.held, "another block"
+    assert [one.look(lease, LONG) for one, lease in zip(nodes[1:], others, strict=True)] == [Turn.WAIT] * 4
+    nodes[0].release(first)
+    turns = [one.look(lease, LONG) for one, lease in zip(nodes[1:], others, strict=True)]
+    assert turns == [Turn.OURS, Turn.WAIT, Turn.WAIT, Turn.WAIT]
+    assert is_fetching(tmp_path)
+    nodes[1].release(others[0])
+    nodes[1].release(other)
+    assert not is_fetching(tmp_path)
+
+
+def test_the_lease_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from tests.cache.test_fetchlocks import *\n"
+        "held = node(Path(sys.argv[1])); lease = taken(held); print(lease.held, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        one = node(tmp_path)
+        waiting = taken(one)
+        assert one.look(waiting, LONG) is Turn.WAIT
+        other.kill()
+        other.wait()
+        assert one.look(waiting, LONG) is Turn.OURS
+
+
+def test_a_holder_that_takes_too_long_is_given_up_by_one(tmp_path: Path) -> None:
+    """And if that one takes too long as well, everybody fetches for himself."""
+    holder, *nodes = [node(tmp_path) for _ in range(4)]
+    first = taken(holder)
+    waiting = [taken(one) for one in nodes]
+    assert [one.look(lease, 0.0) for one, lease in zip(nodes, waiting, strict=True)] == [
+        Turn.OURS, Turn.WAIT, Turn.WAIT,
+    ]  # fmt: skip
+    assert first.held
+    assert nodes[1].look(waiting[1], LONG) is Turn.WAIT
+    assert [nodes[1].look(waiting[1], 0.0), nodes[2].look(waiting[2], 0.0)] == [Turn.FREE] * 2
+    assert nodes[1].stats()["given_up"] == 2
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_without_locks(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody fetches, and blocks are kept all the same."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)  # no file system here refuses it
+    one, two = (DiskCache(str(tmp_path), 64 * MIB, 0) for _ in range(2))
+    assert one.leases.take(T, 0, 10) is None
+    write(one, T, 0, 1000)
+    write(two, T, 5000, 6000)
+    for cache in (one, two, DiskCache(str(tmp_path), 64 * MIB, 0)):
+        assert found(cache, T, 0, 1000)
+        assert found(cache, T, 5000, 6000)
+
+
+def test_a_disk_that_refuses_a_lease_is_asked_for_none(tmp_path: Path) -> None:
+    (tmp_path / LAYOUT).write_text("a file in its place")
+    one = node(tmp_path)
+    assert one.take(T, 0, 10) is None
+    (tmp_path / LAYOUT).unlink()
+    assert one.take(T, 0, 10) is None, "not before a while has passed"
+    assert node(tmp_path).take(T, 0, 10) is not None
+    assert FetchLocks(Layout(str(tmp_path)), lambda: False).take(T, 0, 10) is None
+
+
+def test_a_directory_that_is_removed_meanwhile(tmp_path: Path) -> None:
+    one, other = node(tmp_path), node(tmp_path)
+    first, waiting = taken(one), taken(other)
+    shutil.rmtree(tmp_path / LAYOUT)
+    assert other.look(waiting, LONG) is Turn.WAIT
+    one.release(first)
+    assert not first.held
+    assert other.look(waiting, LONG) is Turn.OURS
+
+
+def test_a_lease_is_released_after_what_was_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, other, go_on = DiskCache(str(tmp_path), 64 * MIB, 0), node(tmp_path), threading.Event()
+    real = DiskCache._do
+    monkeypatch.setattr(DiskCache, "_do", lambda self, batch: (go_on.wait(20), real(self, batch))[1])
+    lease = cache.leases.take(T, 0, 1000)
+    assert lease is not None
+    cache.write(T, ONE, 0, content(T, ONE, 0, 1000))
+    cache.release(lease)
+    waiting = other.take(T, 0, 1000)
+    assert waiting is not None
+    assert other.look(waiting, LONG) is Turn.WAIT
+    go_on.set()
+    while other.look(waiting, LONG) is not Turn.OURS:
+        time.sleep(0.001)
+    assert found(DiskCache(str(tmp_path), 64 * MIB, 0), T, 0, 1000)
+
+
+# -- readers
+
+
+def read_by_many(check: Callable[[list[RemoteFiles]], Awaitable[Any]], count: int, options: Options) -> Any:
+    """What `check` gives of so many RemoteFiles that share a cache directory and nothing else."""
+
+    async def main() -> Any:
+        nodes = [RemoteFiles(options) for _ in range(count)]
+        try:
+            return await check(nodes)
+        finally:
+            for one in nodes:
+                await one.aclose()
+
+    return trio.run(main)
+
+
+async def read(one: RemoteFiles, url: str, low: int, size: int = SIZE) -> None:
+    assert bytes(await one.read(url, low, size, low, low + size)) == VALUE[low : low + size]
+
+
+def test_eight_that_read_at_once_make_about_one_request_a_block(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE)
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        async def all_of(one: RemoteFiles) -> None:
+            await at_once(lambda low: read(one, url, low), range(0, len(VALUE), SIZE))
+
+        await at_once(all_of, nodes)
+
+    read_by_many(check, 8, Options(cache_dir=str(tmp_path), coalesce_gap=0, coalesce_size=SIZE, prefetch=0))
+    assert faulty.gets() <= len(VALUE) // SIZE + 2, "not 40; one may look for a block the moment before it is there"
+    assert not is_fetching(tmp_path)
+
+
+def test_tiny_values_that_are_fetched_ahead_of_many(faulty: Faulty, tmp_path: Path) -> None:
+    """One request for all of them, by one of the four; every lease is gone in the end."""
+    url = faulty.put("/v", VALUE)
+    wanted = [(url, low, low + 100) for low in range(0, 40_000, 200)]
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        await at_once(lambda one: one.prefetch(wanted), nodes)
+        for one in nodes:
+            await at_once(lambda at, one=one: read(one, url, at[1], 100), wanted)  # type: ignore[misc]
+
+    read_by_many(check, 4, Options(cache_dir=str(tmp_path)))
+    assert faulty.gets() <= 5
+    assert not is_fetching(tmp_path)
+
+
+def test_tiny_values_far_from_each_other_are_fetched_once(faulty: Faulty, tmp_path: Path) -> None:
+    """Two requests within one lease: the first that is done does not end it."""
+    url = faulty.put("/v", VALUE, None, "slow")
+    wanted = [(url, low, low + 100) for low in (0, 300_000)]
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nodes[0].prefetch, wanted)
+            await trio.to_thread.run_sync(faulty.arrived.wait, 20)
+            await trio.sleep(0.3)  # the other is on the disk by now
+            nursery.start_soon(nodes[1].prefetch, wanted)
+            await trio.sleep(0.3)
+            requests = faulty.gets()
+            faulty.release()
+        assert requests == faulty.gets() == 2
+
+    read_by_many(check, 2, Options(cache_dir=str(tmp_path), coalesce_gap=0))
+    assert not is_fetching(tmp_path)
+
+
+def test_a_value_that_finds_no_room_does_not_end_the_lease_of_others(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE, "slow")
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nodes[0].prefetch, [(url, low, low + 60_000) for low in (0, 100_000)])
+            await trio.to_thread.run_sync(faulty.arrived.wait, 20)
+            await trio.sleep(0.2)
+            assert is_fetching(tmp_path)
+            faulty.release()
+
+    read_by_many(check, 1, Options(cache_dir=str(tmp_path), memory_limit=200_000))
+    assert faulty.gets() == 1
+    assert not is_fetching(tmp_path)
+
+
+def test_who_is_cancelled_lets_go(faulty: Faulty, tmp_path: Path) -> None:
+    """Of a lease that he holds, and of the wait for another's."""
+    url = faulty.put("/v", VALUE, "slow")
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        first, second, third = nodes
+        async with trio.open_nursery() as nursery:
+            holding, waiting = trio.CancelScope(), trio.CancelScope()
+
+            async def within(scope: trio.CancelScope, one: RemoteFiles) -> None:
+                with scope:
+                    await read(one, url, 0)
+
+            nursery.start_soon(within, holding, first)
+            await trio.to_thread.run_sync(faulty.arrived.wait, 20)
+            nursery.start_soon(within, waiting, second)
+            await trio.sleep(0.05)
+            waiting.cancel()
+            holding.cancel()
+        with trio.fail_after(20):
+            await read(third, url, 0)
+
+    read_by_many(check, 3, Options(cache_dir=str(tmp_path)))
+    assert faulty.gets() == 2
+    assert not is_fetching(tmp_path)
+
+
+def test_a_failure_is_everybodys_own_and_nobody_waits_for_ever(faulty: Faulty, tmp_path: Path) -> None:
+    url = faulty.put("/v", VALUE, forever=503)
+    failed = []
+
+    async def check(nodes: list[RemoteFiles]) -> None:
+        async def fails(one: RemoteFiles) -> None:
+            try:
+                await read(one, url, 0)
+            except ReadError as exc:
+                failed.append(exc)
+
+        await at_once(fails, nodes)
+
+    read_by_many(check, 6, Options(cache_dir=str(tmp_path), retries=0, read_timeout=20.0))
+    assert len(failed) == 6
+    assert all("read_timeout" not in str(exc) for exc in failed)
+    assert not is_fetching(tmp_path)
+
+
+def test_a_server_that_tells_no_version_is_not_waited_for_twice(faulty: Faulty, tmp_path: Path) -> None:
+    """Nothing of it is kept on disk: after the first block there are no leases on it."""
+    url = faulty.put("/untagged", VALUE, forever="untagged")
+    faulty.head("/untagged", forever=405)
+
+    async def check(nodes: list[RemoteFiles]) -> dict[str, int]:
+        for low in range(0, len(VALUE), SIZE):
+            await read(nodes[0], url, low)
+        return dict(nodes[0].stats()["disk"])
+
+    assert read_by_many(check, 1, Options(cache_dir=str(tmp_path)))["claims"] == 1
+    assert not is_fetching(tmp_path)

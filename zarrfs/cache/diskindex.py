@@ -1,0 +1,178 @@
+"""The index of the disk cache: one file that maps keys of blocks to places in segments.
+
+The file is a hash table of buckets of 4 KiB, each with 64 rows of 64 bytes. A row carries its own checksum and is
+written by one pwrite(2), so a reader sees a whole row or none, whenever a writer is killed. A row that is lost is a
+block that is fetched again: a row is never needed for the truth, because the bytes that it leads to are verified, too.
+
+A full bucket makes the table four times as large. The bucket of a key is a residue of its hash, so the larger table is
+the old one written four times: rows whose residue is another now are found nowhere, and are overwritten first. A
+process that still counts with the old size finds what was there before; a copy that was cut short is not counted.
+
+Writers hold the write lock (diskspace.py). Without locks two writers may take the same row, and one block is lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from zarrfs.cache.diskfiles import Handle
+from zarrfs.system.buffers import write_all
+from zarrfs.system.localfiles import read_cached
+
+BUCKET = 4096  # bytes
+FIRST = 4 * BUCKET  # bytes of a new index
+GROWTH = 4
+PIECE_KEY = 12  # bytes that the keys of all pieces of a unit begin with
+_ROW = struct.Struct("<16s8sQQIIQQ")  # the fields of Row, and XXH3-64 of them
+_NOBODY = bytes(16)  # the key of a free row
+
+
+class Row(NamedTuple):
+    """Where the bytes of a block lie, and what they are."""
+
+    key: bytes  # 16 bytes; a version record's begins with its `target`
+    target: bytes  # the first 8 bytes of the hash of the target
+    segment: int
+    start: int  # of its first byte in the target; of a version record: when it was confirmed, ns since 1970
+    offset: int  # in the segment
+    length: int
+    check: int  # XXH3-64 of the bytes
+
+    @property
+    def stop(self) -> int:
+        """The end of a piece in its target."""
+        return self.start + self.length
+
+    @property
+    def is_record(self) -> bool:
+        """Return whether the row leads to a version record."""
+        return self.key[:8] == self.target
+
+
+class Index:
+    """The table in `file`, which is held open. Reads are thread-safe. Methods raise OSError."""
+
+    def __init__(self, file: Handle) -> None:
+        self.file = file
+        self._mask = -1  # buckets - 1; -1: nothing is known of the file, or it has no bucket
+
+    def find(self, key: bytes, now: bool = False) -> Row | None:
+        """Return the row of `key`. `now`: raise BlockingIOError where that means waiting for the disk."""
+        return next(self._search(key, now), None)
+
+    def pieces(self, key: bytes, now: bool = False) -> list[Row]:
+        """Return the rows whose key begins with PIECE_KEY bytes of `key`; as find()."""
+        return list(self._search(key[:PIECE_KEY], now))
+
+    def put(self, row: Row, is_dead: Callable[[int], bool], force: bool = False) -> bool:
+        """Write a row over the one of its key, or a free one, or one whose segment `is_dead`. Hold the write lock.
+
+        False if the bucket has none of these; with `force` any row goes.
+        """
+        self.refresh()
+        if self._mask < 0:
+            os.ftruncate(self.file, 0)
+            write_all(self.file, bytes(FIRST), 0)
+            self.refresh()
+        bucket = self._bucket(row.key)
+        page = os.pread(self.file, BUCKET, bucket * BUCKET)
+        at = next((at for key in (row.key, _NOBODY) for at in _places(page, key)), -1)
+        if at < 0:
+            at = next((at for at in range(0, BUCKET, _ROW.size) if self._is_free(page, at, bucket, is_dead)), -1)
+        if at < 0:
+            if not force:
+                return False
+            at = random.randrange(BUCKET // _ROW.size) * _ROW.size
+        body = _ROW.pack(*row, 0)[:-8]
+        os.pwrite(self.file, body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little"), bucket * BUCKET + at)
+        return True
+
+    def drop(self, row: Row | bytes) -> None:
+        """Free a row, if it is still there, or the damaged rows of a key. Hold the write lock."""
+        self.refresh()
+        key = row if isinstance(row, bytes) else row.key
+        bucket = self._bucket(key)
+        page = os.pread(self.file, BUCKET, bucket * BUCKET) if self._mask >= 0 else b""
+        for at in _places(page, key):
+            if _row(page, at) == (None if isinstance(row, bytes) else row):
+                os.pwrite(self.file, bytes(_ROW.size), bucket * BUCKET + at)
+
+    @property
+    def growth(self) -> int:
+        """Bytes that grow() adds."""
+        return (GROWTH - 1) * (self._mask + 1) * BUCKET
+
+    def grow(self) -> None:
+        """Make the table GROWTH times as large. Hold the write lock."""
+        size = (self._mask + 1) * BUCKET
+        for at in range(size, GROWTH * size, size):
+            for low in range(0, size, 1 << 20):
+                write_all(self.file, os.pread(self.file, min(1 << 20, size - low), low), at + low)
+        self.refresh()
+
+    def rows(self) -> Iterator[Row | bytes]:
+        """Yield every row of the table, and the key of each that is damaged."""
+        self.refresh()
+        for bucket in range(self._mask + 1):
+            page = os.pread(self.file, BUCKET, bucket * BUCKET)
+            for at in range(0, len(page) - _ROW.size + 1, _ROW.size):
+                key = page[at : at + 16]
+                if key != _NOBODY and self._bucket(key) == bucket:
+                    yield _row(page, at) or key
+
+    def refresh(self) -> bool:
+        """Look how large the table is; True if that has changed."""
+        size, buckets = os.fstat(self.file).st_size // BUCKET, FIRST // BUCKET
+        while buckets * GROWTH <= size:
+            buckets *= GROWTH
+        before, self._mask = self._mask, buckets - 1 if buckets <= size else -1
+        return self._mask != before
+
+    def _bucket(self, key: bytes) -> int:
+        return int.from_bytes(key[4:12], "little") & self._mask
+
+    def _search(self, key: bytes, now: bool) -> Iterator[Row]:
+        """Yield the rows whose key begins with `key`; where there is none, look whether the table has grown."""
+        found = False
+        while not found:
+            if self._mask >= 0:
+                at = self._bucket(key) * BUCKET
+                page = read_cached(self.file, at, BUCKET) if now else os.pread(self.file, BUCKET, at)
+                if now and len(page) < BUCKET:
+                    raise BlockingIOError(errno.EAGAIN, "not in memory")
+                for place in _places(page, key):
+                    row = _row(page, place)
+                    if row is not None:
+                        found = True
+                        yield row
+            if found or not self.refresh():
+                return
+
+    def _is_free(self, page: bytes, at: int, bucket: int, is_dead: Callable[[int], bool]) -> bool:
+        """Return whether a row is damaged, or of another bucket, or leads to nothing."""
+        row = _row(page, at)
+        return row is None or self._bucket(row.key) != bucket or is_dead(row.segment)
+
+
+def _places(page: bytes | bytearray, key: bytes) -> Iterator[int]:
+    """Yield where rows begin with `key`."""
+    at = page.find(key)
+    while at >= 0:
+        if at % _ROW.size == 0:
+            yield at
+        at = page.find(key, at + 1)
+
+
+def _row(page: bytes | bytearray, at: int) -> Row | None:
+    """Return the row at an offset; None if it is damaged."""
+    *fields, check = _ROW.unpack_from(page, at)
+    if xxhash.xxh3_64_intdigest(page[at : at + _ROW.size - 8]) != check:
+        return None
+    return Row(*fields)
