@@ -38,6 +38,7 @@ log = logging.getLogger("zarrfs.transfer")
 _UNIT = 1 << 20  # bytes: what one lease is taken on for many tiny values
 _LARGE = 128 << 10  # bytes: of the heap, such blocks are what it grows by
 _PINS = 65_536  # targets whose version is remembered
+_TARGETS = 4096  # targets whose identity in the cache on disk is remembered
 _AT_ONCE = 4 << 20  # bytes that are read from it in one round of the loop
 _READERS = 16  # threads that read blocks from the disk
 _QUEUE_SHARE = 8  # of the memory: what blocks that wait for the disk may take
@@ -53,6 +54,7 @@ class Blocks:
         self._heap = heap()
         self._options = options
         self._pins: LRU[tuple[int, str], Pin] = LRU(_PINS)
+        self._targets: LRU[tuple[int, str], str] = LRU(_TARGETS)
         self._disk: DiskCache | None = None
         self._queue = 0  # bytes that may wait for the disk
         if options.cache_dir is not None and options.cache != "none":
@@ -78,6 +80,10 @@ class Blocks:
         if found is not None:
             self._hit_bytes += taken
             return found
+        if self._disk is not None and 2 * taken > wanted.stop - wanted.start and not self.cache.has(key):
+            found = self._at_once(wanted)  # and not kept: the kernel does that, and fresh memory is slow
+            if found is not None:
+                return found
         # what fail_after() does, at a third of its cost
         with trio.CancelScope(deadline=trio.current_time() + self._options.read_timeout):
             return await self.cache.get(key, wanted.stop - wanted.start, lambda: self._obtain(wanted))
@@ -282,12 +288,16 @@ class Blocks:
         """When a server must have been asked for its word to count: seconds since 1970."""
         return max(time.time() - self._options.cache_validity, self._options.asked_since)
 
+    def _target(self, wanted: Wanted) -> str:
+        """The identity of the target on the disk: to find it costs more than to look for a block there."""
+        return self._targets.get(wanted.at) or self._targets.put(wanted.at, wanted.target)
+
     async def _version(self, disk: DiskCache, wanted: Wanted, newer_than: float) -> Version | None:
         """As DiskCache.version()."""
         try:
-            return disk.version(wanted.target, newer_than, now=True)
+            return disk.version(self._target(wanted), newer_than, now=True)
         except BlockingIOError:
-            return await trio.to_thread.run_sync(disk.version, wanted.target, newer_than, limiter=self._readers)
+            return await trio.to_thread.run_sync(disk.version, self._target(wanted), newer_than, limiter=self._readers)
 
     def _all_from_disk(self, wanted: Sequence[Wanted]) -> tuple[dict[Hashable, Buffer], dict[Hashable, Lease]]:
         """In a worker thread: (what is there of `wanted`, leases on the rest)."""
@@ -302,13 +312,20 @@ class Blocks:
             elif lease is not None:
                 leases[one.key] = lease
             elif tiny and not old and self._keeps(one):
-                units.setdefault((one.target, one.start - one.start % _UNIT), []).append(one)
+                units.setdefault((self._target(one), one.start - one.start % _UNIT), []).append(one)
         for (target, start), ones in units.items():
             lease = self._disk.leases.take(target, start, start + _UNIT)
             if lease is not None:
                 lease.users = len(ones)
                 leases.update((one.key, lease) for one in ones)
         return found, leases
+
+    def _at_once(self, wanted: Wanted) -> Buffer | None:
+        """The block, if the disk has it and the kernel has it in memory."""
+        try:
+            return self._from_disk(wanted, True, True)[0]
+        except BlockingIOError:
+            return None
 
     async def _from_disk_or_lease(self, wanted: Wanted) -> tuple[Buffer | None, bool, Lease | None]:
         """What _look_or_lease() gives: at once where the kernel has in memory what it takes, else by a thread."""
@@ -329,7 +346,7 @@ class Blocks:
         data, old = self._from_disk(wanted, now=now)
         if data is not None or old or not self._keeps(wanted):
             return data, old, None
-        lease = self._disk.leases.take(wanted.target, wanted.start, wanted.stop)
+        lease = self._disk.leases.take(self._target(wanted), wanted.start, wanted.stop)
         if lease is not None and lease.held:  # somebody else may have finished since we looked
             try:
                 data, _ = self._from_disk(wanted, True, now)
@@ -356,7 +373,7 @@ class Blocks:
         `again`: it was not there a moment ago. `now`: BlockingIOError where that means waiting for the disk.
         """
         assert self._disk is not None
-        at, target = wanted.at, wanted.target
+        at, target = wanted.at, self._target(wanted)
         pin, version = None, version_of(wanted.expected) if wanted.expected is not None else None
         if wanted.expected is None:
             pin = self._pins.get(at)
@@ -386,14 +403,14 @@ class Blocks:
         if version is None or self._disk is None:
             return False
         self._pins.put(wanted.at, Pin(version.tag, version.size, noted=True))
-        self._disk.remember(wanted.target, version)
+        self._disk.remember(self._target(wanted), version)
         return True
 
     def _note(self, wanted: Wanted, found: Fetched) -> None:
         """Tell the disk of a version that is not the one read first: who opens the target next begins with it."""
         version = version_from(found.tag, found.total)
         if self._disk is not None and version is not None:
-            self._disk.remember(wanted.target, version)
+            self._disk.remember(self._target(wanted), version)
 
     def _keep_run(self, system: System, path: str, start: int, found: Fetched) -> None:
         """Write the merged range of many small reads to the disk in one piece."""
@@ -415,10 +432,10 @@ class Blocks:
             pin.kept = version is not None
         if version is None:
             return
-        disk.write(wanted.target, version, wanted.start, found.data, run)
+        disk.write(self._target(wanted), version, wanted.start, found.data, run)
         if pin is not None and not pin.noted:
             pin.noted = True
-            disk.remember(wanted.target, version)
+            disk.remember(self._target(wanted), version)
 
     # -- whose turn it is to fetch
 
