@@ -5,7 +5,7 @@ At each quiesce nobody uses the mounts, no fault is injected and the kernel was 
 
 - no open handle, no request under way, at most a few inodes (the root, and what the kernel has not given up);
 - descriptors and threads at most `MORE` above those at the first quiesce: pools that fill; with a directory of blocks
-  258 descriptors more (docs/disk-cache.md, "Limits");
+  8 descriptors more (its index, its segment, its directories);
 - memory (RSS) at most a quarter and 64 MiB above that at the first quiesce, once the allocator has given back what it
   keeps for use (SIGUSR1; zarrfs/system/memory.py). From the tenth quiesce of a daemon on, the least of the last
   third of them is at most 16 MiB above the least of the third before: what grows for ever is found by that.
@@ -27,7 +27,7 @@ from tests.soak.places import Place
 from tests.soak.tally import Tally
 
 MORE = 40
-_OF_BLOCKS = 258
+_OF_BLOCKS = 8
 _INODES = 8
 _SETTLING = 20.0  # seconds in which a daemon must come to rest
 _MIB = 1 << 20

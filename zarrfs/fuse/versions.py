@@ -23,7 +23,7 @@ _DISK, _AHEAD = ("remote", "disk"), ("read_ahead",)
 _COUNTERS = (  # paths of counters that only grow; all other figures are those of the visible version
     *(metric.path for metric in METRICS if metric.name.endswith("_total")),
     *((*metric.path, _ANY) for metric in PLACE_METRICS),
-    *((*_DISK, name) for name in ("unkept", "claims", "waits", "given_up")),
+    *((*_DISK, name) for name in ("claims", "waits", "given_up")),
     *((*_AHEAD, name) for name in ("started", "used", "dropped")),
     ("remote", "hosts", _ANY, "requests"), ("remote", "latency_sum"), ("remote", "latency_count"), ("local", "waits"),
 )  # fmt: skip
