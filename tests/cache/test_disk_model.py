@@ -73,6 +73,13 @@ class Dictionary(RuleBasedStateMachine):
         if (url, version) not in self.ever:
             assert not there
 
+    @rule(number=caches, which=st.integers(0, 10**6))
+    def read_what_was_written(self, number: int, which: int) -> None:
+        """Chance alone reads too little of it."""
+        if self.exact:
+            url, version, *place = sorted(self.exact)[which % len(self.exact)]
+            assert found(self.caches[number], url, *place, version) or self.lossy
+
     def _expected(self, url: str, version: Version, start: int, stop: int) -> bool:
         if (url, version, start, stop) in self.exact:
             return True

@@ -34,10 +34,11 @@ from tests.cache.diskblocks import (
     write,
 )
 from tests.conftest import tmpfs
-from zarrfs.cache import disk
+from zarrfs.cache import disk, diskfiles
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import verify
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
+from zarrfs.cache.diskindex import Index
 from zarrfs.cache.diskspace import LOCKS, cost
 from zarrfs.system.rangelocks import try_lock
 
@@ -180,6 +181,29 @@ def test_a_segment_that_is_written_to_is_continued_by_nobody_else(tmp_path: Path
     assert len(segments(tmp_path)) == 2
     reader = DiskCache(str(tmp_path), 320 * MIB, 0)
     assert all(found(reader, T, number * 1000, number * 1000 + 1000) for number in range(4))
+
+
+def test_a_small_segment_that_is_written_to_is_no_half_empty_large_one(tmp_path: Path) -> None:
+    """A mount with a larger cache_size leaves it alone, until its writer has ended."""
+    small, large = DiskCache(str(tmp_path), 16 * MIB, 0), DiskCache(str(tmp_path), 640 * MIB, 0)
+    for number, cache in enumerate((small, large, small, large)):
+        write(cache, T, number * 100_000, (number + 1) * 100_000)
+    small.close()  # which cuts off what it has not used
+    reader = DiskCache(str(tmp_path), 640 * MIB, 0)
+    assert [found(reader, T, number * 100_000, (number + 1) * 100_000) for number in range(4)] == [True] * 4
+
+
+def test_what_other_nodes_are_to_see_is_synced_before_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS sends what was written when a file is closed, or synced; a segment stays open."""
+    calls: list[str] = []
+    sync, put = os.fdatasync, Index.put
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (calls.append("sync"), sync(fd))[1])
+    monkeypatch.setattr(Index, "put", lambda *args, **more: (calls.append("row"), put(*args, **more))[1])
+    write(DiskCache(str(tmp_path / "here"), 32 * MIB, 0), T, 0, 1000)
+    assert calls == ["row"]
+    monkeypatch.setattr(diskfiles, "is_shared", lambda descriptor: True)
+    write(DiskCache(str(tmp_path / "there"), 32 * MIB, 0), T, 0, 1000)
+    assert calls == ["row", "sync", "row"]
 
 
 def test_a_segment_that_was_evicted_under_its_writer(tmp_path: Path) -> None:

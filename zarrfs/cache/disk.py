@@ -147,6 +147,8 @@ class DiskCache:
             data = self._block(_block_key(target, version, start, stop), now, allow)
             if data is None:  # large ones, too: they may have been cut out of what came for many tiny ones
                 data = self._from_units(target, version, start, stop, now, allow)
+        if data is not None and len(data) != stop - start:
+            data = None  # of a row that somebody has made up
         with self._lock:
             if data is not None or not again:
                 self._counts["misses" if data is None else "hits"] += 1
@@ -173,8 +175,10 @@ class DiskCache:
 
     def release(self, lease: Lease) -> None:
         """Release a lease once everything that was to be written before is visible to others, or dropped."""
-        if lease.held:
+        if lease.held and not self._closed:
             self._enqueue(lease)
+        else:
+            self.leases.release(lease)
 
     def flush(self, seconds: float = 60.0) -> bool:
         """Wait until everything is written; False if that takes longer than `seconds`."""
@@ -417,7 +421,7 @@ class DiskCache:
             while count < len(puts) and stop + len(puts[count].data) <= segment.size:
                 stop += len(puts[count].data)
                 count += 1
-            at = segment.append([put.data for put in puts[:count]])
+            at = segment.append([put.data for put in puts[:count]], self._layout.shared)
             for put in puts[:count]:
                 check = xxhash.xxh3_64_intdigest(put.data)
                 rows.append(Row(put.key, put.target, segment.number, put.start, at, len(put.data), check))

@@ -22,7 +22,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from zarrfs.system.beneath import is_local, open_cached
+from zarrfs.system.beneath import is_local, is_shared, open_cached
 
 LAYOUT = "zarrfs-blocks-2"
 OLD_LAYOUTS = ("zarrfs-blocks-1",)  # a file for each block
@@ -75,6 +75,7 @@ class Layout:
         self._open: dict[str, Handle] = {}  # by name; "" is LAYOUT itself
         self._mode = 0o700  # of directories: who may write the cache directory may do so below it, and nobody else
         self.local = False  # on a file system that never waits for a server
+        self.shared = True  # with other nodes, which see what was written once it is synced
         self._scratch = f".{secrets.token_hex(6)}"
         self._numbers = itertools.count()
 
@@ -200,7 +201,7 @@ class Layout:
         if status.st_uid not in (0, os.geteuid()) and not status.st_mode & 0o022 and not self._foreign:
             raise PermissionError(errno.EACCES, f"{LAYOUT} in it belongs to user {status.st_uid} alone")
         self._mode = status.st_mode & 0o777
-        self.local = is_local(root)
+        self.local, self.shared = is_local(root), is_shared(root)
         return root
 
     def _open_blobs(self, make: bool) -> Handle:

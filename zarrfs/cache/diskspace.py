@@ -53,12 +53,14 @@ class Segment:
     def __init__(self, number: int, file: Handle, at: int, size: int) -> None:
         self.number, self.file, self.at, self.size = number, file, at, size
 
-    def append(self, parts: Sequence[Buffer]) -> int:
-        """Write `parts`, which fit, at the end; return the offset of the first. Raise OSError."""
+    def append(self, parts: Sequence[Buffer], sync: bool = False) -> int:
+        """Write `parts`, which fit, at the end, and `sync` them; return the offset of the first. Raise OSError."""
         at = self.at
         os.lseek(self.file, at, os.SEEK_SET)
         self.at += sum(map(len, parts))  # also if it fails: what was written is not written over
         write_parts(self.file, parts)
+        if sync:
+            os.fdatasync(self.file)
         return at
 
     def is_gone(self) -> bool:

@@ -18,6 +18,7 @@ from zarrfs.system.othermounts import OTHER_MOUNTS
 _SYS_OPENAT2 = 437  # the same number on every architecture
 # statfs(2): bcachefs, btrfs, ext2 to ext4, f2fs, XFS. overlayfs may lie over anything; tmpfs lacks RWF_NOWAIT
 _LOCAL_FILE_SYSTEMS = (0xCA451A4E, 0x9123683E, 0xEF53, 0xF2F52010, 0x58465342)
+_MACHINE_FILE_SYSTEMS = (*_LOCAL_FILE_SYSTEMS, 0x01021994, 0x794C7630, 0x2FC12FC1)  # tmpfs, overlayfs, ZFS
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH, _CACHED = 0x01, 0x02, 0x04, 0x08, 0x20
 _PATH_MAX = 4096  # bytes of a path in one system call, with the NUL
 _LINKS_MAX = 40  # the kernel's own limit
@@ -64,12 +65,22 @@ def open_cached(path: str, flags: int, directory: int) -> int:
 
 def is_local(descriptor: int) -> bool:
     """Return whether an open file lies on a file system without a server to wait for. The call itself may block."""
+    return _file_system(descriptor) in _LOCAL_FILE_SYSTEMS
+
+
+def is_shared(descriptor: int) -> bool:
+    """Return whether other nodes may see an open file, perhaps not before it is synced. The call itself may block."""
+    return _file_system(descriptor) not in _MACHINE_FILE_SYSTEMS
+
+
+def _file_system(descriptor: int) -> int:
+    """The type of the file system that an open file lies on; 0 if nobody knows."""
     found = (ctypes.c_long * 64)()  # struct statfs, which begins with f_type
     try:
         failed = ctypes.CDLL(None).fstatfs(descriptor, ctypes.byref(found))
     except (AttributeError, OSError):
-        return False
-    return not failed and found[0] in _LOCAL_FILE_SYSTEMS
+        return 0
+    return 0 if failed else found[0]
 
 
 class BaseDirectory:
