@@ -31,6 +31,7 @@ FIRST = 4 * BUCKET  # bytes of a new index
 GROWTH = 4
 PIECE_KEY = 12  # bytes that the keys of all pieces of a unit begin with
 _ROW = struct.Struct("<16s8sQQIIQQ")  # the fields of Row, and XXH3-64 of them
+_ROWS = BUCKET // _ROW.size
 _NOBODY = bytes(16)  # the key of a free row
 
 
@@ -85,11 +86,13 @@ class Index:
         page = os.pread(self.file, BUCKET, bucket * BUCKET)
         at = next((at for key in (row.key, _NOBODY) for at in _places(page, key)), -1)
         if at < 0:
-            at = next((at for at in range(0, BUCKET, _ROW.size) if self._is_free(page, at, bucket, is_dead)), -1)
+            first = random.randrange(_ROWS)  # in a table that has grown most are free
+            places = (number % _ROWS * _ROW.size for number in range(first, first + _ROWS))
+            at = next((at for at in places if self._is_free(page, at, bucket, is_dead)), -1)
         if at < 0:
             if not force:
                 return False
-            at = random.randrange(BUCKET // _ROW.size) * _ROW.size
+            at = random.randrange(_ROWS) * _ROW.size
         body = _ROW.pack(*row, 0)[:-8]
         os.pwrite(self.file, body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little"), bucket * BUCKET + at)
         return True
@@ -157,8 +160,10 @@ class Index:
 
     def _is_free(self, page: bytes, at: int, bucket: int, is_dead: Callable[[int], bool]) -> bool:
         """Return whether a row is damaged, or of another bucket, or leads to nothing."""
+        if self._bucket(page[at : at + 16]) != bucket:
+            return True
         row = _row(page, at)
-        return row is None or self._bucket(row.key) != bucket or is_dead(row.segment)
+        return row is None or is_dead(row.segment)
 
 
 def _places(page: bytes | bytearray, key: bytes) -> Iterator[int]:
