@@ -433,8 +433,7 @@ def test_links_lead_nowhere(which: str, tmp_path: Path, caplog: pytest.LogCaptur
 def test_an_unreadable_directory(tmp_path: Path) -> None:
     cache = tmp_path / "c"
     write(DiskCache(str(cache), SIZE, 0), T, 0, 1000)
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        above.chmod(0o755)
+    let_others_in(tmp_path)
 
     def check() -> None:
         mine = DiskCache(str(cache), SIZE, 0)
@@ -446,6 +445,14 @@ def test_an_unreadable_directory(tmp_path: Path) -> None:
         mine.close()
 
     as_nobody(check, "permission denied")
+
+
+def let_others_in(path: Path) -> None:
+    """Let every user reach a directory of a test; take no right from any directory above it, /tmp for one."""
+    for above in (path, *path.parents):
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if mode & 5 != 5:
+            above.chmod(mode | 0o055)
 
 
 def as_nobody(check: Callable[[], None], reason: str) -> None:
@@ -497,8 +504,7 @@ def test_a_directory_that_may_be_read_and_not_written(tmp_path: Path) -> None:
     (cache / LAYOUT).chmod(0o755)
     for path in (cache / LAYOUT).iterdir():
         path.chmod(0o644)
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        above.chmod(0o755)
+    let_others_in(tmp_path)
 
     def check() -> None:
         mine = DiskCache(str(cache), SIZE, 0)
