@@ -352,6 +352,7 @@ def _modified(response: Response) -> str | None:
     return found if (_time(found) or 0.0) <= answered - 1 else None
 
 
+@functools.lru_cache(256)  # many values have the same time
 def _time(text: str | None) -> float | None:
     """Seconds since 1970 of a date; None where there is none."""
     if not text:
