@@ -94,7 +94,7 @@ class Connection:
         self.ahead = b""  # received behind the head
 
     def close(self) -> None:
-        """Close it, without any farewell: the server is not waited for."""
+        """Close the socket at once; TLS sends no close_notify, as the server would have to be waited for."""
         self.sock.close()
 
     async def send(self, data: bytes) -> None:

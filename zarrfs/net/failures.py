@@ -18,7 +18,7 @@ _LASTING = (errno.EISDIR, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP, errno.E
 
 
 def raise_for_status(status: int, url: str, reason: str = "", retry_after: str = "") -> NoReturn:
-    """The error that an HTTP status stands for."""
+    """Raise the error that an HTTP status stands for."""
     where, what = without_secrets(url), f"HTTP status {status} {reason}".rstrip()
     if status in (404, 410):
         raise TargetMissing(where, what, status)
@@ -79,7 +79,7 @@ _NETWORK = (
 
 
 def _certificate(exc: BaseException) -> str:
-    """Why a server's certificate was refused; "" where it is something else that failed."""
+    """Return why a server's certificate was refused; "" where something else failed."""
     chain = (exc, exc.__cause__, exc.__context__, getattr(exc, "certificate_error", None))
     return next((found for one in chain if (found := getattr(one, "verify_message", ""))), "")
 

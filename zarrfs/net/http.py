@@ -321,7 +321,7 @@ def _is_directory(response: Response) -> bool:
 
 
 def told_with(found: Fetched, response: Response, start: int) -> Fetched:
-    """Bytes from `start` on; the first of a value with what the head of their answer tells beside the version."""
+    """Add to the first bytes of a value what their head tells beside the version: time, and whether it is HTML."""
     if start:
         return found
     about = _entry(response, None)
@@ -344,7 +344,7 @@ def tag(response: Response) -> str | None:
 
 
 def _modified(response: Response) -> str | None:
-    """Last-Modified; None where it is but the time of the answer, which tells nothing. Source: RFC 9110, 8.8.2.2."""
+    """Return Last-Modified; None where it is the time of the answer, which tells nothing (RFC 9110, 8.8.2.2)."""
     found: str | None = response.headers.get("Last-Modified")
     if not found:
         return None
@@ -354,7 +354,7 @@ def _modified(response: Response) -> str | None:
 
 @functools.lru_cache(256)  # many values have the same time
 def _time(text: str | None) -> float | None:
-    """Seconds since 1970 of a date; None where there is none."""
+    """Return a date in seconds since 1970; None where there is none."""
     if not text:
         return None
     import email.utils
@@ -367,18 +367,18 @@ def _time(text: str | None) -> float | None:
 
 
 def _length(response: Response) -> int | None:
-    """The bytes that the body has, where the server says so; None if they are encoded."""
+    """Return the length of the body in bytes; None where the head does not tell it, or the body is encoded."""
     text = response.headers.get("Content-Length")
     return int(text) if text.isdecimal() and not response.headers.get("Content-Encoding") else None
 
 
 def _check_status(response: Response, url: str) -> None:
-    """Raises for a status of 400 and more, and for redirects that lead nowhere."""
+    """Raise the error of a status of 400 and more, or of a redirect without a place."""
     if response.status >= 300:
         raise_for_status(response.status, url, response.reason, response.headers.get("Retry-After"))
 
 
 def child(url: str, name: str) -> str:
-    """The URL of `name` in the directory `url`."""
+    """Return the URL of `name` in the directory `url`."""
     head, mark, query = url.partition("?")  # a query stays: it may be what grants access
     return f"{head.rstrip('/')}/{quote(name, safe='', errors='surrogateescape')}{mark}{query}"

@@ -181,7 +181,7 @@ class FastStore:
             self._used = time.monotonic()
 
     async def _get(self, store: Any, path: str, key: str, start: int, stop: int) -> Fetched:
-        """[start, stop) by one request; on asyncio's loop."""
+        """Return the bytes [start, stop) by one request; on asyncio's loop."""
         import obstore
 
         try:
@@ -402,14 +402,14 @@ def _signer(
 
 
 async def _first(pages: Any) -> Any:
-    """The first page; none: (). (anext() with a default is a SystemError of obstore's where there is none.)"""
+    """Return the first page, () where there is none (then anext() with a default is a SystemError in obstore)."""
     async for page in pages:
         return page
     return ()
 
 
 def store_path(protocol: str, url: str) -> str | None:
-    """bucket/key of a URL, as fsspec's class of the protocol has it; None where that takes more than cutting."""
+    """Return bucket/key of a URL as fsspec's class of the protocol has it; None where that takes more than cutting."""
     rest = url.partition("://")[2]
     if not re.fullmatch(r"[A-Za-z0-9._-]+/[^?#\x00-\x1f]*[^/?#\x00-\x1f]", rest):
         return None
@@ -452,7 +452,7 @@ def _status(exc: Exception) -> int:
 
 
 def raise_for(exc: Exception, where: str) -> NoReturn:
-    """The error that a failure of obstore stands for, in one line without what the server sent."""
+    """Raise the error that a failure of obstore stands for, in one line without what the server sent."""
     text = str(exc)
     found = _STATUS.search(text)
     if found:

@@ -111,7 +111,7 @@ class Response:
 
 
 class Web:
-    """The requests of one RemoteFiles. `anonymous`: nobody hears who the user is, but for what a URL itself tells."""
+    """The requests of one RemoteFiles. `anonymous`: no server hears who the user is, except by the URL itself."""
 
     def __init__(self, options: Options, trust: Trust, moved: Moved, anonymous: bool = False) -> None:
         self._trust, self._moved, self._anonymous = trust, moved, anonymous
