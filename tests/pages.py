@@ -52,6 +52,7 @@ SHOWN = {
     "scripts/install-helper": "tests/mounts/test_helper.py",
     "scripts/soak": "tests/mounts/test_soak.py runs it for less long",
     "scripts/setup": "scripts/test runs it",
+    "WARNING: data.example is out": "lines of a log: tests/mounts/test_outages.py has such",
 }
 
 

@@ -57,7 +57,7 @@ SCRIPTS = {
     "….json: no such file or directory": "zarrfs mount none.json mnt",
     "HTTP status 404 Not Found": "ro http.json none",
     "HTTP status 403 Forbidden": "ro http.json forbidden",
-    "Cannot connect to host …": "m http://127.0.0.1:$UNUSED/refs.json mnt",
+    "Connection refused": "m http://127.0.0.1:$UNUSED/refs.json mnt",
     "[Errno -…] …": "ro http.json unknown",
     "its certificate is refused: …": "ro tls.json a",
     "… needs the package …: pip install zarrfs[…]": "zarrfs mount $PACKAGE://a/b mnt",
