@@ -12,17 +12,17 @@ from pathlib import Path
 
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskfiles import INDEX, LAYOUT, Layout, segment_name
-from zarrfs.cache.diskindex import Index, Row
+from zarrfs.cache.diskindex import Index, IndexRow
 from zarrfs.cache.diskspace import LOCKS
-from zarrfs.net.versions import Version
+from zarrfs.net.versions import TargetVersion
 
 MIB = 1 << 20
-ONE, TWO = Version('"one"', 1 << 40), Version('"two"', 1 << 40)
+ONE, TWO = TargetVersion('"one"', 1 << 40), TargetVersion('"two"', 1 << 40)
 _PERIOD = 100_003
-_PATTERNS: dict[tuple[str, Version], bytes] = {}
+_PATTERNS: dict[tuple[str, TargetVersion], bytes] = {}
 
 
-def content(target: str, version: Version, start: int, stop: int) -> bytes:
+def content(target: str, version: TargetVersion, start: int, stop: int) -> bytes:
     """The bytes [start, stop) of `target`, the same in every process."""
     pattern = _PATTERNS.get((target, version))
     if pattern is None:
@@ -31,19 +31,21 @@ def content(target: str, version: Version, start: int, stop: int) -> bytes:
     return (pattern * ((first + stop - start) // _PERIOD + 1))[first : first + stop - start]
 
 
-def write(cache: DiskCache, target: str, start: int, stop: int, version: Version = ONE, run: bool = False) -> None:
+def write(
+    cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE, run: bool = False
+) -> None:
     """Write a range, and wait until it is on the disk."""
     cache.write(target, version, start, content(target, version, start, stop), run)
     assert cache.flush()
 
 
-def remember(cache: DiskCache, target: str, version: Version) -> None:
+def remember(cache: DiskCache, target: str, version: TargetVersion) -> None:
     """Note a version, and wait until it is on the disk."""
     cache.remember(target, version)
     assert cache.flush()
 
 
-def read_now(cache: DiskCache, target: str, start: int, stop: int, version: Version = ONE) -> bytes | None:
+def read_now(cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE) -> bytes | None:
     """What is read without waiting; None also where that means waiting."""
     try:
         data = cache.read(target, version, start, stop, now=True)
@@ -52,7 +54,7 @@ def read_now(cache: DiskCache, target: str, start: int, stop: int, version: Vers
     return None if data is None else bytes(data)
 
 
-def found(cache: DiskCache, target: str, start: int, stop: int, version: Version = ONE) -> bool:
+def found(cache: DiskCache, target: str, start: int, stop: int, version: TargetVersion = ONE) -> bool:
     """Whether the cache has a range; what it has must be right."""
     at_once = read_now(cache, target, start, stop, version)
     data = cache.read(target, version, start, stop, again=True)
@@ -61,7 +63,7 @@ def found(cache: DiskCache, target: str, start: int, stop: int, version: Version
     return data is not None
 
 
-def rows(directory: Path) -> list[Row]:
+def rows(directory: Path) -> list[IndexRow]:
     """The rows of blocks and records that are there, by their place."""
     layout = Layout(str(directory))
     segments = {number for number, _ in layout.segments()}
@@ -69,7 +71,7 @@ def rows(directory: Path) -> list[Row]:
         index = Index(layout.index())
     except FileNotFoundError:
         return []
-    kept = [row for row in index.rows() if isinstance(row, Row) and row.segment in segments]
+    kept = [row for row in index.rows() if isinstance(row, IndexRow) and row.segment in segments]
     return sorted(kept, key=lambda row: (row.segment, row.offset))
 
 
@@ -79,7 +81,7 @@ def segments(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
 
-def segment_of(directory: Path, row: Row) -> Path:
+def segment_of(directory: Path, row: IndexRow) -> Path:
     return directory / LAYOUT / segment_name(row.segment)
 
 
@@ -104,7 +106,7 @@ def taken(directory: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def ranges(seed: int, largest: int) -> Iterator[tuple[str, Version, int, int, bool]]:
+def ranges(seed: int, largest: int) -> Iterator[tuple[str, TargetVersion, int, int, bool]]:
     """(target, version, start, stop, run) without end."""
     dice = random.Random(seed)
     while True:

@@ -34,9 +34,9 @@ from zarrfs.cache import disk
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import clear, targets
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
-from zarrfs.cache.diskindex import Row
+from zarrfs.cache.diskindex import IndexRow
 from zarrfs.errors import UsageError
-from zarrfs.net.versions import Version
+from zarrfs.net.versions import TargetVersion
 
 SIZE = 256 * MIB
 T = "https://host/data.nc"
@@ -61,15 +61,15 @@ def test_pieces_of_a_unit_that_do_not_touch_are_all_kept(tmp_path: Path) -> None
 # -- damaged files
 
 
-def replaced(make: Callable[[Path], object]) -> Callable[[Path, Row], None]:
-    def damage(path: Path, row: Row) -> None:
+def replaced(make: Callable[[Path], object]) -> Callable[[Path, IndexRow], None]:
+    def damage(path: Path, row: IndexRow) -> None:
         path.unlink()
         make(path)
 
     return damage
 
 
-def to_a_link(path: Path, row: Row) -> None:
+def to_a_link(path: Path, row: IndexRow) -> None:
     good = path.rename(path.parent / "elsewhere")
     path.symlink_to(good)
 
@@ -84,7 +84,7 @@ def to_a_socket(path: Path) -> None:
         os.chdir(here)
 
 
-DAMAGES: dict[str, Callable[[Path, Row], None]] = {
+DAMAGES: dict[str, Callable[[Path, IndexRow], None]] = {
     **{f"flip {place}": lambda path, row, place=place: flip(path, row.offset + place % row.length)
        for place in (0, 72, 5000, -1)},
     **{f"cut to {length}": lambda path, row, length=length: os.truncate(path, row.offset + length)
@@ -119,7 +119,7 @@ def test_damaged(how: str, run: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", DAMAGES)
 def test_damaged_record(how: str, tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path), SIZE, 0)
-    version = Version("e" * 6000, 3)
+    version = TargetVersion("e" * 6000, 3)
     remember(cache, T, version)
     [row] = rows(tmp_path)
     DAMAGES[how](segment_of(tmp_path, row), row)

@@ -20,14 +20,14 @@ from zarrfs.cache import disk, diskspace
 from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import clear, verify
 from zarrfs.cache.diskfiles import INDEX, LAYOUT
-from zarrfs.net.versions import Version
+from zarrfs.net.versions import TargetVersion
 
 SIZE = 256 * MIB
 SMALL_UNIT = 64
 
 caches = st.integers(0, 1)
 targets = st.sampled_from(["http://a/x", "http://a/y", "http://a/\udce9"])
-versions = st.sampled_from([ONE, TWO, Version('"one"', 5)])
+versions = st.sampled_from([ONE, TWO, TargetVersion('"one"', 5)])
 places = st.tuples(st.integers(0, 200), st.integers(1, 150)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
@@ -44,18 +44,18 @@ class Dictionary(RuleBasedStateMachine):
         self.caches = [DiskCache(self.directory, SIZE, 0) for _ in range(2)]
         self.exact: set[Any] = set()
         self.pieces: dict[Any, list[tuple[int, int]]] = {}
-        self.records: dict[str, Version] = {}
+        self.records: dict[str, TargetVersion] = {}
         self.ever: set[Any] = set()
         self.lossy = False
 
     @rule(number=caches, url=targets, version=versions, place=places)
-    def write(self, number: int, url: str, version: Version, place: tuple[int, int]) -> None:
+    def write(self, number: int, url: str, version: TargetVersion, place: tuple[int, int]) -> None:
         write(self.caches[number], url, *place, version)
         self.exact.add((url, version, *place))
         self.ever.add((url, version))
 
     @rule(number=caches, url=targets, version=versions, place=places)
-    def write_run(self, number: int, url: str, version: Version, place: tuple[int, int]) -> None:
+    def write_run(self, number: int, url: str, version: TargetVersion, place: tuple[int, int]) -> None:
         write(self.caches[number], url, *place, version, run=True)
         self.ever.add((url, version))
         for unit in range(place[0] // SMALL_UNIT, (place[1] - 1) // SMALL_UNIT + 1):
@@ -66,7 +66,7 @@ class Dictionary(RuleBasedStateMachine):
             pieces.append((min([low, *(old[0] for old in touched)]), max([high, *(old[1] for old in touched)])))
 
     @rule(number=caches, url=targets, version=versions, place=places)
-    def read(self, number: int, url: str, version: Version, place: tuple[int, int]) -> None:
+    def read(self, number: int, url: str, version: TargetVersion, place: tuple[int, int]) -> None:
         there = found(self.caches[number], url, *place, version)  # right, or None
         if not self.lossy and self._expected(url, version, *place):
             assert there
@@ -80,7 +80,7 @@ class Dictionary(RuleBasedStateMachine):
             url, version, *place = sorted(self.exact)[which % len(self.exact)]
             assert found(self.caches[number], url, *place, version) or self.lossy
 
-    def _expected(self, url: str, version: Version, start: int, stop: int) -> bool:
+    def _expected(self, url: str, version: TargetVersion, start: int, stop: int) -> bool:
         if (url, version, start, stop) in self.exact:
             return True
         for unit in range(start // SMALL_UNIT, (stop - 1) // SMALL_UNIT + 1):
@@ -90,7 +90,7 @@ class Dictionary(RuleBasedStateMachine):
         return True
 
     @rule(number=caches, url=targets, version=versions)
-    def remember(self, number: int, url: str, version: Version) -> None:
+    def remember(self, number: int, url: str, version: TargetVersion) -> None:
         before = time.time() - 1
         remember(self.caches[number], url, version)
         self.records[url] = version

@@ -31,7 +31,7 @@ from zarrfs.cache.disk import DiskCache
 from zarrfs.cache.diskadmin import verify
 from zarrfs.cache.diskfiles import LAYOUT
 from zarrfs.concurrency.tasks import Round
-from zarrfs.net.versions import Version
+from zarrfs.net.versions import TargetVersion
 from zarrfs.system import beneath
 from zarrfs.system.beneath import is_local, open_cached
 
@@ -97,7 +97,7 @@ def test_no_server_is_waited_for() -> None:
     assert not is_local(descriptor)
 
 
-def version_now(cache: DiskCache, newer_than: float) -> Version | None:
+def version_now(cache: DiskCache, newer_than: float) -> TargetVersion | None:
     return cache.version(T, newer_than, now=True)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.servers import Nginx
 from tests.unit.archives import D, F, L, file, opened, put, tree
-from tests.unit.extracting import Found, extract, look, snapshot, write
+from tests.unit.extracting import FileState, extract, look, snapshot, write
 from zarrfs.config.options import Options
 from zarrfs.copying.copy import CopiedEntry, _Copy
 from zarrfs.copying.destination_directory import Folder
@@ -56,12 +56,12 @@ def test_everything_as_it_is_stored(tmp_path: Path) -> None:
     assert found.pop("implicit")[:2] == (Kind.DIRECTORY, 0o700)  # it has no mode: the umask's
     assert found.pop("implicit/dangling").data == "../../nowhere"
     assert found == {
-        "": Found(Kind.DIRECTORY, 0o1777, 5 * 10**9),
-        "d": Found(Kind.DIRECTORY, 0o2500, 3 * 10**9),
-        "d/blobs": Found(Kind.FILE, 0o751, -7 * 10**9, b"1" * 5000 + b"2" * 3000),
-        "d/text": Found(Kind.FILE, 0, 2**33 * 10**9, b"x"),
-        "empty": Found(Kind.DIRECTORY, 0o711, 9 * 10**9),
-        "l": Found(Kind.SYMLINK, 0o777, 11 * 10**9, "/etc/passwd"),
+        "": FileState(Kind.DIRECTORY, 0o1777, 5 * 10**9),
+        "d": FileState(Kind.DIRECTORY, 0o2500, 3 * 10**9),
+        "d/blobs": FileState(Kind.FILE, 0o751, -7 * 10**9, b"1" * 5000 + b"2" * 3000),
+        "d/text": FileState(Kind.FILE, 0, 2**33 * 10**9, b"x"),
+        "empty": FileState(Kind.DIRECTORY, 0o711, 9 * 10**9),
+        "l": FileState(Kind.SYMLINK, 0o777, 11 * 10**9, "/etc/passwd"),
     }
     assert (report.files, report.directories, report.links, report.bytes) == (2, 3, 2, 8001)
     assert (report.expected_files, report.expected_bytes) == (2, 8001)

@@ -22,7 +22,7 @@ import trio
 from tests.conftest import PROGRAM, run
 from tests.copying.test_copy import no_processes
 from tests.unit.archives import file, opened, put
-from tests.unit.extracting import Found, extract, snapshot, write
+from tests.unit.extracting import FileState, extract, snapshot, write
 from zarrfs.archives import blob_sources
 from zarrfs.archives.blob_reader import BlobReader
 from zarrfs.copying.copy import CopiedEntry, CopyOptions, CopyReport, _Copy, copy_store
@@ -55,7 +55,7 @@ def archive_of(blobs: Path, files: int) -> dict[str, Any]:
     return {**entries, "d1/large": file(large, encoding="blobvec", size=9 << 20, mode=0o100640, mtime=7)}
 
 
-def tree(root: Path) -> dict[str, Found]:
+def tree(root: Path) -> dict[str, FileState]:
     """All below a directory."""
     return {key: one for key, one in snapshot(root).items() if key}
 
@@ -176,7 +176,7 @@ def disturb(out: Path, chance: random.Random) -> None:
     (out / "other/file").touch()
 
 
-def timeless(one: Found) -> Found:
+def timeless(one: FileState) -> FileState:
     """Without a time that is that of the test."""
     return one._replace(mtime_ns=0) if abs(one.mtime_ns / 1e9 - time.time()) < 3600 else one
 

@@ -16,7 +16,7 @@ from pyfuse3 import FlagT, InodeT
 
 from zarrfs.config.options import Options
 from zarrfs.fuse.operations import Operations
-from zarrfs.fuse.versions import Version
+from zarrfs.fuse.versions import StoreVersion
 from zarrfs.fuse.xattrs import SOURCE_XATTR
 from zarrfs.store.api import Info
 from zarrfs.store.directory import FileSystemStore
@@ -63,7 +63,7 @@ def test_getattr_of_an_open_file_does_not_ask_a_replaced_store(tmp_path: Path) -
             mount.background = nursery
             entry = await mount.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
             opened = await mount.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
-            mount.show(Version(new, Options()))
+            mount.show(StoreVersion(new, Options()))
             old.may_answer = trio.Event()
             with trio.fail_after(10):
                 attributes = await mount.getattr(entry.st_ino, CONTEXT)
@@ -88,7 +88,7 @@ def test_a_version_stays_open_while_a_request_uses_it(request_name: str, tmp_pat
             mount.background = nursery
             entry = await mount.lookup(InodeT(1), pyfuse3.FileNameT(b"a"), CONTEXT)
             opened = await mount.open(entry.st_ino, FlagT(os.O_RDONLY), CONTEXT)
-            mount.show(Version(new, Options()))
+            mount.show(StoreVersion(new, Options()))
             old.may_answer = trio.Event()
             answers: list[Any] = []
 

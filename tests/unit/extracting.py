@@ -18,7 +18,7 @@ from zarrfs.store.directory import FileSystemStore
 KINDS = {stat.S_IFREG: Kind.FILE, stat.S_IFDIR: Kind.DIRECTORY, stat.S_IFLNK: Kind.SYMLINK}
 
 
-class Found(NamedTuple):
+class FileState(NamedTuple):
     """What lstat(2) and the bytes say of an entry."""
 
     kind: Kind
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     data: bytes | str | None = None
 
 
-def look(path: Path | str) -> Found:
+def look(path: Path | str) -> FileState:
     status = os.lstat(path)
     kind = KINDS[stat.S_IFMT(status.st_mode)]
     data: bytes | str | None = None
@@ -35,10 +35,10 @@ def look(path: Path | str) -> Found:
         data = os.readlink(path)
     elif kind is Kind.FILE and status.st_size < 1 << 26:
         data = Path(path).read_bytes()
-    return Found(kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns, data)
+    return FileState(kind, stat.S_IMODE(status.st_mode), status.st_mtime_ns, data)
 
 
-def snapshot(root: Path) -> dict[str, Found]:
+def snapshot(root: Path) -> dict[str, FileState]:
     """All that is in a directory, itself under ""."""
     found = {"": look(root)}
     for at, directories, files in os.walk(root):

@@ -140,7 +140,7 @@ def _files(document: Any, compilation: Compilation) -> list[Any] | dict[str, Any
     raise compilation.refuse("an archive is a list or an object of entries")
 
 
-class _Entry(NamedTuple):
+class _ArchiveEntry(NamedTuple):
     """An entry with checked path, mode and mtime; its content is unchecked."""
 
     shown: str
@@ -156,7 +156,7 @@ class _Archive:
     def __init__(self, compilation: Compilation) -> None:
         self._compilation = compilation
         self._writer = compilation.writer
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _ArchiveEntry] = {}
         self._oddities: dict[str, tuple[int, str]] = {}  # warning: how often, and the first entry
         self._with_blobs = 0
 
@@ -183,7 +183,7 @@ class _Archive:
     def _add(self, path: str, fields: dict[str, Any], shown: str) -> None:
         kind, mode = self._mode(shown, fields)
         key = self._key(path, kind, shown)
-        entry = _Entry(shown, kind, mode, self._mtime(shown, fields), fields)
+        entry = _ArchiveEntry(shown, kind, mode, self._mtime(shown, fields), fields)
         if key in self._entries:
             if self._compilation.options.strict:
                 raise self._refuse(shown, "a path named more than once")
@@ -275,7 +275,7 @@ class _Archive:
                     self._odd("data, size or encoding on a directory: ignored", entry.shown)
                 self._writer.directory(key, entry.mode, entry.mtime_ns)
 
-    def _write_symlink(self, key: str, entry: _Entry) -> None:
+    def _write_symlink(self, key: str, entry: _ArchiveEntry) -> None:
         target = entry.fields.get("data")
         if not isinstance(target, str) or not target:
             raise self._refuse(entry.shown, "a symlink whose data is not its target")
@@ -284,7 +284,7 @@ class _Archive:
             self._odd("size or encoding on a symlink: ignored", entry.shown)
         self._writer.symlink(key, target, entry.mtime_ns)
 
-    def _write_file(self, key: str, entry: _Entry) -> None:
+    def _write_file(self, key: str, entry: _ArchiveEntry) -> None:
         fields = entry.fields
         size = self._size(entry)
         if "data" not in fields:
@@ -302,7 +302,7 @@ class _Archive:
         else:
             self._write_inline(key, entry, self._content(entry, size), size)
 
-    def _write_inline(self, key: str, entry: _Entry, data: bytes, size: int | None) -> None:
+    def _write_inline(self, key: str, entry: _ArchiveEntry, data: bytes, size: int | None) -> None:
         if size is None:
             size = len(data)
         if size < len(data):
@@ -313,7 +313,7 @@ class _Archive:
             )
         self._writer.inline(key, data, entry.mode, entry.mtime_ns, size)
 
-    def _size(self, entry: _Entry) -> int | None:
+    def _size(self, entry: _ArchiveEntry) -> int | None:
         if "size" not in entry.fields:
             return None
         size = entry.fields["size"]
@@ -325,7 +325,7 @@ class _Archive:
             raise self._refuse(entry.shown, f"size {_shown(size)} is over {MAX_SIZE}")
         return size
 
-    def _content(self, entry: _Entry, size: int | None) -> bytes:
+    def _content(self, entry: _ArchiveEntry, size: int | None) -> bytes:
         """Return the bytes in the entry itself."""
         data = entry.fields["data"]
         if "encoding" not in entry.fields:
@@ -339,7 +339,7 @@ class _Archive:
             raise self._refuse(entry.shown, f"{encoding} data is not a string")
         return self._utf8(entry.shown, data, "data") if encoding == "utf-8" else self._base64(entry, data)
 
-    def _json(self, entry: _Entry, data: Any) -> bytes:
+    def _json(self, entry: _ArchiveEntry, data: Any) -> bytes:
         """Encode JSON content: compact, in the order of the document, not ASCII-escaped."""
         try:
             text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -349,7 +349,7 @@ class _Archive:
             raise self._refuse(entry.shown, "JSON content with a number that is not JSON's (NaN)") from None
         return self._utf8(entry.shown, text, "JSON content")
 
-    def _base64(self, entry: _Entry, data: str) -> bytes:
+    def _base64(self, entry: _ArchiveEntry, data: str) -> bytes:
         """Decode base64. Padding may be missing; anything else wrong is refused."""
         bare = data.rstrip("=")
         padding = -len(bare) % 4
@@ -360,7 +360,7 @@ class _Archive:
         except ValueError as exc:  # binascii.Error is one
             raise self._refuse(entry.shown, f"malformed base64: {str(exc).lower()}") from None
 
-    def _regions(self, entry: _Entry, size: int) -> Iterator[Region]:
+    def _regions(self, entry: _ArchiveEntry, size: int) -> Iterator[Region]:
         """Check and yield the regions of a blobvec, in its order."""
         blobvec = entry.fields["data"]
         if not isinstance(blobvec, list):

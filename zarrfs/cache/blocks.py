@@ -25,7 +25,7 @@ from zarrfs.errors import ReadError, TargetChanged
 from zarrfs.net.answers import Entry, Fetched
 from zarrfs.net.ranges import TINY, Ranges
 from zarrfs.net.systems import System
-from zarrfs.net.versions import Pin, Version, differs, note_unversioned, version_from, version_of
+from zarrfs.net.versions import Pin, TargetVersion, differs, note_unversioned, version_from, version_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.memory import heap, memory_limit
 
@@ -292,7 +292,7 @@ class Blocks:
         """The identity of the target on the disk: to find it costs more than to look for a block there."""
         return self._targets.get(wanted.at) or self._targets.put(wanted.at, wanted.target)
 
-    async def _version(self, disk: DiskCache, wanted: Wanted, newer_than: float) -> Version | None:
+    async def _version(self, disk: DiskCache, wanted: Wanted, newer_than: float) -> TargetVersion | None:
         """As DiskCache.version()."""
         try:
             return disk.version(self._target(wanted), newer_than, now=True)

@@ -21,11 +21,11 @@ from typing import NamedTuple
 import xxhash
 
 from zarrfs.cache.diskfiles import TOUCH, Layout, hash_of, segment_name
-from zarrfs.cache.diskindex import PIECE_KEY, Index, Row
+from zarrfs.cache.diskindex import PIECE_KEY, Index, IndexRow
 from zarrfs.cache.diskspace import Busy, Segment, Space
 from zarrfs.cache.fetchlocks import FetchLocks, Lease
 from zarrfs.config.redaction import without_secrets
-from zarrfs.net.versions import Version
+from zarrfs.net.versions import TargetVersion
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_cached
 
@@ -57,12 +57,12 @@ class _Put(NamedTuple):
 
     key: bytes
     target: bytes
-    start: int  # as in Row
+    start: int  # as in IndexRow
     data: memoryview
     piece: bool = False
 
 
-_Job = _Put | Lease | Row | int  # write it, release it, free it (it is damaged), or mark that segment as used
+_Job = _Put | Lease | IndexRow | int  # write it, release it, free it (it is damaged), or mark that segment as used
 
 
 class DiskCache:
@@ -106,7 +106,7 @@ class DiskCache:
         """Return whether the directory is known to be on a file system that never waits for a server."""
         return self._layout.local
 
-    def version(self, target: str, newer_than: float, now: bool = False) -> Version | None:
+    def version(self, target: str, newer_than: float, now: bool = False) -> TargetVersion | None:
         """Return the version of `target` that its server last gave, if after `newer_than` (seconds since 1970)."""
         key = hash_of(target)
         queued = self._waiting.get(key)
@@ -125,14 +125,14 @@ class DiskCache:
         except Damaged:
             return None
 
-    def remember(self, target: str, version: Version) -> None:
+    def remember(self, target: str, version: TargetVersion) -> None:
         """Note that the server of `target` has just said that this is its version."""
         about = {"tag": version.tag, "size": version.size, "target": without_secrets(target)}
         key = hash_of(target)
         self._enqueue(_Put(key, key[:8], time.time_ns(), memoryview(json.dumps(about).encode())))
 
     def read(
-        self, target: str, version: Version, start: int, stop: int, again: bool = False, now: bool = False,
+        self, target: str, version: TargetVersion, start: int, stop: int, again: bool = False, now: bool = False,
         allow: Callable[[int], bool] = lambda size: True,
     ) -> Buffer | None:  # fmt: skip
         """Return exactly the bytes [start, stop) of `target`, verified; None where they are not kept.
@@ -155,7 +155,7 @@ class DiskCache:
             self._counts["bytes_read"] += len(data or b"")
         return data
 
-    def write(self, target: str, version: Version, start: int, data: Buffer, run: bool = False) -> None:
+    def write(self, target: str, version: TargetVersion, start: int, data: Buffer, run: bool = False) -> None:
         """Keep `data`, the bytes of `target` from `start` on, if there is room; later, unless much waits already.
 
         One block is found again under its exact (start, stop). A `run`, many tiny values that came in one request,
@@ -219,7 +219,7 @@ class DiskCache:
             index = self._index = Index(file)
         return index
 
-    def _search(self, search: Callable[[Index], list[Row]], now: bool) -> list[Row]:
+    def _search(self, search: Callable[[Index], list[IndexRow]], now: bool) -> list[IndexRow]:
         """What `search` finds in the index."""
         index = self._index
         if now and (index is None or not self._layout.local):
@@ -234,11 +234,11 @@ class DiskCache:
             self._unreadable(exc)
         return []
 
-    def _find(self, key: bytes, now: bool) -> Row | None:
+    def _find(self, key: bytes, now: bool) -> IndexRow | None:
         found = self._search(lambda index: [] if (row := index.find(key, now)) is None else [row], now)
         return found[0] if found else None
 
-    def _load(self, row: Row, now: bool) -> Buffer | None:
+    def _load(self, row: IndexRow, now: bool) -> Buffer | None:
         """The bytes of a row, verified; None where they are not what they should be, or cannot be had."""
         try:
             data, due = load(self._layout, row, now)
@@ -269,7 +269,7 @@ class DiskCache:
         return self._load(row, now)
 
     def _from_units(
-        self, target: str, version: Version, start: int, stop: int, now: bool, allow: Callable[[int], bool]
+        self, target: str, version: TargetVersion, start: int, stop: int, now: bool, allow: Callable[[int], bool]
     ) -> bytes | None:
         parts = []
         for unit in range(start // UNIT, (stop - 1) // UNIT + 1):
@@ -372,7 +372,7 @@ class DiskCache:
             if isinstance(job, int):
                 with contextlib.suppress(OSError):  # read-only, of somebody else, or gone
                     self._layout.touch("", segment_name(job))
-            elif isinstance(job, Row):
+            elif isinstance(job, IndexRow):
                 with contextlib.suppress(OSError, Busy), self._space.locked():
                     self._open().drop(job)
         if not puts:
@@ -412,9 +412,9 @@ class DiskCache:
             rows = self._append(puts)
         return self._put_rows(rows)
 
-    def _append(self, puts: Sequence[_Put]) -> list[Row]:
+    def _append(self, puts: Sequence[_Put]) -> list[IndexRow]:
         """Write blocks to segments; return their rows. OSError, Busy."""
-        rows: list[Row] = []
+        rows: list[IndexRow] = []
         while puts:
             segment = self._segment_for(len(puts[0].data))
             count, stop = 0, segment.at
@@ -424,7 +424,7 @@ class DiskCache:
             at = segment.append([put.data for put in puts[:count]], self._layout.shared)
             for put in puts[:count]:
                 check = xxhash.xxh3_64_intdigest(put.data)
-                rows.append(Row(put.key, put.target, segment.number, put.start, at, len(put.data), check))
+                rows.append(IndexRow(put.key, put.target, segment.number, put.start, at, len(put.data), check))
                 at += len(put.data)
             puts = puts[count:]
         return rows
@@ -433,7 +433,7 @@ class DiskCache:
         """Join a piece to the kept ones of its unit that it touches, or keep it beside them. OSError."""
         start, data = put.start, put.data
         rows = self._search(lambda index: index.pieces(put.key), False)
-        gone: list[Row] = []
+        gone: list[IndexRow] = []
         for row in rows:
             if row.start <= start and start + len(data) <= row.stop and self._size_of(row.segment):
                 return 0
@@ -491,7 +491,7 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 segment.close()
 
-    def _put_rows(self, rows: list[Row]) -> int:
+    def _put_rows(self, rows: list[IndexRow]) -> int:
         """Note where blocks lie; return how many bytes they have. OSError, Busy."""
         if not rows:
             return 0
@@ -566,7 +566,7 @@ class DiskCache:
             self._counts[what] += 1
 
 
-def load(layout: Layout, row: Row, now: bool = False) -> tuple[Buffer, bool]:
+def load(layout: Layout, row: IndexRow, now: bool = False) -> tuple[Buffer, bool]:
     """Return (the bytes that a row leads to, whether its segment is to be marked as used). OSError, Damaged.
 
     `now`: BlockingIOError where that means waiting for the disk.
@@ -592,11 +592,11 @@ def load(layout: Layout, row: Row, now: bool = False) -> tuple[Buffer, bool]:
     return data, time.time() - status.st_mtime > TOUCH
 
 
-def parse_record(text: bytes) -> tuple[Version, str]:
+def parse_record(text: bytes) -> tuple[TargetVersion, str]:
     """Return (version, target without secrets) of a version record. Damaged if it is none."""
     try:
         about = json.loads(text)
-        return Version(about["tag"], about["size"]), about["target"]
+        return TargetVersion(about["tag"], about["size"]), about["target"]
     except (ValueError, KeyError, TypeError):
         raise Damaged("no version record") from None
 
@@ -611,10 +611,10 @@ def _read_all(fd: int, offset: int, size: int) -> bytes:
     return data
 
 
-def _block_key(target: str, version: Version, start: int, stop: int) -> bytes:
+def _block_key(target: str, version: TargetVersion, start: int, stop: int) -> bytes:
     return hash_of(target, version.tag, version.size, start, stop)
 
 
-def _unit_key(target: str, version: Version, unit: int) -> bytes:
+def _unit_key(target: str, version: TargetVersion, unit: int) -> bytes:
     """The key under which pieces of a unit wait; in the index, the last bytes are the number of the piece."""
     return hash_of(target, version.tag, version.size, "u", unit)[:PIECE_KEY] + bytes(4)

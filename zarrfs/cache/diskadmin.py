@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from zarrfs.cache.disk import Damaged, load, parse_record
 from zarrfs.cache.diskfiles import BLOBS, Layout, segment_name
-from zarrfs.cache.diskindex import Index, Row
+from zarrfs.cache.diskindex import Index, IndexRow
 from zarrfs.cache.diskspace import Busy, Space, size_of
 from zarrfs.errors import UsageError
 
@@ -131,12 +131,12 @@ def _files(layout: Layout) -> Iterator[_File]:
         yield status.st_mtime, size_of(status), BLOBS, name
 
 
-def _rows(layout: Layout) -> Iterator[Row | bytes]:
+def _rows(layout: Layout) -> Iterator[IndexRow | bytes]:
     with contextlib.suppress(FileNotFoundError):
         yield from Index(layout.index()).rows()
 
 
-def _verified(layout: Layout, row: Row | bytes) -> int:
+def _verified(layout: Layout, row: IndexRow | bytes) -> int:
     """The length of the block that a row leads to, once it is found to be right. OSError, Damaged."""
     if isinstance(row, bytes):
         raise Damaged("wrong checksum")
@@ -147,7 +147,7 @@ def _verified(layout: Layout, row: Row | bytes) -> int:
     return row.length
 
 
-def _drop(layout: Layout, row: Row | bytes) -> None:
+def _drop(layout: Layout, row: IndexRow | bytes) -> None:
     with contextlib.suppress(OSError, Busy), Space(layout, 0, 0).locked(LOCK_PATIENCE):
         Index(layout.index()).drop(row)
 
@@ -156,7 +156,7 @@ def _by_target(layout: Layout, chosen: Callable[[_File], bool], remove: bool = F
     """What lies in the files that are `chosen`, summed up by target; with `remove` they are removed."""
     files = {file[3]: file for file in _files(layout) if chosen(file)}
     found: dict[bytes, Target] = {}
-    records: dict[bytes, Row] = {}
+    records: dict[bytes, IndexRow] = {}
     for row in _rows(layout):
         if isinstance(row, bytes):
             continue

@@ -30,12 +30,12 @@ BUCKET = 4096  # bytes
 FIRST = 4 * BUCKET  # bytes of a new index
 GROWTH = 4
 PIECE_KEY = 12  # bytes that the keys of all pieces of a unit begin with
-_ROW = struct.Struct("<16s8sQQIIQQ")  # the fields of Row, and XXH3-64 of them
+_ROW = struct.Struct("<16s8sQQIIQQ")  # the fields of IndexRow, and XXH3-64 of them
 _ROWS = BUCKET // _ROW.size
 _NOBODY = bytes(16)  # the key of a free row
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """Where the bytes of a block lie, and what they are."""
 
     key: bytes  # 16 bytes; a version record's begins with its `target`
@@ -64,15 +64,15 @@ class Index:
         self.file = file
         self._mask = -1  # buckets - 1; -1: nothing is known of the file, or it has no bucket
 
-    def find(self, key: bytes, now: bool = False) -> Row | None:
+    def find(self, key: bytes, now: bool = False) -> IndexRow | None:
         """Return the row of `key`. `now`: raise BlockingIOError where that means waiting for the disk."""
         return next(self._search(key, now), None)
 
-    def pieces(self, key: bytes, now: bool = False) -> list[Row]:
+    def pieces(self, key: bytes, now: bool = False) -> list[IndexRow]:
         """Return the rows whose key begins with PIECE_KEY bytes of `key`; as find()."""
         return list(self._search(key[:PIECE_KEY], now))
 
-    def put(self, row: Row, is_dead: Callable[[int], bool], force: bool = False) -> bool:
+    def put(self, row: IndexRow, is_dead: Callable[[int], bool], force: bool = False) -> bool:
         """Write a row over the one of its key, or a free one, or one whose segment `is_dead`. Hold the write lock.
 
         False if the bucket has none of these; with `force` any row goes.
@@ -97,7 +97,7 @@ class Index:
         os.pwrite(self.file, body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little"), bucket * BUCKET + at)
         return True
 
-    def drop(self, row: Row | bytes) -> None:
+    def drop(self, row: IndexRow | bytes) -> None:
         """Free a row, if it is still there, or the damaged rows of a key. Hold the write lock."""
         self.refresh()
         key = row if isinstance(row, bytes) else row.key
@@ -120,7 +120,7 @@ class Index:
                 write_all(self.file, os.pread(self.file, min(1 << 20, size - low), low), at + low)
         self.refresh()
 
-    def rows(self) -> Iterator[Row | bytes]:
+    def rows(self) -> Iterator[IndexRow | bytes]:
         """Yield every row of the table, and the key of each that is damaged."""
         self.refresh()
         for bucket in range(self._mask + 1):
@@ -141,7 +141,7 @@ class Index:
     def _bucket(self, key: bytes) -> int:
         return int.from_bytes(key[4:12], "little") & self._mask
 
-    def _search(self, key: bytes, now: bool) -> Iterator[Row]:
+    def _search(self, key: bytes, now: bool) -> Iterator[IndexRow]:
         """Yield the rows whose key begins with `key`; where there is none, look whether the table has grown."""
         found = False
         while not found:
@@ -175,9 +175,9 @@ def _places(page: bytes | bytearray, key: bytes) -> Iterator[int]:
         at = page.find(key, at + 1)
 
 
-def _row(page: bytes | bytearray, at: int) -> Row | None:
+def _row(page: bytes | bytearray, at: int) -> IndexRow | None:
     """Return the row at an offset; None if it is damaged."""
     *fields, check = _ROW.unpack_from(page, at)
     if xxhash.xxh3_64_intdigest(page[at : at + _ROW.size - 8]) != check:
         return None
-    return Row(*fields)
+    return IndexRow(*fields)

@@ -23,7 +23,7 @@ _QUEUE = 32 << 20  # bytes of blocks that were read once
 _GHOSTS, _GHOSTS_LEAST = 65_536, 1024  # keys remembered of blocks that left the queue: eight for each block kept
 
 
-class _Flight(Generic[V]):
+class _Fetch(Generic[V]):
     """A fetch that goes on, and how many wait for it."""
 
     __slots__ = ("__weakref__", "block", "done", "error", "roomy", "scope", "waiters")
@@ -67,11 +67,11 @@ class BlockCache(Generic[V]):
         self._once: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()  # read once, oldest first, numbered
         self._often: OrderedDict[Hashable, V] = OrderedDict()  # fetched again, least recently used first
         self._ghosts: OrderedDict[Hashable, None] = OrderedDict()  # left _once without being fetched again
-        self._flights: dict[Hashable, _Flight[V]] = {}
+        self._flights: dict[Hashable, _Fetch[V]] = {}
         self._unused: dict[Hashable, int] = {}  # bytes of what was fetched ahead, and not asked for so far
         self._once_bytes = self._kept = self._expected = self._number = self._unused_bytes = 0
         self._room = trio.lowlevel.ParkingLot()
-        self._queued: OrderedDict[_Flight[V], None] = OrderedDict()  # that wait for room
+        self._queued: OrderedDict[_Fetch[V], None] = OrderedDict()  # that wait for room
         self._hits = self._misses = self._joins = 0
         self._ahead = self._used = self._dropped = 0
 
@@ -206,14 +206,14 @@ class BlockCache(Generic[V]):
 
     def _start(
         self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], reserved: bool = False
-    ) -> _Flight[V]:
-        flight: _Flight[V] = _Flight()
+    ) -> _Fetch[V]:
+        flight: _Fetch[V] = _Fetch()
         self._flights[key] = flight
         flight.roomy = reserved
         in_background(self._fly, key, size, fetch, flight)
         return flight
 
-    async def _fly(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Flight[V]) -> None:
+    async def _fly(self, key: Hashable, size: int, fetch: Callable[[], Awaitable[V]], flight: _Fetch[V]) -> None:
         with flight.scope:
             try:
                 if not flight.roomy:
@@ -229,7 +229,7 @@ class BlockCache(Generic[V]):
             flight.done.set()
         self._take_off(key, flight)
 
-    async def _find_room(self, flight: _Flight[V], size: int) -> None:
+    async def _find_room(self, flight: _Fetch[V], size: int) -> None:
         """Wait until `size` bytes fit. First come, first served: else a large block might wait for ever."""
         self._queued[flight] = None
         try:
@@ -245,7 +245,7 @@ class BlockCache(Generic[V]):
         flight.roomy = True
         self._evict()
 
-    async def _land(self, key: Hashable, flight: _Flight[V]) -> V:
+    async def _land(self, key: Hashable, flight: _Fetch[V]) -> V:
         """Wait for a fetch and return its block."""
         self._use(key)
         flight.waiters += 1
@@ -258,7 +258,7 @@ class BlockCache(Generic[V]):
         assert flight.block is not None
         return flight.block
 
-    def _leave(self, key: Hashable, flight: _Flight[V]) -> None:
+    def _leave(self, key: Hashable, flight: _Fetch[V]) -> None:
         """One who waited for a flight does so no more."""
         flight.waiters -= 1
         if not flight.waiters and not flight.done.is_set() and not self._is_paid(key):
@@ -266,7 +266,7 @@ class BlockCache(Generic[V]):
             self._take_off(key, flight)
             self._waste(key)
 
-    def _take_off(self, key: Hashable, flight: _Flight[V]) -> None:
+    def _take_off(self, key: Hashable, flight: _Fetch[V]) -> None:
         if self._flights.get(key) is flight:
             del self._flights[key]
 

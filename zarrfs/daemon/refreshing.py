@@ -20,7 +20,7 @@ from zarrfs.documents.plan import Plan
 from zarrfs.errors import SourceError, ZarrfsError, internal_error
 from zarrfs.fuse.operations import Operations
 from zarrfs.fuse.pagecache import Pusher
-from zarrfs.fuse.versions import Version
+from zarrfs.fuse.versions import StoreVersion
 from zarrfs.sources import check_view, discard, fingerprint, open_plan, plan_source
 
 log = logging.getLogger("zarrfs")
@@ -99,7 +99,7 @@ class Refresher:
             log.warning("%s: %s", plan.source, warning)
         if self.device is not None:
             store.forbid_device(self.device)
-        version = Version(store, options)
+        version = StoreVersion(store, options)
         version.pusher = Pusher(store) if old.pusher is not None else None
         known = operations.inodes.known() if operations.absent is not None else {}
         version.adjust(self.options)  # they may have changed meanwhile

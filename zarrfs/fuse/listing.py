@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import trio
 
 from zarrfs.fuse.inodes import InodeTable
-from zarrfs.fuse.versions import Version
+from zarrfs.fuse.versions import StoreVersion
 from zarrfs.store.api import Info, Store
 
 _PIECE = 512  # entries fetched at a time; the name before each batch is kept for seekdir
@@ -28,7 +28,7 @@ class DirectoryHandle:
     Positions count entries from 0, without "." and "..".
     """
 
-    def __init__(self, store: Store, key: str, inodes: InodeTable, version: Version | None = None) -> None:
+    def __init__(self, store: Store, key: str, inodes: InodeTable, version: StoreVersion | None = None) -> None:
         """`version`: the one `store` belongs to; the caller releases it after close()."""
         self.version, self.key = version, key
         self.old = False  # a refresh has replaced this version

@@ -41,7 +41,7 @@ from zarrfs.fuse.listing import DirectoryHandle
 from zarrfs.fuse.pagecache import PUSHED, READ_AHEAD
 from zarrfs.fuse.permissions import Permissions
 from zarrfs.fuse.statahead import StatAhead
-from zarrfs.fuse.versions import CounterTotals, Version
+from zarrfs.fuse.versions import CounterTotals, StoreVersion
 from zarrfs.fuse.xattrs import (
     LEFT_OUT_XATTR,
     MOUNT_XATTR,
@@ -112,7 +112,7 @@ class OpenFile:
     descriptor: int | None  # of a local file with these bytes, read in place of the value
     begun: bool = False  # it was read at least once
     upper: bool = False  # writable mounts: the descriptor belongs to a file of the upper directory
-    version: Version | None = None  # the one it was opened in; None: the mount has only one
+    version: StoreVersion | None = None  # the one it was opened in; None: the mount has only one
     value: Value | None = None  # None: a file of the upper directory
 
 
@@ -136,9 +136,9 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         """`values`: the store that open files are read from, if not `store`."""
         super().__init__()
-        self.current = Version(store, options, values)
-        self._retired: list[Version] = []  # replaced, but still in use
-        self._caching: list[Version] = []  # those of _retired that may cache blocks, most recently read last
+        self.current = StoreVersion(store, options, values)
+        self._retired: list[StoreVersion] = []  # replaced, but still in use
+        self._caching: list[StoreVersion] = []  # those of _retired that may cache blocks, most recently read last
         self._closed_totals = CounterTotals()
         self.uses = 0  # requests, without those of monitoring
         self.counters: dict[str, int] = {"lookup": 0, "readdir": 0, "open": 0, "read": 0, "bytes": 0}
@@ -431,7 +431,7 @@ class Operations(pyfuse3.Operations):
         return None
 
     @property
-    def versions(self) -> list[Version]:
+    def versions(self) -> list[StoreVersion]:
         """The visible version, and all replaced ones that are still in use."""
         return [self.current, *self._retired]
 
@@ -440,7 +440,7 @@ class Operations(pyfuse3.Operations):
         """The visible store."""
         return self.current.store
 
-    def show(self, version: Version) -> None:
+    def show(self, version: StoreVersion) -> None:
         """Make `version` the visible one; open files and directories stay in theirs."""
         old, self.current = self.current, version
         self.inodes.renew()
@@ -452,7 +452,7 @@ class Operations(pyfuse3.Operations):
         self._retired.append(old)
         self.leave(old)
 
-    def _read_old(self, version: Version) -> None:
+    def _read_old(self, version: StoreVersion) -> None:
         """Let a replaced version that is read cache blocks; the least recently read one beyond _CACHING stops."""
         if version.may_cache:
             self._caching.remove(version)
@@ -462,25 +462,25 @@ class Operations(pyfuse3.Operations):
         if len(self._caching) > _CACHING:
             self._caching.pop(0).let_cache(False)
 
-    def leave(self, version: Version) -> None:
+    def leave(self, version: StoreVersion) -> None:
         """Release one use of a version (a request, a handle); a replaced version is closed with its last one."""
         version.users -= 1
         if version.retired and not version.users and self.background is not None:
             self.background.start_soon(self._close, version)
 
-    def begin(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
+    def begin(self, version: StoreVersion, work: Callable[[], Awaitable[None]]) -> None:
         """Start `work` in the background; it keeps `version` open until it ends."""
         if self.background is not None:
             version.users += 1
             self.background.start_soon(self._within, version, work)
 
-    async def _within(self, version: Version, work: Callable[[], Awaitable[None]]) -> None:
+    async def _within(self, version: StoreVersion, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         finally:
             self.leave(version)
 
-    async def _close(self, version: Version) -> None:
+    async def _close(self, version: StoreVersion) -> None:
         if version.closed:
             return
         if version in self._caching:
@@ -509,7 +509,7 @@ class Operations(pyfuse3.Operations):
                 self.leave(version)
 
     @contextlib.contextmanager
-    def _version_of(self, inode: int) -> Iterator[Version]:
+    def _version_of(self, inode: int) -> Iterator[StoreVersion]:
         """Yield the version an inode belongs to, pinned: its last handle may be closed meanwhile.
 
         ESTALE for a replaced version in which the file is not open: the kernel looks the name up again.
@@ -521,7 +521,7 @@ class Operations(pyfuse3.Operations):
         finally:
             self.leave(version)
 
-    def _found_version(self, inode: int) -> Version:
+    def _found_version(self, inode: int) -> StoreVersion:
         if not self.inodes.is_old(inode):
             return self.current
         for file in self._files.values():
@@ -565,7 +565,7 @@ class Operations(pyfuse3.Operations):
             return min(1.0, self._negative_timeout)
         return self._negative_timeout
 
-    async def _open(self, version: Version, file: OpenFile) -> Hashable:
+    async def _open(self, version: StoreVersion, file: OpenFile) -> Hashable:
         """Open the value of `file`. Return its version, () if the store never changes.
 
         ESTALE where another file has taken the inode's name: the kernel then looks the name up again.
@@ -580,14 +580,14 @@ class Operations(pyfuse3.Operations):
         self.inodes.learn(file.inode, value.info.identity)
         return value.version
 
-    async def _begin(self, version: Version, key: str) -> None:
+    async def _begin(self, version: StoreVersion, key: str) -> None:
         """Start read-ahead along the keys at the first read of a file, unless a refresh has replaced its version."""
         if self.background is not None and version.values.remote:
             info = await version.values.info(key, sized=False)
             if version is self.current and version.ahead.opened(key, info.size or 0):
                 self.begin(version, version.ahead.advance)
 
-    async def _grown(self, version: Version, key: str, inode: int, value: Value) -> None:
+    async def _grown(self, version: StoreVersion, key: str, inode: int, value: Value) -> None:
         """Tell the kernel of a larger size, with stale=reread: it would cut the new version at the end of the old."""
         info = await version.values.info(key)
         if (info.size or 0) > value.size:
@@ -603,7 +603,7 @@ class Operations(pyfuse3.Operations):
             version = self.current
             self.begin(version, functools.partial(self._stats.advance, version.store, key))
 
-    async def _bring(self, version: Version, key: str) -> None:
+    async def _bring(self, version: StoreVersion, key: str) -> None:
         """Prefetch the beginning of a value of unknown size: the response also carries the size."""
         if (await version.values.info(key, sized=False)).size is None:
             await version.values.prefetch([key])

@@ -32,7 +32,7 @@ _SHARE = 16  # a replaced version that caches has 1/16 of memory_limit and array
 _SHARE_LEAST = 8 << 20  # bytes, or these: two parts of a large value
 
 
-class Version:
+class StoreVersion:
     """One version of a source.
 
     `users` counts requests under way and open handles. A `retired` version is closed when the count reaches zero.

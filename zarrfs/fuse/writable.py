@@ -20,7 +20,7 @@ from zarrfs.fuse.operations import handler
 from zarrfs.fuse.writable_attributes import changing
 from zarrfs.fuse.writable_handles import HandleOperations
 from zarrfs.store.api import SET_IDS, join_key, split_key
-from zarrfs.store.overlay import Found
+from zarrfs.store.overlay import OverlayEntry
 from zarrfs.store.upper import OPAQUE, hidden_name
 from zarrfs.system.renaming import EXCHANGE, rename
 
@@ -53,7 +53,7 @@ class WritableOperations(HandleOperations):
                     descriptor = os.open(entry, access | _NEW, mode & 0o7777, dir_fd=directory)
                     try:
                         self._give(directory, entry, mode, ctx)
-                        found = Found(os.fstat(descriptor), None)
+                        found = OverlayEntry(os.fstat(descriptor), None)
                     except BaseException:
                         os.close(descriptor)
                         os.unlink(entry, dir_fd=directory)
@@ -174,7 +174,9 @@ class WritableOperations(HandleOperations):
                 inode = self.inodes.peek(key)
                 await (self.overlay.copy_up(key) if inode is None else self.copy_up(inode))
 
-    async def _check_rename(self, old: str, source: Found, new: str, target: Found | None, flags: int) -> None:
+    async def _check_rename(
+        self, old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, flags: int
+    ) -> None:
         exchange = flags == pyfuse3.RENAME_EXCHANGE
         if target is None and exchange:
             raise NotFound(new)
@@ -189,7 +191,9 @@ class WritableOperations(HandleOperations):
             elif target.is_directory:
                 raise IsDirectory(new)
 
-    async def _rename(self, old: str, source: Found, new: str, target: Found | None, exchange: bool) -> None:
+    async def _rename(
+        self, old: str, source: OverlayEntry, new: str, target: OverlayEntry | None, exchange: bool
+    ) -> None:
         if target is not None and target.status is not None and source.status is not None \
                 and os.path.samestat(source.status, target.status):  # fmt: skip
             return
@@ -246,12 +250,12 @@ class WritableOperations(HandleOperations):
             os.chmod(entry, stat.S_IMODE(mode), dir_fd=directory)
 
     def _made(self, key: str) -> EntryAttributes:
-        found = Found(self.upper.status(key), None)
+        found = OverlayEntry(self.upper.status(key), None)
         if found.status is None:
             raise NotFound(key)
         return self._fill_found(found, self._looked_up(key, found))
 
-    async def _check_empty(self, key: str, found: Found) -> None:
+    async def _check_empty(self, key: str, found: OverlayEntry) -> None:
         if not found.is_directory:
             raise NotDirectory(key)
         if await self.overlay.entries(key):

@@ -33,7 +33,7 @@ from zarrfs.fuse.operations import OpenFile, Operations, handler
 from zarrfs.fuse.stale_metadata import is_metadata, warn_of_stale
 from zarrfs.fuse.xattrs import MOUNT_XATTR
 from zarrfs.store.api import Info, Kind, check_key, join_key, split_key
-from zarrfs.store.overlay import Found, Overlay
+from zarrfs.store.overlay import Overlay, OverlayEntry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -289,7 +289,7 @@ class AttributeOperations(Operations):
             pyfuse3.invalidate_inode(InodeT(inode), attr_only=True)
 
     @contextlib.contextmanager
-    def losing(self, key: str, found: Found) -> Iterator[None]:
+    def losing(self, key: str, found: OverlayEntry) -> Iterator[None]:
         """Keep the file at `key` for its open handles while the body of the with statement removes that name."""
         inode = self.inodes.peek(key)
         held: int | Info | None = None
@@ -347,8 +347,8 @@ class AttributeOperations(Operations):
                 return file.descriptor
         return None
 
-    async def _find(self, inode: int, name: bytes = b"") -> tuple[str, Found]:
-        """Find an inode, or its entry `name`, in the overlay: (key, Found). Retried after a concurrent rename."""
+    async def _find(self, inode: int, name: bytes = b"") -> tuple[str, OverlayEntry]:
+        """Find an inode, or its entry `name`: return (key, entry of the overlay). Retry after a concurrent rename."""
         while True:
             key = self._key_in(inode, name)
             try:
@@ -366,7 +366,7 @@ class AttributeOperations(Operations):
             return key
         return split_key(key)[0] if name == b".." else join_key(key, check_key(os.fsdecode(name)))
 
-    def _looked_up(self, key: str, found: Found) -> int:
+    def _looked_up(self, key: str, found: OverlayEntry) -> int:
         """Return the inode of what is at `key`, with one lookup counted."""
         if found.status is not None:
             return self.inodes.lookup_file(key, file_of(found.status)) if key else int(pyfuse3.ROOT_INODE)
@@ -409,14 +409,14 @@ class AttributeOperations(Operations):
                 return self._fill_status(status, inode)
         key, found = await self._find(inode)
         if found.status is None and found.info is not None:
-            found = Found(None, await self.overlay.info(key)) if found.info.size is None else found
+            found = OverlayEntry(None, await self.overlay.info(key)) if found.info.size is None else found
             if not self.inodes.is_other(inode, found.info.identity if found.info is not None else None):
                 return self._fill_found(found, inode)
         elif found.status is not None and wanted in (None, file_of(found.status)):
             return self._fill_found(found, inode)
         return None
 
-    def _fill_found(self, found: Found, inode: int) -> EntryAttributes:
+    def _fill_found(self, found: OverlayEntry, inode: int) -> EntryAttributes:
         if found.status is not None:
             return self._fill_status(found.status, inode, found.info is not None)
         assert found.info is not None

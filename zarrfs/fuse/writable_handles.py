@@ -18,7 +18,7 @@ from zarrfs.errors import NotDirectory, NotFound, Refused
 from zarrfs.fuse.operations import OpenFile, handler
 from zarrfs.fuse.writable_attributes import REFUSALS, AttributeOperations, answering, changing
 from zarrfs.store.api import Info, Kind, join_key, split_key
-from zarrfs.store.overlay import Found, Merged, Overlay
+from zarrfs.store.overlay import Merged, Overlay, OverlayEntry
 from zarrfs.system.localfiles import read_file
 
 
@@ -181,7 +181,7 @@ class HandleOperations(AttributeOperations):
         entries = directory.entries
         for position in range(start_id - 2, len(entries)):  # no slice: every reply would copy the rest of the list
             name, status, info = entries[position]
-            encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), Found(status, info)
+            encoded, key, found = FileNameT(os.fsencode(name)), join_key(prefix, name), OverlayEntry(status, info)
             if self.under_way or self.changes != directory.changes:  # perhaps this one
                 try:
                     key, found = await self._find(directory.inode, encoded)

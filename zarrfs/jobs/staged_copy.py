@@ -84,7 +84,7 @@ async def write(
     """
     from zarrfs.copying.copy import copy_store
 
-    linking = _Links(store, record, options) if record.how == "link" else None
+    linking = _Linking(store, record, options) if record.how == "link" else None
     version = plan.source, fingerprint(plan), plan.mtime_ns
     mark = json.dumps([*version, record.how])
     record.mark = hashlib.sha256(os.fsencode(mark)).hexdigest()
@@ -98,7 +98,7 @@ async def write(
     return 0 if linking is None else linking.count
 
 
-class _Links:
+class _Linking:
     """Decides which files can be symlinks: those that are a whole local file in a directory that stays."""
 
     def __init__(self, store: Store, record: Record, options: Options) -> None:

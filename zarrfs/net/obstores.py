@@ -53,7 +53,7 @@ _CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w+)")  # of rustls
 _NETWORK = re.compile(r"HttpError \{\s*kind: (Connect|Request|Timeout|Interrupted|Decode)\b")
 
 
-class Refused(ReadError):
+class ObstoreMismatch(ReadError):
     """obstore does not take what the server answers, or the server does not take what obstore asks."""
 
 
@@ -132,7 +132,7 @@ class FastStore:
             found = await self._signed(place, path, key, start, stop) if place.sign is not None else None
             if found is None:
                 found = await self._call(path, self._get, place.store, path, key, start, stop)
-        except Refused as exc:
+        except ObstoreMismatch as exc:
             refusal: Exception = exc
         except ReadError as exc:
             # a server may deny to one client what it grants another
@@ -194,7 +194,7 @@ class FastStore:
                 return await self._beyond(store, path, key, start)
             raise_for(exc, self.shown(path))
         if not plain:
-            raise Refused(self.shown(path), "the server answers with another range than was asked for")
+            raise ObstoreMismatch(self.shown(path), "the server answers with another range than was asked for")
         found = Fetched(data, tag_of(result.meta), result.meta["size"])
         return found if start else found._replace(mtime_ns=_time_of(result.meta), html=_is_html(result))
 
@@ -205,9 +205,9 @@ class FastStore:
         try:
             meta = await obstore.head_async(store, key)
         except Exception as exc:
-            raise Refused(self.shown(path), "no such range") from exc
+            raise ObstoreMismatch(self.shown(path), "no such range") from exc
         if meta["size"] > start:
-            raise Refused(self.shown(path), "no such range")
+            raise ObstoreMismatch(self.shown(path), "no such range")
         return Fetched(b"", tag_of(meta), meta["size"])
 
     def _found(self, path: str) -> tuple[_Place, str]:
@@ -305,7 +305,7 @@ class FastStore:
                         return found
                 except ReadError as exc:
                     final = self._family == "s3" or isinstance(exc, AccessDenied | TargetMissing)
-                    if place.proven and final and not isinstance(exc, Refused):
+                    if place.proven and final and not isinstance(exc, ObstoreMismatch):
                         raise
                     log.debug("%s: listed by fsspec's client: %s", self.shown(path), exc)
         return await (await self._fallback()).page(path, after)
@@ -463,12 +463,12 @@ def raise_for(exc: Exception, where: str) -> NoReturn:
         raise AccessDenied(where, "permission denied") from None
     certificate = _CERTIFICATE.search(text)
     if certificate:
-        raise Refused(where, certificate_refused(certificate[1].removesuffix("Context"))) from None
+        raise ObstoreMismatch(where, certificate_refused(certificate[1].removesuffix("Context"))) from None
     network = _NETWORK.search(text)
     if network and "Redirect" not in text:
         cut = "IncompleteBody" in text or "IncompleteMessage" in text
         raise (Unconnected if network[1] == "Connect" else Transient)(_reason(text, network[1]), begun=cut) from None
-    raise Refused(where, " ".join(text.partition("\n")[0].split())[:200]) from None
+    raise ObstoreMismatch(where, " ".join(text.partition("\n")[0].split())[:200]) from None
 
 
 def _reason(text: str, kind: str) -> str:

@@ -14,16 +14,16 @@ _HOSTS = 1024  # that are noted
 _unversioned: dict[str, None] = {}  # hosts, in the order in which they were met
 
 
-class Version(NamedTuple):
+class TargetVersion(NamedTuple):
     """The version of a target: what differs between two contents of it."""
 
     tag: str  # ETag, Last-Modified or mtime, as the server gave it; never empty
     size: int  # bytes
 
 
-def version_from(tag: str | None, size: int | None) -> Version | None:
+def version_from(tag: str | None, size: int | None) -> TargetVersion | None:
     """The version that `tag` and `size` make, None where they tell too little."""
-    return Version(tag, size) if tag and size is not None else None
+    return TargetVersion(tag, size) if tag and size is not None else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,12 +38,12 @@ class Pin:
     head: Fetched | None = None  # what came with its first bytes, without these
 
     @property
-    def version(self) -> Version | None:
+    def version(self) -> TargetVersion | None:
         """None where they tell too little."""
         return version_from(self.tag, self.size)
 
 
-def version_of(entry: Entry) -> Version | None:
+def version_of(entry: Entry) -> TargetVersion | None:
     """The version of an entry; None where its server says too little."""
     mtime = None if entry.mtime_ns is None or entry.rough else f"mtime {entry.mtime_ns}"
     return version_from(entry.tag or mtime, entry.size)

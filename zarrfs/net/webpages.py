@@ -22,7 +22,7 @@ def listed(text: str, base: str) -> list[Entry] | None:
     A listing has a title that says so; or it names something, and has a link to the directory above, or no links
     but to what is in it. A page that a server shows for every name may have a link to its home, and lists nothing.
     """
-    page = _Links()
+    page = _LinkParser()
     page.feed(text)
     page.close()
     found: dict[str, Entry] = {}
@@ -47,13 +47,13 @@ def listed(text: str, base: str) -> list[Entry] | None:
 
 def is_titled(text: str) -> bool:
     """Return whether a page says in its title that it is a listing."""
-    page = _Links()
+    page = _LinkParser()
     page.feed(text[:_HEAD])
     page.close()
     return _TITLE.search(page.title) is not None
 
 
-class _Links(html.parser.HTMLParser):
+class _LinkParser(html.parser.HTMLParser):
     """The targets of the <a> elements of a page, and its title."""
 
     def __init__(self) -> None:

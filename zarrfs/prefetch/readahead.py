@@ -13,9 +13,9 @@ from zarrfs.prefetch.sequences import (
     REACH,
     DirectoryOrder,
     Fit,
-    Found,
     GridOrder,
     Index,
+    KeySize,
     Pattern,
     find_run,
     parse,
@@ -379,9 +379,9 @@ class KeyReadAhead:
             self._expected[key] = sequence
         return fresh
 
-    async def _ask(self, keys: Sequence[str]) -> list[Found | None]:
+    async def _ask(self, keys: Sequence[str]) -> list[KeySize | None]:
         """Return which of some keys exist, in parallel if that takes requests."""
-        answers: list[Found | None] = [None] * len(keys)
+        answers: list[KeySize | None] = [None] * len(keys)
         waiting = iter(range(len(keys)))
 
         async def ask() -> None:

@@ -16,8 +16,8 @@ from zarrfs.errors import NotDirectory, NotFound
 from zarrfs.store.api import Info, Kind, Store, join_key, split_key
 
 Index = tuple[int, ...]  # the position of a chunk in its grid
-Found = tuple[str, int | None]  # a key that exists, and its size in bytes if known
-Ask = Callable[[Sequence[str]], Awaitable[list[Found | None]]]  # looks keys up; None for those that do not exist
+KeySize = tuple[str, int | None]  # a key that exists, and its size in bytes if known
+Ask = Callable[[Sequence[str]], Awaitable[list[KeySize | None]]]  # looks keys up; None for those that do not exist
 
 REACH = 64  # positions by which a read may be early or late, because of as many concurrent readers
 _HOLES = 4  # consecutive absent chunks that end a line
@@ -215,9 +215,9 @@ class GridOrder:
             chunks *= 0 if end is None else max(0, (end - first) // self._steps[axis] + 1)
         return off
 
-    async def take(self, count: int, ask: Ask) -> list[Found]:
+    async def take(self, count: int, ask: Ask) -> list[KeySize]:
         """Return the next `count` chunks that exist; fewer at the end."""
-        found: list[Found] = []
+        found: list[KeySize] = []
         while len(found) < count and not self.ended:
             line = self._line(max(count - len(found), _HOLES))
             if not line:
@@ -321,11 +321,11 @@ class DirectoryOrder:
         self._store = store
         prefix, name = split_key(after)
         self._levels = [(prefix, self._listing(prefix, name))]
-        self._ahead: deque[Found] = deque()  # returned by give_back(), and taken first
+        self._ahead: deque[KeySize] = deque()  # returned by give_back(), and taken first
 
-    async def take(self, count: int) -> list[Found]:
+    async def take(self, count: int) -> list[KeySize]:
         """Return the next `count` files; fewer at the end, or after many directories without files."""
-        found: list[Found] = []
+        found: list[KeySize] = []
         while self._ahead and len(found) < count:
             found.append(self._ahead.popleft())
         looked = 0
@@ -345,7 +345,7 @@ class DirectoryOrder:
                 found.append((join_key(prefix, info.name), info.size))
         return found
 
-    def give_back(self, found: Sequence[Found]) -> None:
+    def give_back(self, found: Sequence[KeySize]) -> None:
         """Return the files of the latest take(), which the next one yields again."""
         self._ahead.extendleft(reversed(found))
 

@@ -20,7 +20,7 @@ from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once
 from zarrfs.errors import IsDirectory, NotDirectory, NotFound, ReadError, SourceError, StoreError, TargetMissing
 from zarrfs.references.keys import printable as shown
-from zarrfs.references.parquet_files import Directory, Place, Remote
+from zarrfs.references.parquet_files import Directory, Remote, SetLocation
 from zarrfs.references.parquet_metadata import ABSENT, DOCUMENT, UNKNOWN, Bound, ParquetSet, is_chunk_like, read_set
 from zarrfs.store.api import Absences, Fault, Info, Kind, Reference, Store, Usage, Value, join_key, split_key
 from zarrfs.store.targets import TargetReader, Targets
@@ -32,7 +32,7 @@ from zarrfs.zarr.grid import Grid
 if TYPE_CHECKING:
     from zarrfs.config.options import Options
     from zarrfs.documents.plan import Plan
-    from zarrfs.references.parquet_records import Record, Row
+    from zarrfs.references.parquet_records import RecordFile, RecordRow
 
 log = logging.getLogger("zarrfs.sources")
 
@@ -56,7 +56,7 @@ def open_set(plan: Plan, options: Options) -> ParquetStore:
     limit = Bound(max(share, _LEAST), "memory_limit")
     if options.document_limit < limit.size:
         limit = Bound(options.document_limit, "document_limit")
-    place: Place
+    place: SetLocation
     if plan.url is not None:
         place = Remote(plan.url, options)
     else:
@@ -91,7 +91,7 @@ class ParquetStore(Store):
     is_reference_set = True
 
     def __init__(
-        self, place: Place, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None,
+        self, place: SetLocation, targets: TargetReader, memory: int, limit: Bound, mtime_ns: int | None = None,
         may_miss: bool = True,
     ) -> None:  # fmt: skip
         from zarrfs.cache.memory import BlockCache
@@ -100,7 +100,7 @@ class ParquetStore(Store):
         self._may_miss, self._warned = may_miss, False
         self._set: ParquetSet | None = None
         self._lock = trio.Lock()
-        self._records: BlockCache[Record | _NoRecord] = BlockCache(memory)
+        self._records: BlockCache[RecordFile | _NoRecord] = BlockCache(memory)
         self._failures: LRU[tuple[str, int], tuple[float, ReadError]] = LRU(_FAILURES)
         self._sizes: LRU[str, int] = LRU(_SIZES)
         self._asking: SingleFlight[str] = SingleFlight()
@@ -363,7 +363,7 @@ class ParquetStore(Store):
 
     async def _records_of(
         self, array: str, grid: Grid, start: int = 0
-    ) -> AsyncIterator[tuple[int, int, int, Record | ReadError]]:
+    ) -> AsyncIterator[tuple[int, int, int, RecordFile | ReadError]]:
         """Yield (number, first chunk, last chunk + 1, record file or its failure) of the record files that exist.
 
         Starts at chunk `start` and prefetches the next record file. After an absent one, the place's listing gives the
@@ -377,7 +377,7 @@ class ParquetStore(Store):
         looked = False
         while number < stop:
             try:
-                record: Record | ReadError | None = await self._record(array, number)
+                record: RecordFile | ReadError | None = await self._record(array, number)
             except ReadError as exc:
                 record = exc
             if record is None and not looked:
@@ -395,7 +395,7 @@ class ParquetStore(Store):
                 yield number, max(start, first), min(first + size, grid.size), record
             number = following
 
-    async def _row(self, key: str, chunk: Chunk) -> Row:
+    async def _row(self, key: str, chunk: Chunk) -> RecordRow:
         """Return the reference of a chunk. NotFound if it is absent; ReadError if its row cannot be used."""
         record = await self._record(chunk.array, chunk.record)
         if record is None:
@@ -408,7 +408,7 @@ class ParquetStore(Store):
             raise NotFound(key)
         return row
 
-    async def _record(self, array: str, number: int) -> Record | None:
+    async def _record(self, array: str, number: int) -> RecordFile | None:
         """Return a record file from memory or read it; None if it is absent. ReadError if it is unavailable."""
         key = array, number
         failure = self._failures.get(key)
@@ -427,7 +427,7 @@ class ParquetStore(Store):
             await self._warn(array, number)
         return None
 
-    async def _read_record(self, array: str, number: int) -> Record | _NoRecord:
+    async def _read_record(self, array: str, number: int) -> RecordFile | _NoRecord:
         assert self._set is not None
         key = _record_key(array, number)
         self._read += 1
@@ -505,7 +505,7 @@ def _record_key(array: str, number: int) -> str:
     return join_key(array, f"refs.{number}.parq")
 
 
-def _parse(data: Buffer, record_size: int, limit: Bound) -> Record:
+def _parse(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
     from zarrfs.references.parquet_records import parse_record  # numpy and pyarrow are imported in the worker thread
 
     return parse_record(data, record_size, limit)

@@ -28,7 +28,7 @@ _GONE = "has gone since it was first read"
 _RECORD = re.compile(r"refs\.(0|[1-9][0-9]{0,18})\.parq", re.ASCII)
 
 
-class Place(Protocol):
+class SetLocation(Protocol):
     """The directory or URL that holds the files of a set."""
 
     forbidden_device: int | None  # as in TargetReader
@@ -74,7 +74,7 @@ class Directory:
 
     @property
     def forbidden_device(self) -> int | None:
-        """Implement Place.forbidden_device."""
+        """Implement SetLocation.forbidden_device."""
         return self._files.forbidden_device
 
     @forbidden_device.setter
@@ -95,18 +95,18 @@ class Directory:
         return found
 
     async def check(self) -> None:
-        """Implement Place.check."""
+        """Implement SetLocation.check."""
         if await trio.to_thread.run_sync(_version, os.path.join(self._path, DOCUMENT)) != self._version:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Implement Place.absent: the target of a dangling link, as in git-annex, is unavailable, not absent."""
+        """Implement SetLocation.absent: the target of a dangling link, as in git-annex, is unavailable, not absent."""
         found = await trio.to_thread.run_sync(_is_absent, self._path, key)
         await self.check()
         return found
 
     async def records(self, array: str) -> list[int] | None:
-        """Implement Place.records."""
+        """Implement SetLocation.records."""
         names = await trio.to_thread.run_sync(_names, self._path, array)
         if names is None:
             return None
@@ -114,7 +114,7 @@ class Directory:
         return _numbers(names)
 
     def shown(self, key: str) -> str:
-        """Implement Place.shown."""
+        """Implement SetLocation.shown."""
         return os.path.join(self._path, printable(key))
 
     async def aclose(self) -> None:
@@ -133,7 +133,7 @@ class Remote:
 
     @property
     def forbidden_device(self) -> int | None:
-        """Implement Place.forbidden_device."""
+        """Implement SetLocation.forbidden_device."""
         return self._files.local.forbidden_device
 
     @forbidden_device.setter
@@ -153,7 +153,7 @@ class Remote:
         return await self._files.read_all_at(system, path)
 
     async def check(self) -> None:
-        """Implement Place.check, as far as the server reports versions."""
+        """Implement SetLocation.check, as far as the server reports versions."""
         if self._version is None:
             return
         system, path = await self._files.find(self._url)
@@ -165,7 +165,7 @@ class Remote:
             raise TargetChanged(self.shown(DOCUMENT), _CHANGED)
 
     async def absent(self, key: str, failure: TargetMissing) -> bool:
-        """Implement Place.absent. Status 410 means that the file existed once."""
+        """Implement SetLocation.absent. Status 410 means that the file existed once."""
         if failure.status not in (None, 404):
             return False
         system, path = await self._files.find(self._url)
@@ -186,7 +186,7 @@ class Remote:
         return False
 
     async def records(self, array: str) -> list[int] | None:
-        """Implement Place.records. A web server's page of links is no reliable listing."""
+        """Implement SetLocation.records. A web server's page of links is no reliable listing."""
         system, path = await self._files.find(self._url)
         if urls.protocols(self._url)[0] in ("http", "https") or (self._version is None and not system.immutable):
             return None
@@ -202,7 +202,7 @@ class Remote:
         return _numbers(entry.name for entry in found)
 
     def shown(self, key: str) -> str:
-        """Implement Place.shown."""
+        """Implement SetLocation.shown."""
         head, _, archive = without_secrets(self._url).partition("::")
         url, mark, query = head.partition("?")
         directory = url if url.endswith("://") else f"{url.rstrip('/')}/"  # the former for the root of a zip file

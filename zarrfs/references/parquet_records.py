@@ -43,7 +43,7 @@ _LONE, _BARE, _NEGATIVE, _BEYOND, _EMPTY, _LONG, _NUL, _TEXT, _MALFORMED = range
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """One reference: inline bytes, a range of a target, or a whole target (without a length)."""
 
     data: Buffer | None
@@ -52,7 +52,7 @@ class Row(NamedTuple):
     length: int | None = None
 
 
-class Record:
+class RecordFile:
     """A parsed record file; its len() is its memory in bytes."""
 
     def __init__(self, states: Array, paths: _Texts, offsets: Array, sizes: Array, raws: _Texts) -> None:
@@ -64,7 +64,7 @@ class Record:
         parts = (self._states, self._paths, self._raws, self._offsets, self._sizes)
         return 1000 + sum(part.nbytes for part in parts)
 
-    def row(self, number: int) -> Row | None:
+    def row(self, number: int) -> RecordRow | None:
         """Return the reference in row `number`; None if there is none. ValueError names the row and the rule."""
         if number >= self.rows:
             raise ValueError(f"row {number}: missing: the file has {self.rows} rows")
@@ -72,21 +72,21 @@ class Record:
         if state == _NOTHING:
             return None
         if state == _INLINE:
-            return Row(self._raws.value(number))
+            return RecordRow(self._raws.value(number))
         if state >= _BAD:
             raise ValueError(f"row {number}: {_RULES[state - _BAD]}")
         url = self._paths.value(number).decode()
         if state == _WHOLE:
-            return Row(None, url)
-        return Row(None, url, int(self._offsets[number]), int(self._sizes[number]))
+            return RecordRow(None, url)
+        return RecordRow(None, url, int(self._offsets[number]), int(self._sizes[number]))
 
-    def all_rows(self, stop: int) -> Iterator[Row | None]:
+    def all_rows(self, stop: int) -> Iterator[RecordRow | None]:
         """Yield row() of the rows before `stop`, much faster than one by one."""
         urls = [value.decode(errors="replace") for value in self._paths.values.to_pylist()]  # bad rows included
         codes, offsets, sizes = self._paths.codes.tolist(), self._offsets.tolist(), self._sizes.tolist()
         for number, state in enumerate(self._states[:stop].tolist()):
             if state == _RANGE:
-                yield Row(None, urls[codes[number]], offsets[number], sizes[number])
+                yield RecordRow(None, urls[codes[number]], offsets[number], sizes[number])
             else:
                 yield None if state == _NOTHING else self.row(number)
         if stop > self.rows:
@@ -107,7 +107,7 @@ class Record:
         return found
 
 
-def parse_record(data: Buffer, record_size: int, limit: Bound) -> Record:
+def parse_record(data: Buffer, record_size: int, limit: Bound) -> RecordFile:
     """Parse a record file. ValueError names the rule that the file as a whole breaks.
 
     `limit` bounds the decompressed size, which is checked before anything is decompressed.
@@ -138,7 +138,7 @@ def parse_record(data: Buffer, record_size: int, limit: Bound) -> Record:
     good = states == _RANGE
     paths.keep(good | (states == _WHOLE))
     raws.keep(states == _INLINE)
-    return Record(states, paths, _narrow(np.where(good, offsets, 0)), _narrow(np.where(good, sizes, 0)), raws)
+    return RecordFile(states, paths, _narrow(np.where(good, offsets, 0)), _narrow(np.where(good, sizes, 0)), raws)
 
 
 class _Texts:

@@ -29,7 +29,7 @@ from zarrfs.store.api import (
     Value,
     split_key,
 )
-from zarrfs.store.indexfile import ROOT, Place, open_database
+from zarrfs.store.indexfile import ROOT, ContentKind, open_database
 from zarrfs.store.targets import TargetReader
 from zarrfs.system.buffers import Buffer
 
@@ -167,16 +167,16 @@ class IndexStore(Store):
         stop = min(size, start + length)
         if start >= stop:
             return b""
-        if row.place == Place.RANGE:
+        if row.place == ContentKind.RANGE:
             at = row.start
             return await self._targets.read(
                 self._url(row.ref), at + start, stop - start, at, at + size
             )
-        if row.place == Place.WHOLE:
+        if row.place == ContentKind.WHOLE:
             return await self._targets.read(self._url(row.ref), start, stop - start, 0, size)
-        if row.place == Place.REGIONS:
+        if row.place == ContentKind.REGIONS:
             return await self._gather(row.ref, start, stop)
-        if row.place == Place.HOLE:
+        if row.place == ContentKind.HOLE:
             return bytes(stop - start)
         return self._inline(row.ref, start, stop - start)
 
@@ -203,11 +203,11 @@ class IndexStore(Store):
 
     async def locate(self, key: str) -> dict[str, Any]:
         row = self._row(key)
-        if row.place == Place.RANGE:
+        if row.place == ContentKind.RANGE:
             return {"url": self._shown(row.ref), "offset": row.start, "length": row.size}
-        if row.place == Place.WHOLE:
+        if row.place == ContentKind.WHOLE:
             return {"url": self._shown(row.ref)}
-        if row.place == Place.REGIONS:
+        if row.place == ContentKind.REGIONS:
             regions = self._db.execute(
                 "SELECT start, length, target, offset FROM region WHERE owner=? ORDER BY start", (row.ref,)
             )
@@ -217,7 +217,7 @@ class IndexStore(Store):
                     for start, length, target, offset in regions
                 ]
             }
-        if row.place == Place.HOLE:
+        if row.place == ContentKind.HOLE:
             return {"hole": row.size}
         return {} if row.kind == Kind.DIRECTORY else {"inline": row.size}
 
@@ -251,7 +251,8 @@ class IndexStore(Store):
     def _references(self) -> Iterator[Reference]:
         query = "SELECT name, kind, size, place, ref, start FROM entry WHERE parent=? AND name>'' ORDER BY name"
         levels = [("", ROOT, self._db.execute(query, (ROOT,)))]
-        range_, whole, inline = map(int, (Place.RANGE, Place.WHOLE, Place.INLINE))  # plain numbers compare faster
+        # plain numbers compare faster
+        range_, whole, inline = map(int, (ContentKind.RANGE, ContentKind.WHOLE, ContentKind.INLINE))
         make, url = Reference._make, self._url
         while levels:
             prefix, parent, rows = levels[-1]
@@ -389,11 +390,11 @@ class IndexStore(Store):
         size = self._sizes.get(row.ref) if row.size is None else row.size
         if not size:
             return
-        if row.place == Place.RANGE:
+        if row.place == ContentKind.RANGE:
             yield self._url(row.ref), row.start or 0, (row.start or 0) + size
-        elif row.place == Place.WHOLE:
+        elif row.place == ContentKind.WHOLE:
             yield self._url(row.ref), 0, size
-        elif row.place == Place.REGIONS:
+        elif row.place == ContentKind.REGIONS:
             query = f"SELECT length, target, offset FROM region WHERE owner=? ORDER BY start LIMIT {_FIRST_REGIONS}"
             for length, target, offset in self._db.execute(query, (row.ref,)):
                 yield self._url(target), offset, offset + length
@@ -457,9 +458,9 @@ class _IndexReader(BlockingReader):
 
     def parts(self, key: str, start: int, stop: int) -> list[Part] | None:
         row = self._store._row(key)
-        if row.place == Place.HOLE:
+        if row.place == ContentKind.HOLE:
             return []
-        if row.place != Place.REGIONS or not self._targets.has_whole:
+        if row.place != ContentKind.REGIONS or not self._targets.has_whole:
             return None
         found = []
         for at, length, url, offset in self._store._db.execute(_PARTS, (row.ref, stop, start)):
@@ -512,11 +513,11 @@ def entries_of(
             target = data.decode() if size == len(data) <= TARGET_MAX else None
         elif kind == Kind.DIRECTORY:
             size = 0  # not how many directories are in it
-        elif kind == Kind.FILE and place == Place.REGIONS:
+        elif kind == Kind.FILE and place == ContentKind.REGIONS:
             parts = [] if start is None else [(start, length, None, url, offset)]
-        elif kind == Kind.FILE and place == Place.INLINE:
+        elif kind == Kind.FILE and place == ContentKind.INLINE:
             parts = [(0, len(data), data, "", 0)] if data else []
-        elif kind == Kind.FILE and place == Place.HOLE:
+        elif kind == Kind.FILE and place == ContentKind.HOLE:
             parts = []
         entry = name, kind, size, mode, usual_ns if mtime_ns is None else mtime_ns, held, target, parts
     if entry is not None:

@@ -1,7 +1,7 @@
 """The index file: its SQLite schema, the writer that documents are compiled with, and checks of its rows.
 
 One row per entry, keyed by (parent directory, name), so that a listing is one range scan in the order of
-names. A file's row says where its bytes are (Place); inline values, target URLs and regions have tables of
+names. A file's row says where its bytes are (ContentKind); inline values, target URLs and regions have tables of
 their own, so that listing never touches them.
 """
 
@@ -128,7 +128,7 @@ CREATE TABLE entry (
     size INTEGER,              -- bytes; NULL: ask the target; of a directory: how many subdirectories
     mode INTEGER,              -- permission bits, or NULL
     mtime_ns INTEGER,          -- or NULL
-    place INTEGER,             -- Place of a file; NULL for a directory
+    place INTEGER,             -- ContentKind of a file; NULL for a directory
     ref INTEGER,               -- directory: id; INLINE, symlink: value; RANGE, WHOLE: target; REGIONS: owner
     start INTEGER,             -- RANGE: offset in the target
     held INTEGER,              -- bytes allocated where that is less than size
@@ -154,7 +154,7 @@ _FLUSH_TARGETS = 200_000
 _LONG = 4 << 20  # bytes of a value
 
 
-class Place(enum.IntEnum):
+class ContentKind(enum.IntEnum):
     """The location of a file's bytes; the values are stored in indexes."""
 
     INLINE = 0
@@ -286,9 +286,9 @@ class IndexWriter:
         """A file that holds `data`, and zeros from there on to `size` where that is larger."""
         ref, held = self._value(data), len(data)
         if size is None or size <= held:
-            self._add(key, Kind.FILE, held, mode, mtime_ns, Place.INLINE, ref)
+            self._add(key, Kind.FILE, held, mode, mtime_ns, ContentKind.INLINE, ref)
         else:
-            self._add(key, Kind.FILE, size, mode, mtime_ns, Place.INLINE, ref, held)
+            self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.INLINE, ref, held)
 
     def symlink(self, key: str, target: str, mtime_ns: int | None = None) -> None:
         """A symbolic link to `target`."""
@@ -313,7 +313,7 @@ class IndexWriter:
     def whole(self, key: str, url: str) -> None:
         """A file whose bytes are all of `url`; its size is found out when first needed."""
         self._sizes_known = False
-        self._add(key, Kind.FILE, None, None, None, Place.WHOLE, self.target_id(url))
+        self._add(key, Kind.FILE, None, None, None, ContentKind.WHOLE, self.target_id(url))
 
     def regions(
         self,
@@ -326,14 +326,14 @@ class IndexWriter:
         """A file of `size` bytes with data in `regions` (sorted, apart from each other), zeros elsewhere."""
         held = sum(region.length for region in regions)
         if not held:
-            self._add(key, Kind.FILE, size, mode, mtime_ns, Place.HOLE, None, held=0)
+            self._add(key, Kind.FILE, size, mode, mtime_ns, ContentKind.HOLE, None, held=0)
             return
         owner, self._next_owner = self._next_owner, self._next_owner + 1
         self._regions += [(owner, r.start, r.length, self.target_id(r.url), r.offset) for r in regions if r.length]
         if len(self._regions) >= _FLUSH:
             self._flush()
         self._add(
-            key, Kind.FILE, size, mode, mtime_ns, Place.REGIONS, owner, held=held if held < size else None
+            key, Kind.FILE, size, mode, mtime_ns, ContentKind.REGIONS, owner, held=held if held < size else None
         )
 
     def discard(self, key: str) -> None:
@@ -389,7 +389,7 @@ class IndexWriter:
         size: int | None,
         mode: int | None,
         mtime_ns: int | None,
-        place: Place | None,
+        place: ContentKind | None,
         ref: int | None,
         held: int | None = None,
     ) -> None:
@@ -515,17 +515,17 @@ def _file_rule(
     """
     if kind != Kind.FILE:
         return "a symbolic link, which no reference set has" if kind == Kind.SYMLINK else f"of no kind: {kind!r:.40}"
-    if place == Place.INLINE:
+    if place == ContentKind.INLINE:
         if value != "blob":
             return "no inline value"
         if type(size) is not int or size < 0:
             return "no size"
         return None if size == held else f"{held} bytes inline, and a size of {size}"  # zeros follow in archives only
-    if place not in (Place.RANGE, Place.WHOLE):
-        return "a file made of regions, which no reference set has" if place in list(Place) else "of no place"
+    if place not in (ContentKind.RANGE, ContentKind.WHOLE):
+        return "a file made of regions, which no reference set has" if place in list(ContentKind) else "of no place"
     if url != "text" or not url_size:
         return "no target"
-    if place == Place.RANGE:
+    if place == ContentKind.RANGE:
         if type(size) is not int or type(start) is not int or size < 0 or start < 0:
             return "offset and length: expected whole numbers, 0 or more"
         if start + size > _END_MAX:

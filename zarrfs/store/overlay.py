@@ -44,7 +44,7 @@ _PIECE = 4 << 20  # bytes that are copied up at a time
 _MODES = {Kind.FILE: 0o644, Kind.DIRECTORY: 0o755, Kind.SYMLINK: 0o777}  # if the lower store has none
 
 
-class Found(NamedTuple):
+class OverlayEntry(NamedTuple):
     """The entry at a key: the lstat of an upper one, the Info of a lower one. A merged directory has both."""
 
     status: os.stat_result | None
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """An entry of a merged directory; as Found."""
+    """An entry of a merged directory; as OverlayEntry."""
 
     name: str
     status: os.stat_result | None
@@ -100,7 +100,7 @@ class Overlay(WritableStore):
                 log.warning("%s: a reserved name, as all that begin with .wh., %s or %s", name, RECORD, RESERVED)
             raise OSError(errno.EINVAL, "a reserved name", name)
 
-    async def find(self, key: str) -> Found:
+    async def find(self, key: str) -> OverlayEntry:
         """Return the entry at `key`. NotFound (also for reserved names); NotDirectory if a parent is a file."""
         self._check_shown(key)
         status = self.upper.status(key)
@@ -108,11 +108,11 @@ class Overlay(WritableStore):
             info = await self.below(key)
             if info is None:
                 raise NotFound(key)
-            return Found(None, info)
+            return OverlayEntry(None, info)
         if not stat.S_ISDIR(status.st_mode):
-            return Found(status, None)
+            return OverlayEntry(status, None)
         info = await self.below(key)
-        return Found(status, info if info is not None and info.kind is Kind.DIRECTORY else None)
+        return OverlayEntry(status, info if info is not None and info.kind is Kind.DIRECTORY else None)
 
     async def below(self, key: str) -> Info | None:
         """Return the lower entry at `key`; None if there is none, or the upper directory hides it."""
@@ -157,7 +157,7 @@ class Overlay(WritableStore):
         """Return the merged entries of a directory, by name. NotFound, NotDirectory."""
         self._check_shown(key)
         listing = self.upper.listing(key)
-        found = await self.find(key) if listing is None else Found(None, await self.below(key))
+        found = await self.find(key) if listing is None else OverlayEntry(None, await self.below(key))
         if listing is None and not found.is_directory:
             raise NotDirectory(key)
         statuses, hidden, opaque = listing or ({}, set(), False)

@@ -46,7 +46,7 @@ _BEYOND = re.compile(r"(?:c[./])?[0-9]+(?:[./][0-9]+)*", re.ASCII)  # what is ca
 _CHUNKS = re.compile(r"(?:c|__zdata__|0|[1-9][0-9]*)(?:/(?:0|[1-9][0-9]*))*", re.ASCII)
 
 
-class Node(NamedTuple):
+class NodeLayout(NamedTuple):
     """An array or group, as far as it takes to tell the directories of its chunks."""
 
     array: bool
@@ -73,7 +73,7 @@ class UnlistedStore(Store):
     ) -> None:
         self.immutable = store.immutable
         self._store, self._lists, self._grid, self._members = store, lists, grid, members
-        self._nodes: LRU[str, tuple[float, Node | None]] = LRU(_KNOWN)
+        self._nodes: LRU[str, tuple[float, NodeLayout | None]] = LRU(_KNOWN)
         self._natures: LRU[str, tuple[float, bool]] = LRU(_KNOWN)  # of keys that are no file: a directory?
         self._named: dict[str, tuple[str, ...]] | None = None
         self._complete = False  # _named has all documents of the nodes
@@ -240,7 +240,7 @@ class UnlistedStore(Store):
             return await self._node(key) is not None
         return not rest or node.leads(rest)
 
-    async def _array(self, key: str) -> tuple[Node | None, str]:
+    async def _array(self, key: str) -> tuple[NodeLayout | None, str]:
         """(the array that `key` is or lies below, the rest of the key); there is none: (None, "")."""
         parts = key.split("/") if key else []
         for depth in range(len(parts) + 1):  # from the root down: nothing but chunks lies below an array
@@ -249,12 +249,12 @@ class UnlistedStore(Store):
                 return node, "/".join(parts[depth:])
         return None, ""
 
-    async def _node(self, key: str) -> Node | None:
+    async def _node(self, key: str) -> NodeLayout | None:
         """The node at `key`, from the documents beneath it."""
         known = self._nodes.get(key)
         if known is not None and known[0] > trio.current_time():
             return known[1]
-        found: dict[str, Node] = {}
+        found: dict[str, NodeLayout] = {}
 
         async def look(name: str) -> None:
             data = await self._document(join_key(key, name))
@@ -351,7 +351,7 @@ class UnlistedStore(Store):
         await at_once(look, names)
         return found
 
-    async def _chunks(self, prefix: str, node: Node, directory: str, after: str) -> AsyncIterator[Info]:
+    async def _chunks(self, prefix: str, node: NodeLayout, directory: str, after: str) -> AsyncIterator[Info]:
         """The chunks, and directories of them, that a grid has in a directory of its array; none is held."""
         array = prefix[: len(prefix) - len(directory)].rstrip("/")
         children = _children(node, await self._template(array, node), directory, after)
@@ -366,7 +366,7 @@ class UnlistedStore(Store):
             for info in batch:
                 yield info
 
-    async def _template(self, array: str, node: Node) -> KeyTemplate:
+    async def _template(self, array: str, node: NodeLayout) -> KeyTemplate:
         """Return the key template of an array; where its document leaves that open, look at a few chunks."""
         assert node.grid is not None
         first, *others = node.templates
@@ -380,19 +380,19 @@ class UnlistedStore(Store):
         return first
 
 
-def node_of(name: str, data: bytes) -> Node | None:
+def node_of(name: str, data: bytes) -> NodeLayout | None:
     """The node that a metadata document makes, also one that is not understood; None for what is no such document."""
     try:
         metadata = parse_node(name, data)
     except MetadataError:
         return _vague_node(data)
     if not isinstance(metadata, ArrayMetadata):
-        return Node(False, document=name)
+        return NodeLayout(False, document=name)
     other = nested(metadata)
-    return Node(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other), name)
+    return NodeLayout(True, metadata.grid, (metadata.keys,) if other is None else (metadata.keys, other), name)
 
 
-def _vague_node(data: bytes) -> Node | None:
+def _vague_node(data: bytes) -> NodeLayout | None:
     """The node of a document of Zarr with something in it that nobody here knows: its keys are there all the same."""
     try:
         document = load_json(data)
@@ -401,8 +401,8 @@ def _vague_node(data: bytes) -> Node | None:
     if not isinstance(document, dict):
         return None
     if isinstance(document.get("shape"), list) and not document.keys().isdisjoint(("zarr_format", "chunks")):
-        return Node(True)
-    return Node(False) if document.get("node_type") == "group" else None
+        return NodeLayout(True)
+    return NodeLayout(False) if document.get("node_type") == "group" else None
 
 
 def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
@@ -419,7 +419,7 @@ def _named_by(name: str, data: bytes) -> dict[str, tuple[str, ...]]:
     return named
 
 
-def _has(node: Node, directory: str, name: str) -> bool:
+def _has(node: NodeLayout, directory: str, name: str) -> bool:
     """Return whether `name` is a chunk, or a directory of chunks, in a directory of an array."""
     if not name or node.grid is None:
         return False
@@ -427,7 +427,7 @@ def _has(node: Node, directory: str, name: str) -> bool:
     return node.leads(key) or any(template.index(key, node.grid) is not None for template in node.templates)
 
 
-def _children(node: Node, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
+def _children(node: NodeLayout, template: KeyTemplate, directory: str, after: str) -> Iterator[Info]:
     assert node.grid is not None
     for name, is_directory in template.children(directory, node.grid, after):
         yield Info(name, Kind.DIRECTORY) if is_directory else Info(name, Kind.FILE, None)

@@ -55,7 +55,7 @@ _OPEN = 1024  # arrays whose readers to remember
 _AT_ONCE = 64  # nodes to look up concurrently
 
 
-class _Entry(NamedTuple):
+class _ViewEntry(NamedTuple):
     """A file or a directory of the view."""
 
     node: Node  # an array; or a group, for its directory or attributes
@@ -81,7 +81,7 @@ class ArraysView(WrappingStore):
         self._suffixes = (".bin", ".json") if raw else (".json", ".npy")
         self._hierarchy = Hierarchy(store)
         self._cache = DecodedCache(budget)
-        self._entries: LRU[str, tuple[float, _Entry]] = LRU(_ENTRIES)  # with the time of the lookup
+        self._entries: LRU[str, tuple[float, _ViewEntry]] = LRU(_ENTRIES)  # with the time of the lookup
         self._arrays: LRU[str, FlatArray] = LRU(_OPEN)
         heap()
         self._seen: dict[str, tuple[float, int]] = {}  # last check and last change (ns) of chunks
@@ -180,7 +180,7 @@ class ArraysView(WrappingStore):
 
     # -- keys
 
-    async def _find(self, key: str) -> _Entry:
+    async def _find(self, key: str) -> _ViewEntry:
         """Return the entry of `key`. NotFound."""
         known = self._entries.get(key)
         if known is not None and (self.immutable or trio.current_time() - known[0] < _BELIEVED):
@@ -190,18 +190,18 @@ class ArraysView(WrappingStore):
         self._entries.put(key, (now, entry))
         return entry
 
-    async def _look_up(self, key: str) -> _Entry:
+    async def _look_up(self, key: str) -> _ViewEntry:
         prefix, name = split_key(key)
         group, rest = await self._hierarchy.find(prefix)
         if not key:
-            return _Entry(group)
+            return _ViewEntry(group)
         if rest or (group.leaf and prefix):
             raise NotFound(key)
         found = dict(self._own_files(group)).get(name)
         if not group.leaf:
             child = await self._hierarchy.node(key)
             if child is not None and not child.leaf:
-                return _Entry(child)
+                return _ViewEntry(child)
             base, dot, suffix = name.rpartition(".")
             if found is None and base and dot + suffix in self._suffixes:
                 array = await self._hierarchy.node(join_key(prefix, base))
@@ -210,7 +210,7 @@ class ArraysView(WrappingStore):
             raise NotFound(key)
         return found
 
-    def _own_files(self, group: Node) -> list[tuple[str, _Entry]]:
+    def _own_files(self, group: Node) -> list[tuple[str, _ViewEntry]]:
         """Return the files of a directory that belong to none of its children."""
         if group.leaf:
             made = [(ROOT + suffix, self._file(group, suffix)) for suffix in self._suffixes]
@@ -218,7 +218,7 @@ class ArraysView(WrappingStore):
         attributes = group.metadata.attributes if group.metadata is not None else {}
         if group.problem is not None:
             self._leave_out(group, group.problem)
-        return [(ATTRIBUTES, _Entry(group, _json(dict(attributes))))] if attributes else []
+        return [(ATTRIBUTES, _ViewEntry(group, _json(dict(attributes))))] if attributes else []
 
     async def _child_of(self, prefix: str, name: str) -> str:
         """Return the child of a group that the entry `name` belongs to."""
@@ -232,7 +232,7 @@ class ArraysView(WrappingStore):
         if node is None:
             return []
         if not node.leaf:
-            return [self._info(name, _Entry(node))]
+            return [self._info(name, _ViewEntry(node))]
         found = []
         for suffix in self._suffixes:
             file, called = self._file(node, suffix), name + suffix
@@ -247,7 +247,7 @@ class ArraysView(WrappingStore):
 
     # -- files
 
-    def _file(self, node: Node, suffix: str) -> _Entry | None:
+    def _file(self, node: Node, suffix: str) -> _ViewEntry | None:
         """Return the file of an array; None if no file can represent it."""
         from zarrfs.views.chunks import is_fortran
         from zarrfs.views.flat import flat_size, npy_header
@@ -262,8 +262,8 @@ class ArraysView(WrappingStore):
             self._leave_out(node, str(exc))
             return None
         if suffix == ".json":
-            return _Entry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
-        return _Entry(node, header, size)
+            return _ViewEntry(node, _json(_description(array, fortran) if self._raw else dict(array.attributes)))
+        return _ViewEntry(node, header, size)
 
     def _leave_out(self, node: Node, reason: str) -> None:
         if self._strict:
@@ -292,7 +292,7 @@ class ArraysView(WrappingStore):
             self._arrays.pop(node.path, None)
         self._seen[node.path] = now, changed
 
-    def _info(self, name: str, entry: _Entry) -> Info:
+    def _info(self, name: str, entry: _ViewEntry) -> Info:
         node = entry.node
         if entry.text is None:
             return Info(name, Kind.DIRECTORY, mtime_ns=node.mtime_ns)

@@ -28,7 +28,7 @@ class Decoded:
         self.checked = checked  # trio time of the last check of that version
 
 
-class _Flight:
+class _Decoding:
     """A value being decoded, and its outcome."""
 
     __slots__ = ("done", "error", "found")
@@ -52,7 +52,7 @@ class DecodedCache:
         self.threads = len(os.sched_getaffinity(0)) + 1  # one more, as some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
         self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()  # least recently used first
-        self._flights: dict[Hashable, _Flight] = {}
+        self._flights: dict[Hashable, _Decoding] = {}
         self._bytes = self._expected = 0
         self._waiting: OrderedDict[object, None] = OrderedDict()  # tickets in order of arrival
         self._room = trio.lowlevel.ParkingLot()
@@ -86,7 +86,7 @@ class DecodedCache:
             return found
         flight = self._flights.get(key)
         if flight is None:
-            flight = self._flights[key] = _Flight()
+            flight = self._flights[key] = _Decoding()
             in_background(self._fly, key, size, make, flight)
         await flight.done.wait()
         if flight.error is not None:
@@ -117,7 +117,7 @@ class DecodedCache:
         """Return counters: `decoded` chunks, cache `hits`, and `kept` bytes of `budget`."""
         return {"decoded": self._decoded, "hits": self._hits, "kept": self._bytes, "budget": self.budget}
 
-    async def _fly(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]], flight: _Flight) -> None:
+    async def _fly(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]], flight: _Decoding) -> None:
         try:
             await self._find_room(size)
             try:

@@ -52,7 +52,7 @@ class Node(NamedTuple):
     consolidated: str = ""  # root only: the key of the document that may have consolidated metadata
 
 
-class Found(NamedTuple):
+class NodeDocument(NamedTuple):
     """A document of a node, as found in the store."""
 
     key: str
@@ -62,7 +62,7 @@ class Found(NamedTuple):
 
 class _Known(NamedTuple):
     until: float  # trio time of the next check
-    seen: tuple[Found, ...]  # its documents, at the root also the consolidated one; or that alone
+    seen: tuple[NodeDocument, ...]  # its documents, at the root also the consolidated one; or that alone
     node: Node | None
     settled: bool  # the chunk naming scheme is known
 
@@ -73,7 +73,7 @@ class _Draft(NamedTuple):
     path: str  # of its root
     directory: str  # in the source
     entry: draft.EntryPoint
-    seen: Found  # its entry point document
+    seen: NodeDocument  # its entry point document
 
     def below(self, path: str) -> str:
         """Return `path` relative to the root of this store."""
@@ -93,7 +93,7 @@ class Hierarchy:
         self._nodes: LRU[str, _Known] = LRU(_KNOWN)
         self._remote = store.remote
         self._named: dict[str, dict[str, JSON]] = {}  # consolidated documents of a remote store, by path and name
-        self._named_by: Found | None = None  # the document they come from
+        self._named_by: NodeDocument | None = None  # the document they come from
         self._drafts: dict[str, _Draft] = {}  # by the path of the root
         self._lock = trio.Lock()
 
@@ -284,11 +284,11 @@ class Hierarchy:
                 return True
         return False
 
-    async def _documents(self, directory: str) -> tuple[Found, ...]:
+    async def _documents(self, directory: str) -> tuple[NodeDocument, ...]:
         """Find the document that makes a directory a node, and the document of its attributes."""
         names = NODE_DOCUMENTS
         if self._remote:
-            there: dict[str, Found] = {}
+            there: dict[str, NodeDocument] = {}
 
             async def ask(name: str) -> None:
                 if (document := await self._document(directory, name)) is not None:
@@ -308,7 +308,7 @@ class Hierarchy:
             return (made,) if attributes is None else (made, attributes)
         return ()
 
-    async def _document(self, directory: str, name: str) -> Found | None:
+    async def _document(self, directory: str, name: str) -> NodeDocument | None:
         key = join_key(directory, name)
         try:
             info = await self.store.info(key)
@@ -319,10 +319,10 @@ class Hierarchy:
                 key, info = target, await self.store.info(target)
         except (NotFound, NotDirectory):
             return None
-        return Found(key, name, info) if info.kind is Kind.FILE else None
+        return NodeDocument(key, name, info) if info.kind is Kind.FILE else None
 
     async def _read(
-        self, found: tuple[Found, ...], directory: str, experimental: bool
+        self, found: tuple[NodeDocument, ...], directory: str, experimental: bool
     ) -> tuple[ArrayMetadata | GroupMetadata | None, str | None, bool, bool]:
         """Return (metadata, problem, is a leaf, chunk names are settled) of documents. Raises Experimental."""
         data: Buffer = b""
@@ -392,7 +392,7 @@ class Hierarchy:
                 self._named = {} if found is None else await self._parsed(found.key)
                 self._named_by = found
 
-    async def consolidated_document(self) -> Found | None:
+    async def consolidated_document(self) -> NodeDocument | None:
         """Return the root document that may have consolidated metadata, or None."""
         for name in CONSOLIDATED:
             found = await self._document("", name)
@@ -439,7 +439,7 @@ class Hierarchy:
             path = split_key(path)[0]
         return None
 
-    async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[Found, ...]:
+    async def _draft_documents(self, path: str, experimental: _Draft) -> tuple[NodeDocument, ...]:
         """Return the document of a node, or () for an implied group. NotFound if there is neither."""
         below = experimental.below(path)
         for kind, key in zip(("array", "group"), draft.document_keys(below, experimental.entry), strict=True):
@@ -472,7 +472,7 @@ def _may_be_a_node(info: Info) -> bool:
     return bool(info.unreadable) and info.name not in DOCUMENTS and not info.name.startswith(".")
 
 
-def _check_sizes(found: tuple[Found, ...]) -> None:
+def _check_sizes(found: tuple[NodeDocument, ...]) -> None:
     for each in found:
         if each.info.unreadable:
             raise MetadataError(f"{each.name}: {each.info.unreadable}")
