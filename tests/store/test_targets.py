@@ -261,7 +261,7 @@ def test_a_file_that_changes_while_it_is_open(base: Path, change: Callable[[Path
 def test_a_file_that_changes_between_two_opens(base: Path, change: Callable[[Path], None]) -> None:
     async def main() -> None:
         files = LocalFiles()
-        files.capacity = 1
+        files._open.bound = 1
         assert await _read(files, base / "f") == DATA[:10]
         assert await _read(files, base / "a b") == DATA[:10]  # closes the first
         change(base / "f")
@@ -327,7 +327,7 @@ def test_open_files_are_bounded_and_given_back(base: Path) -> None:
 
     async def main() -> None:
         files = LocalFiles()
-        files.capacity = 3
+        files._open.bound = 3
 
         async def many(start: int) -> None:
             for number in range(60):
@@ -358,7 +358,7 @@ def test_a_file_that_is_closed_by_others_while_it_is_read(base: Path, monkeypatc
 
     async def main() -> None:
         files = LocalFiles()
-        files.capacity = 1
+        files._open.bound = 1
         descriptors = len(os.listdir("/proc/self/fd"))
         monkeypatch.setattr(local, "read_cached", lambda *_: bytearray())
         monkeypatch.setattr(trio.to_thread, "run_sync", slow)

@@ -11,13 +11,13 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 import trio
 
 from zarrfs.cache.diskfiles import BLOBS, LAYOUT, TOUCH, Layout
 from zarrfs.cache.diskspace import Busy, Space
+from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 from zarrfs.errors import ReadError, reason_of
 from zarrfs.system.buffers import Buffer, write_parts
@@ -39,20 +39,21 @@ class MemoryBlobs:
 
     def __init__(self, limit: int) -> None:
         self.limit = self._largest = limit
-        self._blobs: OrderedDict[str, Buffer] = OrderedDict()
-        self.bytes = 0
+        self._blobs: SizedLRU[str, Buffer] = SizedLRU(len)
         self._in_flight = 0
         self._landed = trio.Condition()
 
     def __len__(self) -> int:
         return len(self._blobs)
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of the blobs held."""
+        return self._blobs.bytes
+
     def get(self, blobref: str) -> Buffer | None:
         """Return the bytes of a blob and mark it as used last; None on a miss."""
-        found = self._blobs.get(blobref)
-        if found is not None:
-            self._blobs.move_to_end(blobref)
-        return found
+        return self._blobs.use(blobref)
 
     def has(self, blobref: str) -> bool:
         """Return whether a blob is held, without marking it as used."""
@@ -61,8 +62,7 @@ class MemoryBlobs:
     def add(self, blobref: str, data: Buffer) -> None:
         """Hold a blob; the caller still has its bytes reserved."""
         if blobref not in self._blobs:
-            self._blobs[blobref] = data
-            self.bytes += len(data)
+            self._blobs.put(blobref, data)
 
     @contextlib.asynccontextmanager
     async def room(self, blobref: str, size: int | None) -> AsyncIterator[None]:
@@ -104,13 +104,9 @@ class MemoryBlobs:
     def clear(self) -> None:
         """Drop all blobs."""
         self._blobs.clear()
-        self.bytes = 0
 
     def _shrink(self) -> None:
-        least = 0 < self.limit < self._largest
-        while len(self._blobs) > least and self.bytes + self._in_flight > self.limit:
-            _, data = self._blobs.popitem(last=False)
-            self.bytes -= len(data)
+        self._blobs.evict(self.limit - self._in_flight, keep=0 < self.limit < self._largest)
 
 
 class DiskBlobs:

@@ -11,7 +11,6 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ import trio
 
 from zarrfs.archives.blobrefs import hash_of, hash_of_file
 from zarrfs.cache.diskfiles import Handle
+from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash, reason_of
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.localfiles import read_cached
@@ -73,7 +73,7 @@ class BlobFiles:
     def __init__(self) -> None:
         self.forbidden_device: int | None = None  # st_dev of the mount that reads
         self.hashed = self.hashed_bytes = 0
-        self._verdicts: OrderedDict[tuple[str, int, Identity], bool] = OrderedDict()
+        self._verdicts: LRU[tuple[str, int, Identity], bool] = LRU(MAX_VERDICTS)
         self._lock = threading.Lock()
 
     def examine(self, location: BlobLocation, blobref: str, declared: int | None) -> OpenBlob:
@@ -137,9 +137,7 @@ class BlobFiles:
         """Raise WrongHash unless the bytes have the hash in `blobref`. Verdicts are cached until the file changes."""
         known = (blobref, start, identity)
         with self._lock:
-            right = self._verdicts.get(known)
-            if right is not None:
-                self._verdicts.move_to_end(known)
+            right = self._verdicts.use(known)
         if right is None:
             # a write within a tick of the last one changes no time: let the tick pass before reading the first byte
             age = time.time_ns() - identity.ctime_ns
@@ -150,9 +148,7 @@ class BlobFiles:
                 raise TargetChanged(shown, "changed while it was verified")
             self.count(size)
             with self._lock:
-                self._verdicts[known] = right
-                if len(self._verdicts) > MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
+                self._verdicts.put(known, right)
         if not right:
             raise WrongHash(shown, ANOTHER_HASH)
 

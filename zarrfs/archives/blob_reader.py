@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from zarrfs.archives.blob_cache import BackgroundWriter, DiskBlobs, MemoryBlobs
 from zarrfs.archives.blob_files import ANOTHER_HASH, BlobFiles, BlobLocation, OpenBlob, wrong_length
 from zarrfs.archives.blob_sources import BlobSource, BlobSources, DumpSource, in_thread
 from zarrfs.archives.blobrefs import canonical, hash_of
+from zarrfs.concurrency.lru import LRU
 from zarrfs.config.options import Options
 from zarrfs.errors import OutOfRange, ReadError, TargetChanged, TargetMissing, WrongHash
 from zarrfs.store.targets import TargetReader
@@ -75,7 +75,7 @@ class BlobReader(TargetReader):
         self._writer = None if self._disk is None else BackgroundWriter(self._disk, self._memory)
         self._ahead = min(options.prefetch, self._memory.limit // 4)  # bytes
         self._files = BlobFiles()
-        self._open: OrderedDict[str, OpenBlob] = OrderedDict()
+        self._open: LRU[str, OpenBlob] = LRU(MAX_OPEN, _close)
         self._queues: dict[str, _Queue] = {}
         self._limiter = trio.CapacityLimiter(_HASHING)
         self._warned: set[str] = set()
@@ -234,8 +234,8 @@ class BlobReader(TargetReader):
 
     async def aclose(self) -> None:
         self._closed = True
-        while self._open:
-            self._retire(*next(iter(self._open.items())))
+        for blobref, blob in list(self._open.items()):
+            self._retire(blobref, blob)
         self._memory.clear()
         for source in self._sources:
             if not isinstance(source, str):
@@ -271,9 +271,8 @@ class BlobReader(TargetReader):
     def _take(self, blobref: str) -> OpenBlob | None:
         if self._closed:
             raise ReadError(blobref, "the reader is closed")
-        blob = self._open.get(blobref)
+        blob = self._open.use(blobref)
         if blob is not None:
-            self._open.move_to_end(blobref)
             blob.users += 1
             return blob
         data = self._memory.get(blobref)
@@ -281,20 +280,15 @@ class BlobReader(TargetReader):
 
     def _keep(self, blobref: str, blob: OpenBlob) -> None:
         blob.users += 1
-        self._open[blobref] = blob
+        self._open.put(blobref, blob)
         if self._closed:
             self._retire(blobref, blob)
-        elif len(self._open) > MAX_OPEN:
-            self._retire(*next(iter(self._open.items())))
 
     def _retire(self, blobref: str, blob: OpenBlob) -> None:
         """Forget an open blob; its last user closes it."""
         if self._open.get(blobref) is blob:
             del self._open[blobref]
-        if not blob.retired:
-            blob.retired = True
-            if not blob.users:
-                os.close(blob.fd)
+        _close(blob)
 
     def _release(self, blob: OpenBlob) -> None:
         if blob.data is not None:
@@ -378,6 +372,14 @@ class BlobReader(TargetReader):
             if not known and len(self._warned) < _WARNINGS:
                 self._warned.add(what)
                 log.warning("%s; read from %s instead", failure, path)
+
+
+def _close(blob: OpenBlob) -> None:
+    """Close a blob that is no longer kept open, now or when its last user leaves it."""
+    if not blob.retired:
+        blob.retired = True
+        if not blob.users:
+            os.close(blob.fd)
 
 
 def _raise_gravest(failures: list[ReadError]) -> None:

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from zarrfs.cache.diskfiles import TOUCH, Layout, hash_of, segment_name
 from zarrfs.cache.diskindex import PIECE_KEY, Index, IndexRow
 from zarrfs.cache.diskspace import Busy, Segment, Space
 from zarrfs.cache.fetchlocks import FetchLocks, Lease
+from zarrfs.concurrency.lru import LRU
 from zarrfs.config.redaction import without_secrets
 from zarrfs.net.versions import TargetVersion
 from zarrfs.system.buffers import Buffer
@@ -94,7 +95,7 @@ class DiskCache:
         self._working = self._closed = False
         self._worker: threading.Thread | None = None
         self._segment: Segment | None = None  # the worker's
-        self._held: OrderedDict[tuple[int, int], bytes] = OrderedDict()  # pieces read last, by segment and offset
+        self._held: LRU[tuple[int, int], bytes] = LRU(PIECES_HELD)  # pieces read last, by segment and offset
         self._pause = 0.0  # seconds, of the back-off that goes on or the last one
         self._until = 0.0  # monotonic; nothing is written before
         self._crowded = 0.0  # monotonic, as _until
@@ -296,10 +297,7 @@ class DiskCache:
                         continue
                     data = bytes(found)
                 with self._lock:
-                    self._held[row.segment, row.offset] = data
-                    self._held.move_to_end((row.segment, row.offset))
-                    if len(self._held) > PIECES_HELD:
-                        self._held.popitem(last=False)
+                    self._held.put((row.segment, row.offset), data)
                 return data[low - row.start : high - row.start]
         return None
 

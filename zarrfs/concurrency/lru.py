@@ -1,10 +1,10 @@
-"""A map of bounded size."""
+"""Maps of bounded size, by number of entries or by bytes."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -38,3 +38,56 @@ class LRU(OrderedDict[K, V]):
         if value is not None:
             self.move_to_end(key)
         return value
+
+
+class SizedLRU(Generic[K, V]):
+    """Values with a size in bytes, the least recently used one first. The caller evicts them, as its bound changes."""
+
+    def __init__(self, size_of: Callable[[V], int]) -> None:
+        self._values: OrderedDict[K, V] = OrderedDict()
+        self._size_of = size_of
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def put(self, key: K, value: V) -> None:
+        """Store a value as the most recently used one."""
+        self.drop(key)
+        self._values[key] = value
+        self.bytes += self._size_of(value)
+
+    def use(self, key: K) -> V | None:
+        """Return the value of `key`, which is the most recently used one from now on; None where there is none."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def peek(self, key: K) -> V | None:
+        """Return the value of `key`, without a use; None where there is none."""
+        return self._values.get(key)
+
+    def drop(self, key: K) -> None:
+        """Remove the value of `key`, if there is one."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            self.bytes -= self._size_of(value)
+
+    def age(self, key: K) -> None:
+        """Make a value the first to be evicted, if it is there."""
+        if key in self._values:
+            self._values.move_to_end(key, last=False)
+
+    def evict(self, bound: int, keep: int = 0) -> None:
+        """Evict values until the others have `bound` bytes or fewer; the `keep` most recently used ones stay."""
+        while self.bytes > bound and len(self._values) > keep:
+            self.bytes -= self._size_of(self._values.popitem(last=False)[1])
+
+    def clear(self) -> None:
+        """Remove all values."""
+        self._values.clear()
+        self.bytes = 0

@@ -12,13 +12,13 @@ import stat
 import struct
 import time
 import zipfile
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from zarrfs.archives.blob_writer import BlobDirectory
 from zarrfs.archives.document_writer import DocumentWriter, blobs_rule, cut, encoded, inline_content
+from zarrfs.concurrency.lru import LRU
 from zarrfs.copying.commit_tree import MergedNode, MergedTree
 from zarrfs.errors import SourceError, UsageError
 from zarrfs.references.from_store import url_of
@@ -106,15 +106,13 @@ class _VisibleLower:
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
-        self._known: OrderedDict[str, frozenset[str] | None] = OrderedDict()
+        self._known: LRU[str, frozenset[str] | None] = LRU(_REMEMBERED)
 
     async def __call__(self, key: str) -> bool:
         """Return whether the overlay shows the lower file `key`."""
         prefix, name = split_key(key)
         if prefix not in self._known:
-            self._known[prefix] = await self._hidden(prefix)
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            self._known.put(prefix, await self._hidden(prefix))
         hidden = self._known[prefix]
         return hidden is not None and name not in hidden and not reserved(name)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from urllib.parse import urljoin, urlsplit
 
+from zarrfs.concurrency.lru import LRU
+
 PERMANENT = (301, 308)
 _HOPS = 4  # one after the other that are remembered for a name
 _MOST = 64  # prefixes that are remembered
@@ -19,7 +21,7 @@ class Moved:
     """See the module."""
 
     def __init__(self) -> None:
-        self._prefixes: dict[str, str] = {}  # without the "/" at the end
+        self._prefixes: LRU[str, str] = LRU(_MOST)  # without the "/" at the end
         self._exceptions: set[str] = set()
 
     def learn(self, url: str, location: str) -> None:
@@ -43,11 +45,9 @@ class Moved:
             path, path_there = "/".join(names[:-same]), "/".join(names_there[:-same])
         else:
             path = path_there = ""
-        if len(self._prefixes) >= _MOST:
-            self._prefixes.pop(next(iter(self._prefixes)))
         prefix, there_prefix = f"{here.scheme}://{here.netloc}{path}", f"{there.scheme}://{there.netloc}{path_there}"
         if prefix != there_prefix:
-            self._prefixes[prefix] = there_prefix
+            self._prefixes.put(prefix, there_prefix)
 
     def onward(self, url: str) -> tuple[str, bool]:
         """(where to ask for `url`, whether it may be at its first place all the same)."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import ZarrfsError
 from zarrfs.prefetch.sequences import (
     REACH,
@@ -42,8 +43,8 @@ class _ReadHistory:
     """The recent reads in an array, or in a directory of files that are no chunks."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, int] = {}  # the last reads, oldest first, with their number
-        self.chunks: dict[Index, int] = {}  # likewise
+        self.keys: LRU[str, int] = LRU(_RECENT)  # the last reads, oldest first, with their number
+        self.chunks: LRU[Index, int] = LRU(_RECENT)  # likewise
         self.run = _RUN  # reads in a row that start a sequence
         self.sequences: list[_Sequence] = []
         self.wait, self.patience = _LOOKS[0], _LOOKS[0]  # unpredicted reads until the next look at the listing
@@ -51,9 +52,9 @@ class _ReadHistory:
 
     def add(self, key: str, index: Index | None, number: int) -> None:
         """Note a read."""
-        _renew(self.keys, key, number, _RECENT)
+        self.keys.put(key, number)
         if index is not None:
-            _renew(self.chunks, index, number, _RECENT)
+            self.chunks.put(index, number)
         self.last = key
 
 
@@ -108,8 +109,8 @@ class KeyReadAhead:
         self._store = store
         self.limit = limit  # bytes
         self._reads = 0
-        self._just_read: dict[str, int] = {}  # key: number of the read, the oldest first
-        self._places: OrderedDict[Pattern | str, _ReadHistory] = OrderedDict()
+        self._just_read: LRU[str, int] = LRU(4 * _MOST)  # key: number of the read
+        self._places: LRU[Pattern | str, _ReadHistory] = LRU(_PLACES, self._forget_place)
         self._tree = _ReadHistory()  # all reads, where directories have too few files each
         self._sequences: OrderedDict[_Sequence, None] = OrderedDict()  # used last at the end
         self._rereads = False  # the last read was of what had been read before
@@ -126,14 +127,10 @@ class KeyReadAhead:
             return False
         self._reads += 1
         name, index = _place_of(key)
-        place = self._places.get(name)
-        if place is None:
-            place = self._new_place(name)
-        else:
-            self._places.move_to_end(name)
+        place = self._places.use(name) or self._places.put(name, _ReadHistory())
         again = self._reads - self._just_read.get(key, -_JUST_READ) < _JUST_READ
         self._rereads = key in self._just_read
-        _renew(self._just_read, key, self._reads, 4 * _MOST)
+        self._just_read.put(key, self._reads)
         place.add(key, index, self._reads)
         self._tree.add(key, None, self._reads)
         sequence = self._expected.pop(key, None)
@@ -238,12 +235,9 @@ class KeyReadAhead:
 
     # -- histories and sequences
 
-    def _new_place(self, name: Pattern | str) -> _ReadHistory:
-        place = self._places[name] = _ReadHistory()
-        if len(self._places) > _PLACES:
-            for sequence in list(self._places.popitem(last=False)[1].sequences):
-                self._drop(sequence)
-        return place
+    def _forget_place(self, place: _ReadHistory) -> None:
+        for sequence in list(place.sequences):
+            self._drop(sequence)
 
     def _start(self, order: GridOrder | DirectoryOrder, place: _ReadHistory) -> _Sequence:
         sequence = _Sequence(order, place)
@@ -443,11 +437,3 @@ def _place_of(key: str) -> tuple[Pattern | str, Index | None]:
     """Return (the array or directory of `key`, its index in the array's grid)."""
     return parse(key) or (split_key(key)[0], None)
 
-
-def _renew(memory: dict[str, int] | dict[Index, int], key: str | Index, number: int, most: int) -> None:
-    """Move `key` to the end of a table of at most `most` keys."""
-    table: dict[str | Index, int] = memory  # type: ignore[assignment]
-    table.pop(key, None)
-    table[key] = number
-    if len(table) > most:
-        del table[next(iter(table))]

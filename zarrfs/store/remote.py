@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.concurrency.single_flight import SingleFlight
 from zarrfs.concurrency.tasks import at_once, in_background
 from zarrfs.config import urls
@@ -75,7 +76,7 @@ class FsspecStore(Store):
         self._asking: SingleFlight[str] = SingleFlight()
         self._ahead: set[str] = set()  # directories that are listed before anybody asks, and nobody has so far
         self._listings: dict[str, trio.Event] = {}  # of these, those that are under way
-        self._reached: dict[str, tuple[str, float]] = {}  # the last name in a directory that was one of them, and when
+        self._reached: LRU[str, tuple[str, float]] = LRU(2 * _AHEAD)  # by directory: its last name so, and when
         self._walked = 0  # directories listed one after the other, each within one that was listed
         self._pages: Pages | None = Pages(self.names, self._page)  # None: nobody may list
 
@@ -426,9 +427,7 @@ class FsspecStore(Store):
                     self._ahead.add(key)
                     self._listings[key] = trio.Event()
                     in_background(self._one_ahead, key)
-        self._reached[directory] = after, now
-        if len(self._reached) > 2 * _AHEAD:
-            self._reached.pop(next(iter(self._reached)))
+        self._reached.put(directory, (after, now))
 
     async def _one_ahead(self, key: str) -> None:
         try:

@@ -6,11 +6,11 @@ import errno
 import os
 import resource
 import stat
-from collections import OrderedDict
 from typing import Any
 
 import trio
 
+from zarrfs.concurrency.lru import LRU
 from zarrfs.errors import AccessDenied, Loop, OutOfRange, ReadError, TargetChanged, TargetMissing
 from zarrfs.system.buffers import Buffer
 from zarrfs.system.othermounts import OTHER_MOUNTS
@@ -97,10 +97,10 @@ class LocalFiles:
     def __init__(self, roots: tuple[str, ...] | None = None, rule: str = "") -> None:
         self._roots, self._rule = roots, rule
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
+        capacity = _DESCRIPTORS if limit == resource.RLIM_INFINITY else min(_DESCRIPTORS, limit // 4)
         self._forbidden: tuple[int, frozenset[bytes]] | None = None  # device, and the ids of its mounts
-        self._open: OrderedDict[str, _File] = OrderedDict()
-        self._pins: OrderedDict[str, Identity] = OrderedDict()
+        self._open: LRU[str, _File] = LRU(capacity, _evict)  # the file opened first goes first: no work a read
+        self._pins: LRU[str, Identity] = LRU(_PINS)
         self._opens = self._reads = self._waits = 0
 
     @property
@@ -157,7 +157,7 @@ class LocalFiles:
     async def aclose(self) -> None:
         """Close every idle file; a file that is being read is closed when its last read ends."""
         while self._open:
-            self._evict()
+            _evict(self._open.popitem()[1])
 
     async def _open_pinned(self, path: str) -> _File:
         if self._roots == ():
@@ -167,20 +167,17 @@ class LocalFiles:
         except OSError as exc:
             raise _read_error(path, exc) from exc
         self._opens += 1
-        pin = self._pins.setdefault(path, identity)
-        if pin != identity:
+        pin = self._pins.get(path)
+        if pin is None:
+            self._pins.put(path, identity)
+        elif pin != identity:
             os.close(descriptor)
             raise TargetChanged(path, "is not the file that was first read")
-        if len(self._pins) > _PINS:
-            self._pins.popitem(last=False)
         file = self._open.get(path)
         if file is not None:  # another task has opened it meanwhile
             os.close(descriptor)
             return file
-        file = self._open[path] = _File(descriptor, identity)
-        if len(self._open) > self.capacity:
-            self._evict()
-        return file
+        return self._open.put(path, _File(descriptor, identity))
 
     def _open_regular(self, path: str) -> tuple[int, Identity]:
         """Open a regular file and return (descriptor, identity). Raise OSError or ReadError. Blocks."""
@@ -226,17 +223,17 @@ class LocalFiles:
         finally:
             os.close(found)
 
-    def _evict(self) -> None:
-        """Evict the file opened first. First in, first out keeps reads free of bookkeeping."""
-        _, file = self._open.popitem(last=False)
-        file.evicted = True
-        if not file.readers:
-            os.close(file.descriptor)
-
     def _leave(self, file: _File) -> None:
         file.readers -= 1
         if file.evicted and not file.readers:
             os.close(file.descriptor)
+
+
+def _evict(file: _File) -> None:
+    """Close a file, now or when its last read ends."""
+    file.evicted = True
+    if not file.readers:
+        os.close(file.descriptor)
 
 
 def _mounts_of(device: int) -> frozenset[bytes]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from zarrfs.concurrency.lru import SizedLRU
 from zarrfs.concurrency.tasks import in_background
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class DecodedCache:
         self.budget = self.largest = budget
         self.threads = len(os.sched_getaffinity(0)) + 1  # one more, as some wait for the event loop
         self._limiter = trio.CapacityLimiter(self.threads)
-        self._kept: OrderedDict[Hashable, Decoded] = OrderedDict()  # least recently used first
+        self._kept: SizedLRU[Hashable, Decoded] = SizedLRU(lambda decoded: decoded.size)
         self._flights: dict[Hashable, _Decoding] = {}
-        self._bytes = self._expected = 0
+        self._expected = 0
         self._waiting: OrderedDict[object, None] = OrderedDict()  # tickets in order of arrival
         self._room = trio.lowlevel.ParkingLot()
         self._hits = self._decoded = 0
@@ -66,9 +67,8 @@ class DecodedCache:
 
     def peek(self, key: Hashable) -> Decoded | None:
         """Return the cached value of `key`, or None; marks it as used."""
-        found = self._kept.get(key)
+        found = self._kept.use(key)
         if found is not None:
-            self._kept.move_to_end(key)
             self._hits += 1
         return found
 
@@ -96,15 +96,13 @@ class DecodedCache:
 
     def drop(self, key: Hashable, found: Decoded) -> None:
         """Drop `found` if it is the cached value of `key`."""
-        if self._kept.get(key) is found:
-            del self._kept[key]
-            self._bytes -= found.size
+        if self._kept.peek(key) is found:
+            self._kept.drop(key)
 
     def retire(self, keys: Iterable[Hashable]) -> None:
         """Make these the first to be evicted."""
         for key in keys:
-            if key in self._kept:
-                self._kept.move_to_end(key, last=False)
+            self._kept.age(key)
 
     async def run(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Run `function`, which decodes about `size` bytes, in one of a few threads, or at once if that is cheap."""
@@ -115,7 +113,7 @@ class DecodedCache:
 
     def stats(self) -> dict[str, int]:
         """Return counters: `decoded` chunks, cache `hits`, and `kept` bytes of `budget`."""
-        return {"decoded": self._decoded, "hits": self._hits, "kept": self._bytes, "budget": self.budget}
+        return {"decoded": self._decoded, "hits": self._hits, "kept": self._kept.bytes, "budget": self.budget}
 
     async def _fly(self, key: Hashable, size: int, make: Callable[[], Awaitable[Decoded]], flight: _Decoding) -> None:
         try:
@@ -125,8 +123,7 @@ class DecodedCache:
             finally:
                 self._expected -= size
                 self._room.unpark_all()
-            self._kept[key] = found
-            self._bytes += found.size
+            self._kept.put(key, found)
             self._evict()
         except Exception as exc:
             flight.error = exc
@@ -151,5 +148,4 @@ class DecodedCache:
         self._evict()
 
     def _evict(self) -> None:
-        while self._bytes + self._expected > self.budget and len(self._kept) > bool(self.budget):
-            self._bytes -= self._kept.popitem(last=False)[1].size
+        self._kept.evict(self.budget - self._expected, keep=bool(self.budget))
